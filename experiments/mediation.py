@@ -110,17 +110,11 @@ def _decide(
     gain, move, control = effects["heads, score"], effects["heads, log10 κ"], effects["control, log10 κ"]
     changed = effects["control, score"]
     if not changed.interval().contains(0.0) or abs(control.value) > TOLERANCE * abs(move.value):
-        return (
-            "withdrawn",
-            f"the negative control changes the score by {show(changed)}, log10 κ by {show(control)}.",
-        )
+        return ("withdrawn", f"the negative control changes the score by {show(changed)}, log10 κ by {show(control)}.")
     if not gain.interval().low > 0:
         return "nothing to carry", f"more heads change the score by {show(gain)}."
     if not move.interval().high < 0:
-        return (
-            "not moved by heads",
-            f"more heads change log10 κ by {show(move)}, and the score by {show(gain)}.",
-        )
+        return ("not moved by heads", f"more heads change log10 κ by {show(move)}, and the score by {show(gain)}.")
     at_equal = {name: effects[f"{name} at equal entropy, log10 κ"] for name in interventions}
     lowering = [name for name, d in at_equal.items() if d.value <= SHARE * move.value and d.interval().high < 0]
     if not lowering:

@@ -17,12 +17,7 @@ from leanformer.conditioning.theory import gaussian
 
 
 # Matrices whose rows sum to 1, and products of two matrices, do not resemble one with independent Gaussian entries.
-UNLIKE_GAUSSIAN = (
-    "attention_probabilities",
-    "landmark_probabilities",
-    "query_key_product",
-    "value_output_product",
-)
+UNLIKE_GAUSSIAN = ("attention_probabilities", "landmark_probabilities", "query_key_product", "value_output_product")
 LINE = 120  # maximum characters per line of a table
 LEGEND = (
     "Cells: median [10 %, 90 %] over the matrices of a layer; * marks a flag, listed below. Gaussian: exact\n"

@@ -17,14 +17,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers.backends import BACKENDS, cap_obstacle, dropout_obstacle, mask_obstacle
+from leanformer.layers import backends
 from leanformer.layers.dropping import dropout_mask, keep_probability
 from leanformer.layers.masks import ALL, Lengths, Mask, apply_soft_cap, logits
 
 
-ATTENDED = (
-    "attended"  # checkpoint name of what remat saves of attention: q, k, v as inputs of the matmuls, and the output
-)
+# Checkpoint name of what remat saves of attention: q, k, v as inputs of the matmuls, and the output.
+ATTENDED = "attended"
 
 normal = nnx.initializers.normal(0.02)
 fan_in = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # uniform in ±1/√inputs, the default of PyTorch
@@ -108,7 +107,7 @@ def attend(
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads are not divisible by {k.shape[2]} key heads.")
     if backend == "cudnn":
-        if obstacle := mask_obstacle(mask.parts) or cap_obstacle(soft_cap) or dropout_obstacle(dropout):
+        if obstacle := backends.obstacle(mask.parts, soft_cap, dropout):
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla".')
         return _fused(q, k, v, mask, scale, lengths)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -119,7 +118,7 @@ def attend(
         weights = _dropped(probabilities(q, k, mask, scale, soft_cap), dropout, key)
         v = jnp.repeat(v, q.shape[2] // v.shape[2], axis=2)
         return jnp.einsum("bnts,bsnh->btnh", weights, v.astype(weights.dtype)).astype(v.dtype)
-    raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
+    raise ValueError(f"backend={backend!r} is not one of {backends.BACKENDS}.")
 
 
 def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None, lengths: Lengths | None) -> Array:

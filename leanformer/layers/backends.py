@@ -13,6 +13,11 @@ from leanformer.runtime import target
 
 BACKENDS = ("xla", "cudnn", "naive")
 FITS = "fused kernel supports dtype and head dimension"
+UNSUPPORTED_PARTS = {  # parts of a mask that JAX's cuDNN interface does not support
+    "keep": "some padding lies between tokens",
+    "segments": "several sequences are packed into one",
+    "offset": "the first query is not the first token",
+}
 
 
 def resolve(
@@ -31,12 +36,8 @@ def resolve(
     Args:
         backend: configured backend: "auto" or one of BACKENDS.
         device: device of the run, attached or not (see `target`).
-        dtype: dtype of queries, keys and values.
-        head_dim: H of queries and keys, or of each stage; all must be supported.
-        value_dim: H of values; `head_dim` if None.
+        head_dim, value_dim: H of queries and keys, and of values (`head_dim` if None), or those of each stage.
         mask: parts of a `masks.Mask` that the model uses.
-        soft_cap: soft cap of the logits; None for none.
-        dropout: dropout rate of the attention weights; None for none.
 
     Returns:
         The backend, and the reason for the log.
@@ -48,35 +49,25 @@ def resolve(
         return backend, "configured"
     widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
     obstacles = (_cudnn_obstacle(device, jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
-    inside = mask_obstacle(mask) or cap_obstacle(soft_cap) or dropout_obstacle(dropout)
-    obstacle = inside or next(filter(None, obstacles), None)
+    reason = obstacle(mask, soft_cap, dropout) or next(filter(None, obstacles), None)
     if backend == "cudnn":
-        if obstacle:
-            raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
+        if reason:
+            raise ConfigError(f'model.backend="cudnn" cannot run: {reason}. Use model.backend="xla" or "auto".')
         return "cudnn", "configured"
-    return ("xla", f"no cuDNN: {obstacle}") if obstacle else ("cudnn", FITS)
+    return ("xla", f"no cuDNN: {reason}") if reason else ("cudnn", FITS)
 
 
-def mask_obstacle(parts: Collection[str]) -> str | None:
-    """Return why JAX's cuDNN interface does not support a mask of these parts, or None. Supported are lengths, a causal
-    mask, and a causal mask with a window."""
-    reasons = {
-        "keep": "some padding lies between tokens",
-        "segments": "several sequences are packed into one",
-        "offset": "the first query is not the first token",
-    }
-    if "window" in parts and "causal" not in parts:
+def obstacle(mask: Collection[str], soft_cap: float | None = None, dropout: float | None = None) -> str | None:
+    """Return why JAX's cuDNN interface does not support a mask of these parts, a soft cap or dropout, or None.
+
+    Supported are lengths, a causal mask, and a causal mask with a window.
+    """
+    if "window" in mask and "causal" not in mask:
         return "a window reaches ahead of its query"
-    return next((reason for part, reason in reasons.items() if part in parts), None)
-
-
-def cap_obstacle(soft_cap: float | None) -> str | None:
-    """Return why JAX's cuDNN interface does not support a soft cap, or None if there is none."""
-    return None if soft_cap is None else f"it does not support a soft cap of logits, found {soft_cap}"
-
-
-def dropout_obstacle(dropout: float | None) -> str | None:
-    """Return why JAX's cuDNN interface does not support attention dropout, or None if there is none."""
+    if unsupported := [reason for part, reason in UNSUPPORTED_PARTS.items() if part in mask]:
+        return unsupported[0]
+    if soft_cap is not None:
+        return f"it does not support a soft cap of logits, found {soft_cap}"
     return f"it does not support attention dropout, found {dropout}" if dropout else None
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from leanformer.layers import interventions, norms
-from leanformer.layers.attention import normal
+from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.attention_registry import AttentionConfig
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import drop_path, dropout
@@ -60,6 +60,11 @@ class BlockConfig:
     def make_norm(self, rngs: nnx.Rngs) -> nnx.Module:
         """Return a new norm with the settings of the blocks' norms."""
         return norms.make(self.norm, self.width, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
+
+    def make_linear(self, inputs: int, outputs: int, rngs: nnx.Rngs, **options: Any) -> nnx.Linear:
+        """Return a linear layer outside the blocks, such as a head, initialised as their matrices are."""
+        common = {"kernel_init": self.kernel_init, "dot_general": times_weights, "dtype": self.dtype, "rngs": rngs}
+        return nnx.Linear(inputs, outputs, **common | options)
 
 
 class Block(nnx.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from leanformer.errors import ConfigError
 
@@ -95,6 +95,14 @@ class Mask:
         return jnp.where(visible, logits, jnp.finfo(logits.dtype).min)
 
 
+def mean_pool(x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
+    """Return the mean over the valid tokens of each row, (B D); over all tokens if `lengths` is None."""
+    if lengths is None:
+        return x.mean(axis=1)
+    valid = Mask(lengths=lengths).valid_tokens(x.shape[1])[..., None]
+    return jnp.where(valid, x, 0).sum(axis=1) / lengths[:, None].astype(x.dtype)
+
+
 ALL = Mask()  # all keys are visible
 PARTS = tuple(field.name for field in dataclasses.fields(Mask))
 PADDING = ("lengths", "keep")  # parts that mark padding tokens, as queries and as keys
@@ -104,8 +112,7 @@ def check_supported(asker: str, heeded: Collection[str], parts: Collection[str])
     """Raise ConfigError if an attention, such as one without a T × S matrix, does not support parts of a mask."""
     if wrong := [part for part in parts if part not in heeded]:
         raise ConfigError(
-            f"{asker}: masks with {', '.join(wrong)} are not supported, only with: "
-            f"{', '.join(heeded) or 'none'}. "
+            f"{asker}: masks with {', '.join(wrong)} are not supported, only with: {', '.join(heeded) or 'none'}. "
             'Choose model.attention="softmax".'
         )
 

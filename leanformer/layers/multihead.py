@@ -31,8 +31,8 @@ class MultiHeadAttention(nnx.Module):
     """Self-attention: N heads of dimension H, independent of the embedding dimension D (Vaswani et al. 2017, 3.2.2).
 
     Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
-    without one if `qkv_bias` is False, the last if `out_bias` is; those of `process`; a temperature (N) if configured;
-    and those of interventions (see `interventions.Linear`).
+    without one if `qkv_bias` is False, the last if `out_bias` is; norms of queries and keys (`process`); a temperature
+    (N) if configured; and those of interventions (see `interventions.Linear`).
 
     Args:
         num_kv_heads: K, key and value heads, each shared by N / K query heads (Ainslie et al. 2023); N if None.
@@ -42,13 +42,10 @@ class MultiHeadAttention(nnx.Module):
         attention_dropout: dropout rate of the attention weights in training; None for none; not with cuDNN.
         qk_norm, rotary, rotary_width: norm and rotary positions of queries and keys, see `positions.QueryKeyTransform`.
         spectral, qkv_init, levers_on, sigma_reparam: see `interventions.Interventions`.
-        process: transformation of queries and keys, `process(q, k, positions) -> (q, k)` with q B T N H,
-            k B T K H and positions B T or 1 T, instead of `positions.QueryKeyTransform`; a module if it has parameters.
 
     Raises:
         ConfigError: K does not divide N, the soft cap is not positive, dropout is outside [0, 1), or
             `positions.QueryKeyTransform` raises it.
-        ValueError: `process` is combined with a norm or rotary positions.
 
     >>> attention = MultiHeadAttention(12, num_heads=5, head_dim=3, rngs=nnx.Rngs(0))
     >>> output, arrays, _ = attention(jnp.ones((2, 7, 12)))
@@ -59,8 +56,7 @@ class MultiHeadAttention(nnx.Module):
     options = MappingProxyType(  # keys of config.model with their types
         {
             **{"num_kv_heads": int, "logit_scale": float, "temperature": bool, "soft_cap": float},
-            **{"attention_dropout": float},
-            **{"qk_norm": str, "rotary": float, "rotary_width": int, "out_bias": bool},
+            **{"attention_dropout": float, "qk_norm": str, "rotary": float, "rotary_width": int, "out_bias": bool},
             **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
         }
     )
@@ -85,7 +81,6 @@ class MultiHeadAttention(nnx.Module):
         qkv_init: str | None = None,
         levers_on: str | None = None,
         sigma_reparam: bool | None = None,
-        process: Callable[[Array, Array, Array], tuple[Array, Array]] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
         backend: str = "xla",
@@ -100,12 +95,10 @@ class MultiHeadAttention(nnx.Module):
         if attention_dropout is not None and not 0 <= attention_dropout < 1:
             raise ConfigError(f"model.attention_dropout={attention_dropout} must be in [0, 1).")
         self.attention_dropout = attention_dropout or 0.0
+        self.backend, self.logit_scale, self.soft_cap = backend, logit_scale, soft_cap
         settings = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
-        if any(value is not None for value in settings.values()):
-            if process is not None:
-                raise ValueError(f"process and {settings} are exclusive. Pass one of them.")
-            process = QueryKeyTransform(head_dim, **settings, dtype=dtype, rngs=rngs)
-        self.backend, self.logit_scale, self.soft_cap, self.process = backend, logit_scale, soft_cap, process
+        processed = any(value is not None for value in settings.values())
+        self.process = QueryKeyTransform(head_dim, **settings, dtype=dtype, rngs=rngs) if processed else None
         linear = functools.partial(
             nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )

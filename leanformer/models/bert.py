@@ -19,14 +19,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
-from leanformer.layers.masks import Mask
+from leanformer.layers.masks import Mask, mean_pool
 from leanformer.layers.mlp import ACTIVATIONS
 from leanformer.layers.model_base import Family
-from leanformer.layers.pooling import mean_pool
 from leanformer.layers.positions import check_length, sinusoidal_embeddings, token_positions
 from leanformer.layers.stack import Stack
 
@@ -61,12 +60,7 @@ class Model(Family):
     takes = MappingProxyType(
         {
             **{"norm": "layernorm", "epsilon": 1e-12, "post_norm": True, "activation": "gelu", "gated": False},
-            **{
-                "mlp_bias": True,
-                "mlp_sigma_reparam": None,
-                "layer_scale": None,
-            },
-            **{"qkv_bias": True, "dropout": 0.0},
+            **{"mlp_bias": True, "mlp_sigma_reparam": None, "layer_scale": None, "qkv_bias": True, "dropout": 0.0},
         }
     )
 
@@ -100,10 +94,6 @@ class Model(Family):
         self.num_classes, self.dropout, self.dtype, width = num_classes, blocks.dropout, blocks.dtype, blocks.width
         self.activation = blocks.mlp.activation
 
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            common = {"kernel_init": normal, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
-            return nnx.Linear(inputs, outputs, **common)
-
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length, width))) if positions == "learned" else None
         self.pos_scale = nnx.Param(jnp.full((), width**-0.5)) if positions == "sinusoidal" else None
@@ -111,12 +101,11 @@ class Model(Family):
         self.embed_norm = blocks.make_norm(rngs)
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = None if blocks.post_norm else blocks.make_norm(rngs)
-        self.transform, self.transform_norm = (
-            (linear(width, width), blocks.make_norm(rngs)) if transform else (None, None)
-        )
+        self.transform = blocks.make_linear(width, width, rngs) if transform else None
+        self.transform_norm = blocks.make_norm(rngs) if transform else None
         self.head_bias = nnx.Param(jnp.zeros(vocabulary)) if head_bias else None
-        self.pooler = linear(width, pooler_dim) if pooler_dim else None
-        self.head = linear(pooler_dim or width, num_classes) if num_classes else None
+        self.pooler = blocks.make_linear(width, pooler_dim, rngs) if pooler_dim else None
+        self.head = blocks.make_linear(pooler_dim or width, num_classes, rngs) if num_classes else None
 
     def __call__(
         self,

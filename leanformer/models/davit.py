@@ -18,7 +18,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
@@ -249,9 +248,7 @@ class Model(Family):
             stack = Stack.from_config(stage, make_unit, drop_path=rates[i].tolist(), rngs=rngs)
             setattr(self, f"stage{i + 1}", stack)
         self.norm = blocks[-1].make_norm(rngs)
-        self.head = nnx.Linear(
-            widths[-1], num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
-        )
+        self.head = blocks[-1].make_linear(widths[-1], num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         """Return the value described in `model_base.Family`."""

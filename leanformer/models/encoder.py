@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import fan_in, normal, times_weights
+from leanformer.layers.attention import fan_in, normal
 from leanformer.layers.attention_registry import ATTENTIONS
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
@@ -95,24 +95,16 @@ class Model(Family):
             `post_norm` there is one more norm at the end.
     """
 
-    no_decay = (
-        "cls_token",
-        "pos_embed",
-        "gamma1",
-        "gamma2",
-    )  # parameters exempt from weight decay, in addition to biases and norms
+    # Parameters exempt from weight decay, in addition to biases and norms.
+    no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("read_out",)
     bottom_up = (("read_in", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
     attentions = MappingProxyType(dict(ATTENTIONS) | {"softmax": AveragedAttention})
     takes = MappingProxyType(
         {
             **{"mlp_dim": None, "norm": "unit", "epsilon": 1e-5, "post_norm": True, "activation": "relu"},
-            **{
-                "gated": False,
-                "mlp_sigma_reparam": None,
-                "layer_scale": None,
-            },
-            **{"graying": None, "graying_by": None, "remat": "none"},
+            **{"gated": False, "mlp_sigma_reparam": None, "layer_scale": None, "graying": None, "graying_by": None},
+            **{"remat": "none"},
         }
     )
     fixed = MappingProxyType({"kernel_init": fan_in})
@@ -144,13 +136,9 @@ class Model(Family):
         check_flattening(blocks.graying, blocks.graying_by, causal=causal)
         self.dtype, self.mask, width = blocks.dtype, Mask(causal=causal), blocks.width
 
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            common = {"kernel_init": fan_in, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
-            return nnx.Linear(inputs, outputs, **common)
-
         extra = int(pool == "token")
         if inputs is not None:
-            self.read_in = linear(inputs, width)
+            self.read_in = blocks.make_linear(inputs, width, rngs)
         if extra:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         if max_length is not None:
@@ -159,7 +147,7 @@ class Model(Family):
         if not blocks.post_norm:
             self.norm = blocks.make_norm(rngs)
         if outputs is not None:
-            self.read_out = linear(width, outputs)
+            self.read_out = blocks.make_linear(width, outputs, rngs)
 
     def __call__(
         self, vectors: Float[Array, "b t di"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

@@ -19,7 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
@@ -86,8 +86,7 @@ class Model(Family):
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
         if not tied:
-            common = {"kernel_init": normal, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
-            self.head = nnx.Linear(width, vocabulary, use_bias=head_bias, **common)
+            self.head = blocks.make_linear(width, vocabulary, rngs, use_bias=head_bias)
 
     def __call__(
         self,

@@ -22,7 +22,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import fan_in, normal, times_weights
+from leanformer.layers.attention import fan_in, normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
@@ -50,19 +50,10 @@ class Model(Family):
             layer has the dimension of that of their MLP.
     """
 
-    no_decay = (
-        "cls_token",
-        "pos_embed",
-        "gamma1",
-        "gamma2",
-    )  # parameters exempt from weight decay, in addition to biases and norms
+    # Parameters exempt from weight decay, in addition to biases and norms.
+    no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
     bottom_up = (("embed", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
-    takes = MappingProxyType(
-        {
-            **{"attention": "nystrom", "layer_scale": None, "mlp_sigma_reparam": None},
-            **{"dropout": 0.0},
-        }
-    )
+    takes = MappingProxyType({"attention": "nystrom", "layer_scale": None, "mlp_sigma_reparam": None, "dropout": 0.0})
     fixed = MappingProxyType({"epsilon": EPSILON, "kernel_init": fan_in})
 
     @classmethod
@@ -90,10 +81,6 @@ class Model(Family):
         self.max_length, self.dropout, self.dtype = max_length, blocks.dropout, blocks.dtype
         width, mlp_dim = blocks.width, blocks.mlp.mlp_dim
 
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            common = {"kernel_init": fan_in, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
-            return nnx.Linear(inputs, outputs, **common)
-
         extra = int(pool == "token")
         if extra:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
@@ -101,8 +88,8 @@ class Model(Family):
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
-        self.hidden = linear(width if towers == 1 else 4 * width, mlp_dim)
-        self.head = linear(mlp_dim, num_classes)
+        self.hidden = blocks.make_linear(width if towers == 1 else 4 * width, mlp_dim, rngs)
+        self.head = blocks.make_linear(mlp_dim, num_classes, rngs)
 
     def __call__(
         self,

@@ -92,9 +92,7 @@ class TntBlock(nnx.Module):
         self.branches = inner.branches * patches + outer.branches
 
     def __call__(
-        self,
-        x: tuple[Float[Array, "b p m d"], Float[Array, "b t width"]],
-        context: Context = PLAIN,
+        self, x: tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], context: Context = PLAIN
     ) -> tuple[tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], dict[str, Any], None]:
         """Return pixels and patches, class token first, and tap results of both blocks, {"inner", "outer"}.
 
@@ -130,15 +128,10 @@ class Model(Family):
         ConfigError: sizes are not divisible, or the layout or attention is unknown.
     """
 
-    no_decay = (
-        "cls_token",
-        "pos_embed",
-        "pixel_pos",
-    )  # parameters exempt from weight decay, in addition to biases and norms
-    bottom_up = (
-        ("pixel_embed", "pixel_pos", "patch_embed", "cls_token", "pos_embed"),
-        ("blocks",),
-    )  # see rates.BottomUp
+    # Parameters exempt from weight decay, in addition to biases and norms.
+    no_decay = ("cls_token", "pos_embed", "pixel_pos")
+    # See rates.BottomUp.
+    bottom_up = (("pixel_embed", "pixel_pos", "patch_embed", "cls_token", "pos_embed"), ("blocks",))
     fixed = MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
 
     def __init__(
@@ -184,9 +177,7 @@ class Model(Family):
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, patches + 1, width)))
         self.blocks = Stack.from_config(blocks, block, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
-        self.head = nnx.Linear(
-            width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
-        )
+        self.head = blocks.make_linear(width, num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         """Return the value described in `model_base.Family`."""

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import PatchConv
@@ -68,20 +68,16 @@ class Model(Family):
         self.pool, self.dtype, width = pool, blocks.dtype, blocks.width
         tokens = (height // patch_size) * (breadth // patch_size) + (pool == "token") + distilled
 
-        def head() -> nnx.Linear:
-            common = {"kernel_init": normal, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
-            return nnx.Linear(width, num_classes, **common)
-
         self.patch_embed = PatchConv(channels, width, patch_size, first=True, dtype=blocks.dtype, rngs=rngs)
         if pool == "token":
             self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = LayerNorm(width, dtype=blocks.dtype, rngs=rngs)
-        self.head = head()
+        self.head = blocks.make_linear(width, num_classes, rngs)
         if distilled:
             self.dist_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-            self.head_dist = head()
+            self.head_dist = blocks.make_linear(width, num_classes, rngs)
 
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.attention import normal
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import BatchNorm, Conv, PatchConv
@@ -141,9 +141,6 @@ class Model(WithClassAttention):
         first, last, dtype = blocks[0], blocks[-1].width, blocks[0].dtype
         self.dtype, common = dtype, {"dtype": dtype, "rngs": rngs}
 
-        def head() -> nnx.Linear:
-            return nnx.Linear(last, num_classes, kernel_init=normal, dot_general=times_weights, **common)
-
         size = patch_size // stem_stride
         self.patch_embed = Stem(channels, stem_width, first.width, stride=stem_stride, size=size, **common)
         grid = tuple(side // patch_size for side in image_sides(image_size))
@@ -172,9 +169,9 @@ class Model(WithClassAttention):
         how = {"remat": first.remat, "unroll": first.unroll}
         self.class_blocks = Stack(class_block, class_depth, **how, rngs=rngs)
         self.norm = LayerNorm(last, epsilon=EPSILON, **common)
-        self.head = head()
+        self.head = first.make_linear(last, num_classes, rngs)
         if token_head:
-            self.aux_head = head()
+            self.aux_head = first.make_linear(last, num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         """Return the value described in `model_base.Family`."""

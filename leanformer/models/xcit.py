@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.attention import normal
 from leanformer.layers.attention_registry import ATTENTIONS
 from leanformer.layers.blocks import Block, BlockConfig, scaled
 from leanformer.layers.context import PLAIN, Context, Tap
@@ -203,12 +203,8 @@ class Model(WithClassAttention):
         ConfigError: the attention is unknown, or the stem cannot halve patch, image or width often enough.
     """
 
-    no_decay = (
-        "cls_token",
-        "gamma1",
-        "gamma2",
-        "gamma3",
-    )  # parameters exempt from weight decay, in addition to biases and norms
+    # Parameters exempt from weight decay, in addition to biases and norms.
+    no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")
     bottom_up = (("patch_embed", "pos_embed"), ("blocks",), ("cls_token",), ("class_blocks",))  # see rates.BottomUp
     attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **ATTENTIONS})
     takes = MappingProxyType({"attention": "cross_covariance", "layer_scale": 1e-5})
@@ -243,15 +239,14 @@ class Model(WithClassAttention):
             return ClassBlock(attention, width, class_mlp_dim or blocks.mlp.mlp_dim, **scale, **common)
 
         self.patch_embed = Stem(channels, width, patch_size.bit_length() - 1, **common)
-        features, init = 2 * FREQUENCIES, conv_init(2 * FREQUENCIES)
-        inits = {"kernel_init": init, "bias_init": init}
-        self.pos_embed = nnx.Linear(features, width, **inits, dot_general=times_weights, **common)
+        init = conv_init(2 * FREQUENCIES)
+        self.pos_embed = blocks.make_linear(2 * FREQUENCIES, width, rngs, kernel_init=init, bias_init=init)
         self.blocks = Stack.from_config(blocks, block, drop_path=(blocks.drop_path,) * blocks.depth, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         how = {"remat": blocks.remat, "unroll": blocks.unroll}
         self.class_blocks = Stack(class_block, class_depth, **how, rngs=rngs)
         self.norm = LayerNorm(width, **common)
-        self.head = nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, **common)
+        self.head = blocks.make_linear(width, num_classes, rngs)
 
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

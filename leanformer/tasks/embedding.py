@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from leanformer.data.sentences.encoded import join_pair, special_tokens
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
-from leanformer.layers.pooling import mean_pool
+from leanformer.layers.masks import mean_pool
 
 
 STEP = 16  # row lengths are rounded up to multiples of it, to limit the number of compiled programs

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from leanformer.conditioning.spectrum import (
-    FLOOR,
-    by_gram,
-    by_reflections,
-    condition,
-    read,
-    singular_values,
-    summarise,
-)
+from leanformer.conditioning.spectrum import FLOOR, by_gram, by_reflections, condition, read, singular_values, summarise
 
 
 slow = pytest.mark.slow

@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from messages import mentions, refuses
 
-from leanformer.layers import backends
 from leanformer.layers.attention import attend
 from leanformer.layers.masks import Mask
 from tests.layers.test_attention_registry import B, H, K, N, T
@@ -58,13 +56,3 @@ def test_dropped_attention_weights_are_zero_or_rescaled(backend):
     assert not np.array_equal(weights(dropout=rate, key=example_keys[::-1]), result)
     for options in ({"dropout": rate}, {"dropout": 0.0, "key": example_keys}):
         np.testing.assert_allclose(weights(**options), 1 / keys, rtol=1e-6)
-
-
-def test_cudnn_refuses_dropout():
-    with refuses('model.backend="cudnn"', 0.1, 'model.backend="xla"'):
-        attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), dropout=0.1, backend="cudnn")
-    arguments = {"device": jax.devices()[0], "dtype": "bfloat16", "head_dim": 64, "dropout": 0.1}
-    backend, reason = backends.resolve("auto", **arguments)
-    assert backend == "xla" and mentions(reason, "cuDNN", 0.1)
-    with refuses('model.backend="cudnn"', 0.1):
-        backends.resolve("cudnn", **arguments)

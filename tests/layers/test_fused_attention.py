@@ -61,12 +61,12 @@ def reference(q, k, v, valid_keys, g):
     return np.einsum("bnts,bsnh->btnh", weights, v), grad_q, grad_k, np.einsum("bnts,btnh->bsnh", weights, g)
 
 
-def run_attention(q, k, v, g, *, lengths=None, backend="cudnn"):
+def run_attention(q, k, v, g, *, lengths=None):
     """Return the output of `attend` and its three gradients."""
 
     @jax.jit
     def output_and_gradients(q, k, v, g, lengths):
-        out, pull = jax.vjp(lambda *x: attention.attend(*x, mask=Mask(lengths=lengths), backend=backend), q, k, v)
+        out, pull = jax.vjp(lambda *x: attention.attend(*x, mask=Mask(lengths=lengths), backend="cudnn"), q, k, v)
         return out, *pull(g)
 
     return output_and_gradients(q, k, v, g, lengths)
@@ -94,14 +94,11 @@ def test_padding_to_even_lengths_does_not_change_results(rng, kernel_calls, t, s
     assert kernel_calls == [(t + t % 2, s + s % 2, True, "cudnn")]
 
 
-@pytest.mark.parametrize("backend", attention.BACKENDS)
 @pytest.mark.parametrize(("t", "s"), [(6, 6), (7, 7), (1, 7), (7, 1)])
-def test_backends_agree_without_masked_keys(rng, kernel_calls, backend, t, s):
+def test_kernel_without_masked_keys(rng, kernel_calls, t, s):
     q, k, v, g = draw_arrays(rng, t, s)
-    assert (
-        largest_error(run_attention(q, k, v, g, backend=backend), reference(q, k, v, np.ones((B, s), bool), g)) < 1e-5
-    )
-    assert backend != "cudnn" or kernel_calls == [(t + t % 2, s + s % 2, s % 2 == 1, "cudnn")]
+    assert largest_error(run_attention(q, k, v, g), reference(q, k, v, np.ones((B, s), bool), g)) < 1e-5
+    assert kernel_calls == [(t + t % 2, s + s % 2, s % 2 == 1, "cudnn")]
 
 
 def test_tolerance_detects_attention_to_the_added_token(rng, monkeypatch):
@@ -171,7 +168,9 @@ def test_kernels_chosen_by_resolve_can_be_traced(device, dtype):
     [
         ({"head_dim": 64, "value_dim": 48}, (8, 256, 64, 48)),
         ({"head_dim": (64, 36)}, (8, 256, 36)),
-        ({"head_dim": 64, "mask": ("keep",)}, (backends.mask_obstacle(("keep",)),)),
+        ({"head_dim": 64, "mask": ("keep",)}, (backends.UNSUPPORTED_PARTS["keep"],)),
+        ({"head_dim": 64, "soft_cap": 2.0}, ("soft cap", 2.0)),
+        ({"head_dim": 64, "dropout": 0.1}, ("dropout", 0.1)),
         ({"head_dim": 64, "dtype": "float32"}, ("bfloat16", "float16", "float32")),
         ({"head_dim": 64, "device": DEVICES["7.5"]}, (8.0, 7.5)),
         ({"head_dim": 136, "device": DEVICES["8.0"]}, (8, 128, 136)),
@@ -183,6 +182,12 @@ def test_resolve_names_unsupported_sizes(about, parts):
     assert backend == "xla" and mentions(reason, *parts), reason
     with refuses('model.backend="cudnn"', *parts):
         backends.resolve("cudnn", **about)
+
+
+@pytest.mark.parametrize("options", [{"soft_cap": 2.0}, {"dropout": 0.1}], ids=str)
+def test_unsupported_options_are_refused_when_called(options):
+    with refuses('model.backend="cudnn"', *options.values(), 'model.backend="xla"'):
+        attention.attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), **options, backend="cudnn")
 
 
 def test_resolve_refuses_too_old_cudnn(monkeypatch):

@@ -16,7 +16,6 @@ from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime.trees import leaf_names
 from leanformer.training import train_setup
-from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.optimizers import decay_mask
 from leanformer.training.state import materialise
 
@@ -118,23 +117,6 @@ def test_power_iteration_converges_after_weights_change(rng):
     assert np.abs(before - normalise_by_sigma(kernel, 1.0)).max() > 0.05
 
 
-class Training:
-    """Training steps of a config on a mesh, with examples that depend only on the step."""
-
-    def __init__(self, c, mesh):
-        self.run = train_setup.build(c, examples=64, mesh=mesh)
-        self.step = jax.jit(self.run.train_step)
-
-    def __call__(self, state, steps):
-        for _ in range(steps):
-            rng, batch = np.random.default_rng(int(state.step)), {}
-            for name, leaf in self.run.abstract_batch().items():
-                batch[name] = rng.integers(0, 5, leaf.shape).astype(leaf.dtype)
-            state, metrics = self.step(state, batch, self.run.run_key())
-            assert np.isfinite(float(metrics["last_loss"])) and int(metrics["skipped"]) == 0
-        return state
-
-
 ALL_INTERVENTIONS = {
     **{"spectral": 0.3, "qkv_init": "spectral", "sigma_reparam": True, "mlp_sigma_reparam": True},
     **{"graying": 0.8, "graying_by": "dct"},
@@ -146,35 +128,15 @@ def test_step_with_all_interventions_changes_every_parameter(plain, meshes):
     c = plain.copy_and_resolve_references().unlock()
     c.model.update(ALL_INTERVENTIONS)
     c.model.depth = 2
-    train = Training(c, meshes(1, 1))
-    weights = fill_weights(train.run.state.weights)
-    after = train(materialise(train.run.make_state, weights, train.run.state), 1)
+    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
+    weights, rng = fill_weights(run.state.weights), np.random.default_rng(0)
+    batch = {name: rng.integers(0, 5, leaf.shape).astype(leaf.dtype) for name, leaf in run.abstract_batch().items()}
+    after, metrics = jax.jit(run.train_step)(materialise(run.make_state, weights, run.state), batch, run.run_key())
+    assert np.isfinite(float(metrics["last_loss"])) and int(metrics["skipped"]) == 0
     changes = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)
     assert len(jax.tree.leaves(changes[1])) == 6  # directions of four matrices of attention and two of the MLP
     unchanged = [name for name, step in zip(leaf_names(changes), jax.tree.leaves(changes), strict=True) if step == 0]
     assert all(name.endswith("key.bias") for name in unchanged), unchanged  # its gradient is only rounding
-
-
-@pytest.mark.slow  # directions are stored as batch statistics, which tests/training/test_sharding.py covers
-def test_all_interventions_together_resume_and_shard(plain, meshes, tmp_path):
-    c = plain.copy_and_resolve_references().unlock()
-    c.model.update(ALL_INTERVENTIONS)
-    c.model.depth = 2
-    train = Training(c, meshes(1, 1))
-    first = train(train.run.initial_state(), 2)
-    uninterrupted = train(first, 1)
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        checkpoints.save(2, first)
-        checkpoints.wait()
-        restored, _ = checkpoints.restore(train.run.state)
-    jax.tree.map(np.testing.assert_array_equal, uninterrupted, train(restored, 1))
-    changes = jax.tree.map(
-        lambda a, b: float(jnp.abs(a - b).max()), train.run.initial_state().statistics, uninterrupted.statistics
-    )
-    assert min(jax.tree.leaves(changes)) > 0 and len(jax.tree.leaves(changes)) == 6  # σReparam's directions
-    sharded = Training(c, meshes(2, 2))
-    result = sharded(sharded.run.initial_state(), 3)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-4), uninterrupted.params, result.params)
 
 
 def test_evaluation_does_not_update_directions(x):
@@ -200,69 +162,46 @@ def test_only_kernels_have_weight_decay(tiny, meshes):
     assert "blocks.layers.attention.query.scale" in flags
 
 
+def flatten_cosines(x):
+    c = scipy.fft.dctn(x, axes=(1, 2), norm="ortho")
+    largest = np.abs(c).max(axis=(1, 2), keepdims=True)
+    return scipy.fft.idctn(np.sign(c) * largest * (np.abs(c) / largest) ** 0.6, axes=(1, 2), norm="ortho")
+
+
 @pytest.mark.parametrize("shape", [(B, T, D), (B, D, T)])
 def test_graying_flattens_the_token_spectrum(shape, rng):
     x = rng.standard_normal(shape)
     left, s, right = np.linalg.svd(x, full_matrices=False)
     expected = left @ ((s[:, :1] * (s / s[:, :1]) ** 0.6)[..., None] * right)
-    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6), expected, atol=3e-5)
-    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6, "svd"), expected, atol=3e-5)
-    c = scipy.fft.dctn(x, axes=(1, 2), norm="ortho")
-    largest = np.abs(c).max(axis=(1, 2), keepdims=True)
-    expected_dct = scipy.fft.idctn(np.sign(c) * largest * (np.abs(c) / largest) ** 0.6, axes=(1, 2), norm="ortho")
-    np.testing.assert_allclose(
-        interventions.flatten_token_spectrum(jnp.float32(x), 0.6, "dct"), expected_dct, atol=3e-5
-    )
-    for by in interventions.SPECTRA:
-        same = jnp.float32(x)
-        assert (
-            interventions.flatten_token_spectrum(same, 1.0, by) is same
-            and interventions.flatten_token_spectrum(same, None) is same
-        )
-        assert not np.isnan(interventions.flatten_token_spectrum(jnp.zeros(shape), 0.6, by)).any()
+    flatten, x32 = interventions.flatten_token_spectrum, jnp.float32(x)
+    for by, values in ((None, expected), ("svd", expected), ("dct", flatten_cosines(x))):
+        np.testing.assert_allclose(flatten(x32, 0.6, by), values, atol=3e-5)
+        assert flatten(x32, 1.0, by) is x32 and flatten(x32, None) is x32
+        assert not np.isnan(flatten(jnp.zeros(shape), 0.6, by)).any()
 
 
 def test_graying_gradients_match_finite_differences(rng):
     x, weighting = rng.standard_normal((1, 5, 4)), rng.standard_normal((1, 5, 4))
 
-    def dct(x):
-        c = scipy.fft.dctn(x, axes=(1, 2), norm="ortho")
-        largest = np.abs(c).max()
-        return (
-            weighting * scipy.fft.idctn(np.sign(c) * largest * (np.abs(c) / largest) ** 0.6, axes=(1, 2), norm="ortho")
-        ).sum()
+    def gradient(by):
+        loss = lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, by) * jnp.float32(weighting))  # noqa: E731
+        return jax.grad(loss)(jnp.float32(x))
 
-    result = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct") * jnp.float32(weighting)))(
-        jnp.float32(x)
-    )
-    for i in range(20):
+    for i, value in enumerate(gradient("dct").ravel()):
         step = 1e-6 * np.eye(1, 20, i).reshape(x.shape)
-        assert float(result.ravel()[i]) == pytest.approx((dct(x + step) - dct(x - step)) / 2e-6, rel=2e-3, abs=1e-3)
+        difference = (weighting * (flatten_cosines(x + step) - flatten_cosines(x - step))).sum() / 2e-6
+        assert float(value) == pytest.approx(difference, rel=2e-3, abs=1e-3)
     # The gradient of "svd" is that of a product with a constant matrix.
     left, s, _ = np.linalg.svd(x[0], full_matrices=False)
     constant = (left * (s / s[0]) ** -0.4) @ left.T
-    result = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6) * jnp.float32(weighting)))(
-        jnp.float32(x)
-    )
-    np.testing.assert_allclose(result[0], constant.T @ weighting[0], atol=1e-4)
+    np.testing.assert_allclose(gradient("svd")[0], constant.T @ weighting[0], atol=1e-4)
     at_zeros = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct")))(jnp.zeros((1, 5, 4)))
     assert np.isfinite(at_zeros).all()
 
 
-def make_stack(depth=L, mlp_dim=F, norm="layernorm", block=None, **attention):
+def make_stack(**attention):
     def make(rngs):
         heads = MultiHeadAttention(D, N, H, kernel_init=nnx.initializers.normal(0.5), rngs=rngs, **attention)
-        mlp = MlpConfig(mlp_dim) if mlp_dim else None
-        return Block(heads, BlockConfig(D, mlp=mlp, norm=norm, **(block or {})), rngs=rngs)
+        return Block(heads, BlockConfig(D, mlp=MlpConfig(F)), rngs=rngs)
 
-    return Stack(make, depth, rngs=nnx.Rngs(3))
-
-
-def test_program_size_is_independent_of_depth(x):
-    texts = [
-        jax.jit(lambda x, model=model: model(x)[0]).lower(x).as_text()
-        for model in (
-            make_stack(depth, block={"graying": 0.5, "graying_by": "dct"}, sigma_reparam=True) for depth in (2, 9)
-        )
-    ]
-    assert len(texts[0].splitlines()) == len(texts[1].splitlines())
+    return Stack(make, L, rngs=nnx.Rngs(3))

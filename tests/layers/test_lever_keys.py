@@ -6,26 +6,20 @@ import numpy as np
 import pytest
 from flax import nnx
 from messages import mentions, refuses
-from random_weights import fill_weights
 
-from leanformer import conditioning, config, models
+from leanformer import config, models
 from leanformer.errors import ConfigError
 from leanformer.layers import interventions
-from leanformer.layers.masks import Mask
 from leanformer.pretrained import layouts
 from leanformer.training import checks, state, train_setup
 from tests.config.test_checks import load_changed
-from tests.layers.test_attention_registry import softmax
-from tests.layers.test_interventions import ALL_INTERVENTIONS, B, D, F, H, L, N, T, x
-
-
-__all__ = ["x"]  # fixtures
-CAUSAL = Mask(causal=True)
+from tests.layers.test_interventions import ALL_INTERVENTIONS
 
 
 SUPPORTED_KEYS = {
     "vit": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"},
     "gpt": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"} - {"graying", "graying_by"},
+    "bert": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"} - {"graying", "graying_by"},
     "encoder": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"},
     "nystromformer": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"} - {"graying", "graying_by"},
     "xcit": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
@@ -36,11 +30,9 @@ SUPPORTED_KEYS = {
 CONFIGS = {
     **{"vit": "quickstart", "gpt": "quickstart_gpt", "encoder": "rank_nn", "nystromformer": "nystromformer_listops"},
     **{"xcit": "xcit_m_12x16", "tnt": "tnt_b_8x16", "davit": "davit_b_lean", "volo": "volo_d3_lean"},
+    "bert": "quickstart_bert",
 }
-REQUIRED_KEYS = {
-    "graying_by": {"graying": 0.5},
-    "levers_on": {"spectral": 1.0},
-}
+REQUIRED_KEYS = {"graying_by": {"graying": 0.5}, "levers_on": {"spectral": 1.0}}
 VALUES = ALL_INTERVENTIONS | {"layer_scale": 0.1, "levers_on": "qk"}
 
 
@@ -58,15 +50,6 @@ def test_architectures_accept_only_supported_keys(architecture):
             assert any(mentions(str(caught.value), f"model.{name}") for name in {key, *REQUIRED_KEYS.get(key, {})}), (
                 caught.value
             )
-
-
-def test_bert_accepts_the_interventions_of_gpt(rng):
-    sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F, "vocabulary": 11, "max_length": T}
-    options = {key: value for key, value in ALL_INTERVENTIONS.items() if not key.startswith("graying")}
-    options |= {"post_norm": False, "layer_scale": 0.1}
-    model = fill_weights(lambda: models.build("bert", **sizes, **options, rngs=nnx.Rngs(0)))
-    tokens = jnp.asarray(rng.integers(11, size=(B, T)))
-    assert np.isfinite(nnx.jit(lambda model, tokens: model(tokens)[0])(model, tokens)).all()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +76,7 @@ def test_invalid_values_are_refused(name, changes, parts):
         checks.check(load_changed(name, changes))
 
 
-def test_unset_keys_change_nothing(x):
+def test_unset_keys_change_nothing():
     """Unset keys, and values without effect, leave the programs of initialisation and model unchanged."""
     arguments = config.load("quickstart").model.to_dict() | {"backend": "xla"}
 
@@ -133,22 +116,6 @@ def test_other_checkpoint_formats_refuse_interventions():
     assert layouts.layout("timm", arguments)
     with refuses("model.spectral=10.0", "timm"):
         layouts.layout("timm", arguments | {"spectral": 10.0})
-
-
-@pytest.mark.parametrize("mask", [Mask(), CAUSAL, Mask(lengths=jnp.array([4, 7]))])
-def test_self_weight_matches_formula(mask, rng, x):
-    q, k = (rng.standard_normal((B, T, N, H)) for _ in range(2))
-    logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(H)
-    visible = np.ones((B, 1, T, T), bool)
-    if mask.causal:
-        visible = visible & np.tril(np.ones((T, T), bool))
-    valid = np.ones((B, T), bool) if mask.lengths is None else np.arange(T)[None] < np.array([[4], [7]])
-    visible = visible & valid[:, None, None]
-    diagonal = np.diagonal(softmax(np.where(visible, logits, -np.inf)), axis1=-2, axis2=-1)
-    expected = np.stack([[row[valid[b]].mean() for row in diagonal[b]] for b in range(B)])
-    arrays = {"q": jnp.float32(q), "k": jnp.float32(k), "mask": mask}
-    result = conditioning.tap(["self_weight"])(arrays)["self_weight"]
-    np.testing.assert_allclose(result.value, expected, atol=1e-6)
 
 
 def test_every_task_has_the_intervention_keys():

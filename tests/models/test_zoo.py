@@ -29,10 +29,7 @@ ARCHITECTURES = {
         **{"patch_size": 4, "width": (16, 24), "depth": (1, 2), "mlp_dim": (24, 36), **STAGES},
         **{"class_heads": 2, "class_head_dim": 8, "stem_width": 8},
     },
-    "davit": {
-        **{"width": (8, 16), "depth": (1, 2), "mlp_dim": (16, 24), **STAGES},
-        **{"window_size": 3},
-    },
+    "davit": {**{"width": (8, 16), "depth": (1, 2), "mlp_dim": (16, 24), **STAGES}, **{"window_size": 3}},
 }
 # Height and width: grids of 3 x 5 patches; VOLO's halved once; DaViT's of 11 x 7 and 6 x 4, no whole windows of 3.
 SIZES = {"vit": (21, 35), "xcit": (12, 20), "tnt": (42, 70), "volo": (24, 40), "davit": (44, 28)}
