@@ -82,10 +82,8 @@ def time_pass(process: subprocess.Popen) -> float:
 def start_contenders(torch_python: str | None) -> Iterator[dict[str, subprocess.Popen]]:
     """Start processes by name; the number of threads is each library's default unless the name states it."""
     default_environ = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
-    one_thread, all_cores = (
-        default_environ | {"OPENBLAS_NUM_THREADS": "1"},
-        default_environ | {"OPENBLAS_NUM_THREADS": str(os.cpu_count())},
-    )
+    one_thread = default_environ | {"OPENBLAS_NUM_THREADS": "1"}
+    all_cores = default_environ | {"OPENBLAS_NUM_THREADS": str(os.cpu_count())}
     ours, numpy = ([sys.executable, __file__, f"--answer={name}"] for name in ("ours", "numpy"))
     commands = {
         "leanformer": (ours, default_environ),

@@ -219,10 +219,8 @@ def chart(records: Records, result: Verdict) -> Figure:
     axes = figure.subplots()
     for name, record in records.items():
         (lever, many), condition = name.split(", "), make_condition(record)
-        kappa, half = (
-            10 ** condition.kappa.mean(),
-            statistics.mean_interval(condition.score).high - condition.score.mean(),
-        )
+        kappa = 10 ** condition.kappa.mean()
+        half = statistics.mean_interval(condition.score).high - condition.score.mean()
         color, marker = {"few": "#b5541c", "many": "#1f5fa8"}[many], "s" if lever.startswith("as ") else "o"
         axes.errorbar(kappa, condition.score.mean(), half, fmt=marker, color=color, capsize=2, markersize=5, lw=1)
         place = {"textcoords": "offset points", "xytext": (5, 3), "fontsize": 7, "color": color}

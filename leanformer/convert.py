@@ -36,7 +36,7 @@ import numpy as np
 from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.exports import folders, head_padding, stablehlo, verification
-from leanformer.pretrained import sharded
+from leanformer.pretrained import storage
 from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, restoring
 from leanformer.training.model_setup import ModelSetup
@@ -114,7 +114,7 @@ def _write(
     """Write the folder that --to names, and yield lines about it."""
     folder, largest = (
         Path(f.out).expanduser(),
-        None if f.max_shard_size is None else sharded.parse_size(f.max_shard_size),
+        None if f.max_shard_size is None else storage.parse_size(f.max_shard_size),
     )
     if f.to in folders.LIBRARIES:
         origin = folders.Origin.of_run(workdir, model.config) if workdir else folders.Origin()
@@ -146,7 +146,7 @@ def _write(
 def main(f: cli.Values) -> None:
     path, of_run = _sources(f)
     if f.max_shard_size is not None:
-        sharded.parse_size(f.max_shard_size)
+        storage.parse_size(f.max_shard_size)
     workdir = inference.run_folder(path) if of_run else None
     c = artifacts.load_config(workdir) if workdir else f.config
     if workdir:

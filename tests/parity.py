@@ -160,10 +160,3 @@ def check_export(weights, layout, tensors, *, alone=()):
     assert exported.keys() - set(alone) == tensors.keys() - set(alone)
     for name in tensors.keys() - set(alone):
         np.testing.assert_array_equal(exported[name], tensors[name], err_msg=name)
-
-
-def set_norm_epsilon(model, kind, epsilon):
-    """Set the epsilon of every norm of type `kind`."""
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, kind):
-            module.epsilon = epsilon

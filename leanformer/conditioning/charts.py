@@ -79,7 +79,7 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
         middle, low, high = (_values([point["pooled"] for point in points], key) for key in ("median", "q10", "q90"))
         axes.fill_between(heads, low, high, color=MEASURED, alpha=0.18, lw=0, label="measured, 10-90 %")
         axes.plot(heads, middle, color=MEASURED, lw=1.6, label="measured, median")
-        dots = [(n, value) for n, point in zip(heads, points, strict=True) for value in _not_none(point["by_seed"])]
+        dots = [(n, x) for n, point in zip(heads, points, strict=True) for x in point["by_seed"] if x is not None]
         if dots:
             axes.plot(*zip(*dots, strict=True), "o", color=SEEDS, markersize=3, label="median of one seed")
         _theory_curves(axes, points)
@@ -218,7 +218,3 @@ def _median_relative(s: np.ndarray) -> np.ndarray:
     s = np.reshape(s, (-1, np.shape(s)[-1]))
     s = s[np.isfinite(s).all(axis=-1) & (s[:, 0] > 0)]
     return np.median(s / s[:, :1], axis=0) if len(s) else np.full(s.shape[-1], math.nan)
-
-
-def _not_none(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]

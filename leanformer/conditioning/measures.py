@@ -27,12 +27,13 @@ Named = Mapping[str, Any]  # arrays by name; also "mask", a `masks.Mask`, and "s
 class Measure:
     """Definition of a named measure: `take` computes matrices (or a reading) from the arrays in `needs`.
 
-    `whole` restricts it to sequences without padding, whose rows and columns would add singular values of zero.
+    Without `take` the measure is the needed array itself. `whole` restricts it to sequences without padding, whose rows
+    and columns would add singular values of zero.
     """
 
     what: str
     needs: tuple[str, ...]
-    take: Callable[[Named], Array | Reading]
+    take: Callable[[Named], Array | Reading] | None = None
     whole: bool = False
 
 
@@ -136,7 +137,8 @@ def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Arr
             continue
         # A GPU would otherwise multiply float32 matrices with ten bits of mantissa.
         with jax.default_matmul_precision("highest"):
-            result = spec.take({need: arrays[need].astype(jnp.float32) for need in spec.needs} | context)
+            needed = {need: arrays[need].astype(jnp.float32) for need in spec.needs}
+            result = spec.take(needed | context) if spec.take else needed[spec.needs[0]]
             values[name] = result if isinstance(result, Reading) else reduce(result)
     return values
 
@@ -177,92 +179,64 @@ def _product(left: Float[Array, "*b d h"], right: Float[Array, "*b d h"]) -> Flo
         return (left @ right.mT).astype(jnp.float32)
 
 
-def _reader(name: str) -> Callable[[Named], Array]:
-    return lambda arrays: arrays[name]
-
-
-def _activation(what: str, *needs: str, take: Callable[[Named], Array | Reading] | None = None) -> Measure:
-    return Measure(what, needs, take or _reader(needs[0]))
-
-
 ACTIVATIONS = {
-    "attention_output": _activation(
+    "attention_output": Measure(
         "heads concatenated, before the output projection, T x N·H (Leaner Transformers, Definition 3.1, Figure 2)",
-        "out",
-        take=lambda a: _join(a["out"]),
+        ("out",),
+        lambda a: _join(a["out"]),
     ),
-    "head_output": _activation("one head's output, T x H", "out", take=lambda a: _heads(a["out"])),
+    "head_output": Measure("one head's output, T x H", ("out",), lambda a: _heads(a["out"])),
     "attention_probabilities": Measure(
         "one head's softmax matrix, T x S, of sequences without padding",
         ("q", "k"),
         attention_matrix.probabilities,
         whole=True,
     ),
-    "tokens": _activation("tokens entering the block, T x D", "tokens"),
-    "attention_branch": _activation("after the output projection, before the skip, T x D", "attention"),
-    "attention_branch_with_skip": _activation("tokens + attention, T x D", "middle"),
-    "block_output": _activation("leaving the block, both skips added, T x D", "block"),
-    "block_output_without_skip": _activation(
+    "tokens": Measure("tokens entering the block, T x D", ("tokens",)),
+    "attention_branch": Measure("after the output projection, before the skip, T x D", ("attention",)),
+    "attention_branch_with_skip": Measure("tokens + attention, T x D", ("middle",)),
+    "block_output": Measure("leaving the block, both skips added, T x D", ("block",)),
+    "block_output_without_skip": Measure(
         "what the block added to its tokens, attention's branch + MLP's branch, T x D",
-        *("block", "tokens"),
-        take=lambda a: a["block"] - a["tokens"],
+        ("block", "tokens"),
+        lambda a: a["block"] - a["tokens"],
     ),
-    "mlp_hidden": _activation("the MLP's hidden layer after its GELU, T x F", "hidden"),
-    "head_correlation": _activation(
-        "mean linear CKA over pairs of heads' outputs, 0 to 1", "out", take=_head_correlation
-    ),
-    "attention_entropy": _activation(
+    "mlp_hidden": Measure("the MLP's hidden layer after its GELU, T x F", ("hidden",)),
+    "head_correlation": Measure("mean linear CKA over pairs of heads' outputs, 0 to 1", ("out",), _head_correlation),
+    "attention_entropy": Measure(
         "one head's entropy, mean over query tokens, nats, 0 to the log of the keys seen",
-        "q",
-        "k",
-        take=attention_matrix.entropy,
+        ("q", "k"),
+        attention_matrix.entropy,
     ),
-    "relative_attention_entropy": _activation(
+    "relative_attention_entropy": Measure(
         "one head's entropy over the log of the keys seen, mean over query tokens that see two or more, 0 to 1",
-        *("q", "k"),
-        take=attention_matrix.relative_entropy,
+        ("q", "k"),
+        attention_matrix.relative_entropy,
     ),
-    "largest_logit": _activation(
-        "one head's largest q·k / √H, of keys that are seen", "q", "k", take=attention_matrix.largest_logit
+    "largest_logit": Measure(
+        "one head's largest q·k / √H, of keys that are seen", ("q", "k"), attention_matrix.largest_logit
     ),
-    "self_weight": _activation(
-        "one head's probability of each token itself, mean over tokens", "q", "k", take=attention_matrix.self_weight
+    "self_weight": Measure(
+        "one head's probability of each token itself, mean over tokens", ("q", "k"), attention_matrix.self_weight
     ),
-    "landmark_probabilities": _activation(
-        "Nyström attention's softmax matrix F of landmarks and landmarks, one head, M x M", "landmark_probabilities"
+    "landmark_probabilities": Measure(
+        "Nyström attention's softmax matrix F of landmarks and landmarks, one head, M x M", ("landmark_probabilities",)
     ),
-    "pseudo_inverse_residual": _activation(
+    "pseudo_inverse_residual": Measure(
         "what its iteration left undone, ‖F Z F − F‖ / ‖F‖ (Frobenius), one head; 0 for a pseudo-inverse Z",
-        *("landmark_probabilities", "pseudo_inverse"),
-        take=_pseudo_inverse_residual,
+        ("landmark_probabilities", "pseudo_inverse"),
+        _pseudo_inverse_residual,
     ),
 }
 
 
-def _projections() -> dict[str, Measure]:
-    """Return the measures of W_Q, W_K, W_V (L D N H) and W_O (L N H D), whole and per head."""
-    table = {}
-    for name in ("query", "key", "value"):
-        path = f"attention.{name}.kernel"
-        table[f"{name}_weights"] = Measure(f"W_{name[0].upper()}, D x N·H", (path,), lambda a, p=path: _join(a[p]))
-        table[f"{name}_weights_per_head"] = Measure(
-            f"one head's W_{name[0].upper()}, D x H", (path,), lambda a, p=path: _heads(a[p])
-        )
-    path = "attention.out.kernel"
-    table["output_weights"] = Measure(
-        "W_O, N·H x D", (path,), lambda a: a[path].reshape(len(a[path]), -1, a[path].shape[-1])
-    )
-    table["output_weights_per_head"] = Measure("one head's rows of W_O, H x D", (path,), _reader(path))
-    return table
-
-
 def _query_key(a: Named) -> Float[Array, "l n k k"]:
-    query, key = (_heads(a[f"attention.{name}.kernel"]) for name in ("query", "key"))
+    query, key = _heads(a[QUERY]), _heads(a[KEY])
     return _product(query, _repeat_heads(key, query.shape[1]))
 
 
 def _value_output(a: Named) -> Float[Array, "l n k k"]:
-    value, out = _heads(a["attention.value.kernel"]), a["attention.out.kernel"]
+    value, out = _heads(a[VALUE]), a[OUT]
     return _product(_repeat_heads(value, out.shape[1]), out.mT)
 
 
@@ -271,17 +245,17 @@ def _repeat_heads(shared: Float[Array, "l k d h"], heads: int) -> Float[Array, "
     return jnp.repeat(shared, heads // shared.shape[1], axis=1)
 
 
-WEIGHTS = _projections() | {
-    "query_key_product": Measure(
-        "one head's W_Q W_Kᵀ, non-zero part, H x H of D x D",
-        ("attention.query.kernel", "attention.key.kernel"),
-        _query_key,
-    ),
-    "value_output_product": Measure(
-        "one head's W_V W_O, non-zero part, H x H of D x D",
-        ("attention.value.kernel", "attention.out.kernel"),
-        _value_output,
-    ),
-    "mlp_up_weights": Measure("the MLP's first matrix, D x F", ("mlp.up.kernel",), _reader("mlp.up.kernel")),
-    "mlp_down_weights": Measure("the MLP's second matrix, F x D", ("mlp.down.kernel",), _reader("mlp.down.kernel")),
+QUERY, KEY, VALUE, OUT = (f"attention.{name}.kernel" for name in ("query", "key", "value", "out"))
+WEIGHTS = {}  # of W_Q, W_K, W_V (L D N H) and W_O (L N H D), whole and per head
+for _name, _path in (("query", QUERY), ("key", KEY), ("value", VALUE)):
+    _w = f"W_{_name[0].upper()}"
+    WEIGHTS[f"{_name}_weights"] = Measure(f"{_w}, D x N·H", (_path,), lambda a, p=_path: _join(a[p]))
+    WEIGHTS[f"{_name}_weights_per_head"] = Measure(f"one head's {_w}, D x H", (_path,), lambda a, p=_path: _heads(a[p]))
+WEIGHTS |= {
+    "output_weights": Measure("W_O, N·H x D", (OUT,), lambda a: a[OUT].reshape(len(a[OUT]), -1, a[OUT].shape[-1])),
+    "output_weights_per_head": Measure("one head's rows of W_O, H x D", (OUT,)),
+    "query_key_product": Measure("one head's W_Q W_Kᵀ, non-zero part, H x H of D x D", (QUERY, KEY), _query_key),
+    "value_output_product": Measure("one head's W_V W_O, non-zero part, H x H of D x D", (VALUE, OUT), _value_output),
+    "mlp_up_weights": Measure("the MLP's first matrix, D x F", ("mlp.up.kernel",)),
+    "mlp_down_weights": Measure("the MLP's second matrix, F x D", ("mlp.down.kernel",)),
 }

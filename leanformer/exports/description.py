@@ -16,29 +16,17 @@ OTHERS = "Formats that hold every model: --to=stablehlo, which needs only JAX to
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A model of ours as another library knows it.
+    """A model of ours as another library knows it."""
 
-    Attributes:
-        library: package that loads the folder, "transformers" or "timm".
-        architecture: class of the model, or for timm the registered name.
-        config: content of `config.json`.
-        auto: class of transformers that loads the folder, such as "AutoModelForCausalLM".
-        pipeline: task of `transformers.pipeline`; None if there is none.
-        needs: oldest version of the library that loads the folder; "" for any recent one.
-        head_dim: head dimension for which timm needs an attention class of the user's; else None.
-        grey: True if the model reads RGB where ours reads grey images.
-        adapt: function from the exported tensors to those of the folder.
-    """
-
-    library: str
-    architecture: str
-    config: Mapping[str, Any]
-    auto: str = ""
-    pipeline: str | None = None
-    needs: str = ""
-    head_dim: int | None = None
-    grey: bool = False
-    adapt: Callable[[Tensors], Tensors] = dict
+    library: str  # package that loads the folder, "transformers" or "timm"
+    architecture: str  # class of the model, or for timm the registered name
+    config: Mapping[str, Any]  # content of `config.json`
+    auto: str = ""  # class of transformers that loads the folder, such as "AutoModelForCausalLM"
+    pipeline: str | None = None  # task of `transformers.pipeline`, if there is one
+    needs: str = ""  # oldest version of the library that loads the folder; "" for any recent one
+    head_dim: int | None = None  # head dimension for which timm needs an attention class of the user's
+    grey: bool = False  # the model reads RGB where ours reads grey images
+    adapt: Callable[[Tensors], Tensors] = dict  # from the exported tensors to those of the folder
 
 
 def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,8 +46,7 @@ def check_keys(
         arguments: section config.model from `complete`.
         taken: keys that the published config expresses.
         fixed: keys that it does not have, with their only values; all others must be None or False.
-        library: name of the library, for the message.
-        model: name of the model there, for the message.
+        library, model: names for the message.
     """
     wrong = {
         key: value

@@ -12,7 +12,7 @@ from leanformer.data.text import tokenizer as tokenizers
 from leanformer.exports import card, files, huggingface, timm
 from leanformer.exports.description import Description
 from leanformer.layers.model_base import REQUIRED
-from leanformer.pretrained import sharded
+from leanformer.pretrained import storage
 from leanformer.runtime import files as disk
 from leanformer.tasks import artifacts
 from leanformer.training.model_setup import ModelSetup
@@ -24,17 +24,11 @@ NOT_SCORES = ("step", "kind", "examples")
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Origin of weights: what a run knows of its model beside the config; nothing for weights of a file.
+    """Origin of weights: what a run knows of its model beside the config; nothing for weights of a file."""
 
-    Attributes:
-        classes: names of the classes.
-        tokenizer: content of tokenizer.json; None if the model has no texts.
-        facts: rows of the model card.
-    """
-
-    classes: tuple[str, ...] | None = None
-    tokenizer: str | None = None
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    classes: tuple[str, ...] | None = None  # names of the classes
+    tokenizer: str | None = None  # content of tokenizer.json; None if the model has no texts
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # rows of the model card
 
     @classmethod
     def of_run(cls, workdir: Path, c: Any) -> "Origin":
@@ -63,7 +57,6 @@ def describe(c: Any, to: str, classes: tuple[str, ...] | None = None) -> Descrip
     """Return the model of another library that computes what the model of a config does.
 
     Args:
-        c: config.
         to: "huggingface" or "timm".
         classes: names of the classes, if the data have names.
 
@@ -80,11 +73,7 @@ def write_folder(
     """Write a folder that a library loads, and return its description and the path of the weights.
 
     Args:
-        folder: folder to write to.
-        model: setup of the model.
-        weights: its weights.
         to: "huggingface" or "timm".
-        origin: origin of the weights.
         largest: maximal bytes per file of weights; one file if None.
 
     Raises:
@@ -95,13 +84,7 @@ def write_folder(
     description = describe(c, to, origin.classes)
     tensors = description.adapt(pretrained.export(jax.device_get(weights), model.layout(to)))
     contents = _contents(c, description, origin, to)
-    if largest is None:
-        (folder / f"model{sharded.INDEX}").unlink(missing_ok=True)
-        target = folder / "model.safetensors"
-        pretrained.write(target, tensors, {"format": "pt", "layout": to})
-    else:
-        (folder / "model.safetensors").unlink(missing_ok=True)
-        target = pretrained.write_sharded(folder / "model", tensors, largest, {"layout": to})
+    target = storage.write_model(folder, tensors, {"format": "pt", "layout": to}, largest)
     for name, content in contents.items():
         disk.write_json(folder / name, content)
     prepared = not contents.keys().isdisjoint({"tokenizer.json", "preprocessor_config.json"})

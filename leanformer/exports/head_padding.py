@@ -53,16 +53,13 @@ def pad_heads(model: ModelSetup, weights: Any) -> tuple[ModelSetup, Any]:
         ConfigError: as in `padded_sizes`.
     """
     c, m = padded_config(model.config), model.config.model
-    more, scale = (
-        (c.model.num_heads - m.num_heads, c.model.head_dim - m.head_dim),
-        (c.model.head_dim / m.head_dim) ** 0.5,
-    )
+    more = (c.model.num_heads - m.num_heads, c.model.head_dim - m.head_dim)
+    scale = (c.model.head_dim / m.head_dim) ** 0.5
 
     def pad(name: str, x: jax.Array) -> jax.Array:
         *parents, part, leaf = ["", *name.split(".")]
-        if not parents or parents[-1] != "attention" or part not in (*PADDED, "out"):
-            return x
-        if part == "out" and leaf == "bias":
+        padded = part in PADDED or (part == "out" and leaf == "kernel")
+        if not padded or parents[-1:] != ["attention"]:
             return x
         axis = x.ndim - (3 if part == "out" else 2)
         widths = [(0, 0)] * axis + [(0, n) for n in more] + [(0, 0)] * (x.ndim - axis - 2)

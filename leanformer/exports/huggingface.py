@@ -27,6 +27,11 @@ VIT = {
 }
 VIT_CONSTANTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True}
 VIT_CONSTANTS |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+VIT_CLASSES = {  # by model_type; with the oldest version of transformers that reads `head_dim`
+    "vit": ("ViTForImageClassification", "5.9"),
+    "deit": ("DeiTForImageClassificationWithTeacher", "5.9"),
+    "dinov2": ("Dinov2ForImageClassification", "5.18"),
+}
 BERT = {
     **{"width": "hidden_size", "depth": "num_hidden_layers", "num_heads": "num_attention_heads"},
     **{"mlp_dim": "intermediate_size", "vocabulary": "vocab_size", "max_length": "max_position_embeddings"},
@@ -70,10 +75,8 @@ def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: b
 
 
 def _labels(classes: Sequence[str], sigmoid: bool) -> dict[str, Any]:
-    if len(classes) == 1:
-        kind = "regression"
-    else:
-        kind = "multi_label_classification" if sigmoid else "single_label_classification"
+    kind = "multi_label_classification" if sigmoid else "single_label_classification"
+    kind = "regression" if len(classes) == 1 else kind
     names = {str(i): name for i, name in enumerate(classes)}
     return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}, "problem_type": kind}
 
@@ -89,14 +92,9 @@ def _start(kind: str, architecture: str) -> dict[str, Any]:
 
 def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     """Return ViT, DeiT with its two heads, or with layer scale DINOv2, whose head also reads the mean of patches."""
-    dino, distilled = arguments["layer_scale"] is not None, arguments["distilled"]
-    kind, architecture, oldest = (
-        ("dinov2", "Dinov2ForImageClassification", "5.18")
-        if dino
-        else ("deit", "DeiTForImageClassificationWithTeacher", "5.9")
-        if distilled
-        else ("vit", "ViTForImageClassification", "5.9")
-    )
+    dino = arguments["layer_scale"] is not None
+    kind = "dinov2" if dino else "deit" if arguments["distilled"] else "vit"
+    architecture, oldest = VIT_CLASSES[kind]
     taken = {*VIT, "num_classes", *(["layer_scale"] if dino else ["distilled"])}
     fixed = {"attention": "softmax", "pool": "token", "out_bias": True, "value_dim": arguments["head_dim"]}
     fixed["num_kv_heads"] = arguments["num_heads"]
@@ -118,16 +116,9 @@ def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
         tensors = _of_dino(tensors) if dino else dict(tensors)
         return _read_colours(tensors) if grey else tensors
 
-    return Description(
-        NAME,
-        architecture,
-        config | labels,
-        "AutoModelForImageClassification",
-        "image-classification",
-        oldest if wide else "",
-        adapt=adapt,
-        grey=grey,
-    )
+    about = {"auto": "AutoModelForImageClassification", "pipeline": "image-classification"}
+    about |= {"needs": oldest if wide else "", "adapt": adapt, "grey": grey}
+    return Description(NAME, architecture, config | labels, **about)
 
 
 def _read_colours(tensors: Tensors) -> Tensors:
@@ -146,14 +137,13 @@ def _of_dino(tensors: Tensors) -> Tensors:
 
 def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     """Return BERT with the head of the model: a classifier, the masked tokens', or none."""
-    masked = bool(arguments["transform"])
-    architecture, auto, pipeline = (
-        ("BertForSequenceClassification", "AutoModelForSequenceClassification", "text-classification")
-        if arguments["num_classes"]
-        else ("BertForMaskedLM", "AutoModelForMaskedLM", "fill-mask")
-        if masked
-        else ("BertModel", "AutoModel", "feature-extraction")
-    )
+    if arguments["num_classes"]:
+        name = "ForSequenceClassification"
+        architecture, auto, pipeline = f"Bert{name}", f"AutoModel{name}", "text-classification"
+    elif arguments["transform"]:
+        architecture, auto, pipeline = "BertForMaskedLM", "AutoModelForMaskedLM", "fill-mask"
+    else:
+        architecture, auto, pipeline = "BertModel", "AutoModel", "feature-extraction"
     fixed = {"attention": "softmax", "norm": "layernorm", "positions": "learned", "pool": "first", "post_norm": True}
     fixed |= {"mlp_bias": True, "qkv_bias": True, "out_bias": True, "num_kv_heads": arguments["num_heads"]}
     fixed |= {"value_dim": arguments["head_dim"]}

@@ -15,7 +15,7 @@ from flax import nnx
 
 from leanformer import pretrained, tasks
 from leanformer.errors import ConfigError
-from leanformer.pretrained import sharded
+from leanformer.pretrained import storage
 from leanformer.runtime import files
 from leanformer.runtime.trees import leaf_names
 from leanformer.training.model_setup import ModelSetup
@@ -89,13 +89,9 @@ def write_folder(folder: Path, model: ModelSetup, weights: Any, *, largest: int 
     content = program(model).serialize()
     tensors = pretrained.export(jax.device_get(weights), model.layout("own"))
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (*folder.glob("model-*-of-*.safetensors"), folder / "model.safetensors"):
-        old.unlink(missing_ok=True)
-    if largest is None:
-        (folder / f"model{sharded.INDEX}").unlink(missing_ok=True)
-        pretrained.write(folder / "model.safetensors", tensors, {"layout": "own"})
-    else:
-        pretrained.write_sharded(folder / "model", tensors, largest, {"layout": "own"})
+    for old in folder.glob("model-*-of-*.safetensors"):  # the code of the card reads all files
+        old.unlink()
+    storage.write_model(folder, tensors, {"layout": "own"}, largest)
     with files.atomic_write(folder / PROGRAM) as draft:
         draft.write_bytes(content)
     specs = input_specs(model)

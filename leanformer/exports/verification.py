@@ -23,15 +23,11 @@ LIMIT = 1e-3  # largest accepted difference as a share of the largest logit; a w
 
 
 class Sample(NamedTuple):
-    """Inputs of a model.
+    """Inputs of a model."""
 
-    Attributes:
-        arrays: `image` (B height width C, normalised), or `tokens` (B T) with `lengths` (B) and `types` (B T) if any.
-        description: origin of the inputs.
-    """
-
+    # `image` (B height width C, normalised), or `tokens` (B T) with `lengths` (B) and `types` (B T) if any.
     arrays: dict[str, np.ndarray]
-    description: str
+    description: str  # origin of the inputs
 
 
 def random_sample(model: ModelSetup, reason: str = "") -> Sample:

@@ -23,24 +23,15 @@ ATTENTIONS = MappingProxyType({"softmax": MultiHeadAttention, "latent": LatentAt
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Settings of the attention in a block.
+    """Settings of the attention in a block."""
 
-    Attributes:
-        num_heads: N. head_dim: H of queries and keys.
-        value_dim: H of values; `head_dim` if None.
-        kind: class of the module, one of the `attentions` of an architecture.
-        qkv_bias: True if query, key and value projections have biases.
-        backend: resolved backend ("xla", "cudnn" or "naive").
-        options: options of the attention type by name, such as `landmarks` of NystromAttention.
-    """
-
-    num_heads: int
-    head_dim: int
-    value_dim: int | None = None
-    kind: Callable[..., nnx.Module] = MultiHeadAttention
-    qkv_bias: bool = True
-    backend: str = "xla"
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    num_heads: int  # N
+    head_dim: int  # H of queries and keys
+    value_dim: int | None = None  # H of values; `head_dim` if None
+    kind: Callable[..., nnx.Module] = MultiHeadAttention  # one of the `attentions` of an architecture
+    qkv_bias: bool = True  # of query, key and value projections
+    backend: str = "xla"  # resolved: "xla", "cudnn" or "naive"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of its type, such as `landmarks`
 
     def make(self, width: int, **common: Any) -> nnx.Module:
         """Return the attention module for tokens of dimension `width`; `common` has kernel_init, dtype and rngs."""

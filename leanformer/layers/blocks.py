@@ -20,38 +20,24 @@ from leanformer.layers.mlp import Mlp, MlpConfig
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """Settings of a stack of equal blocks.
+    """Settings of a stack of equal blocks."""
 
-    Attributes:
-        width: D. depth: L.
-        attention: settings of the attention. mlp: settings of the MLP; None for blocks without one.
-        norm: norm type, of `norms.NORMS`. epsilon: epsilon of both norms.
-        post_norm: True for norms after the residual sums, False for norms before the branches.
-        layer_scale: initial value of the learned scales of each branch (Touvron et al. 2021b); None for no scales.
-        dropout: dropout rate of both branches and of the MLP's hidden layer.
-        drop_path: stochastic-depth rate of the last block, rising linearly from 0.
-        remat: recomputation policy of the backward pass, a key of `stack.REMAT`.
-        unroll: layers per iteration of the scan over layers; 1 if None.
-        graying, graying_by: token graying before the first block, see `interventions.flatten_token_spectrum`, or None.
-        kernel_init: initialiser of attention and MLP. dtype: dtype of activations; parameters are float32.
-    """
-
-    width: int
-    depth: int = 1
+    width: int  # D
+    depth: int = 1  # L
     attention: AttentionConfig | None = None
-    mlp: MlpConfig | None = None
-    norm: str = "layernorm"
-    epsilon: float = 1e-6
-    post_norm: bool = False
-    layer_scale: float | None = None
-    dropout: float = 0.0
-    drop_path: float = 0.0
-    remat: str = "light"
-    unroll: int | None = None
-    graying: float | None = None
+    mlp: MlpConfig | None = None  # None for blocks without one
+    norm: str = "layernorm"  # of `norms.NORMS`
+    epsilon: float = 1e-6  # of both norms
+    post_norm: bool = False  # norms after the residual sums, instead of before the branches
+    layer_scale: float | None = None  # initial learned scale of each branch (Touvron et al. 2021b); None for no scales
+    dropout: float = 0.0  # rate of both branches and of the MLP's hidden layer
+    drop_path: float = 0.0  # stochastic-depth rate of the last block, rising linearly from 0
+    remat: str = "light"  # recomputation policy of the backward pass, a key of `stack.REMAT`
+    unroll: int | None = None  # layers per iteration of the scan over layers; 1 if None
+    graying: float | None = None  # token graying before the first block, see `interventions.flatten_token_spectrum`
     graying_by: str | None = None
     kernel_init: nnx.Initializer = normal
-    dtype: Any = jnp.float32
+    dtype: Any = jnp.float32  # of activations; parameters are float32
 
     def make_attention(self, rngs: nnx.Rngs) -> nnx.Module:
         """Return the attention of one block."""

@@ -1,5 +1,6 @@
 """Convolutions and batch normalisation over feature maps (B, height, width, channels), with PyTorch's semantics."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer.config.rules import image_sides
+from leanformer.errors import ConfigError
 from leanformer.layers.attention import times_weights
 from leanformer.runtime import sharing
 
@@ -26,31 +29,22 @@ class Conv(nnx.Conv):
     Parameters: kernel (k, k, in, out), and bias (out) unless `use_bias` is False.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        width: int,
-        kernel: int,
-        *,
-        stride: int = 1,
-        padding: int = 0,
-        use_bias: bool = True,
-        dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, channels: int, width: int, kernel: int, *, stride: int = 1, padding: int = 0, **common: Any):
         init = conv_init(kernel * kernel * channels)
-        super().__init__(
-            channels,
-            width,
-            (kernel, kernel),
-            strides=stride,
-            padding=((padding, padding),) * 2,
-            use_bias=use_bias,
-            kernel_init=init,
-            bias_init=init,
-            dtype=dtype,
-            rngs=rngs,
+        how = {"strides": stride, "padding": ((padding, padding),) * 2, "kernel_init": init, "bias_init": init}
+        super().__init__(channels, width, (kernel, kernel), **how, **common)
+
+
+def patch_grid(
+    image_size: int | Sequence[int], patch_size: int, advice: str = "Choose sides that it divides."
+) -> tuple[int, ...]:
+    """Return rows and columns of patches of an image. Raises ConfigError if they are no whole numbers."""
+    sides = image_sides(image_size)
+    if any(side % patch_size for side in sides):
+        raise ConfigError(
+            f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. {advice}"
         )
+    return tuple(side // patch_size for side in sides)
 
 
 class PatchConv(nnx.Linear):

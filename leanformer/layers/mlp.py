@@ -38,21 +38,13 @@ ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-    """Settings of the MLP in a block.
+    """Settings of the MLP in a block."""
 
-    Attributes:
-        mlp_dim: F.
-        activation: activation function, of ACTIVATIONS; "gelu" is exact.
-        gated: True if the hidden layer is activation(gate) · up (Shazeer 2020).
-        mlp_bias: True if the linear layers have biases.
-        mlp_sigma_reparam: True if each matrix is γ W / σ₁(W), see `interventions.Linear`.
-    """
-
-    mlp_dim: int
-    activation: str = "gelu"
-    gated: bool = False
+    mlp_dim: int  # F
+    activation: str = "gelu"  # of ACTIVATIONS; "gelu" is exact
+    gated: bool = False  # the hidden layer is activation(gate) · up (Shazeer 2020)
     mlp_bias: bool = True
-    mlp_sigma_reparam: bool | None = None
+    mlp_sigma_reparam: bool | None = None  # each matrix is γ W / σ₁(W), see `interventions.Linear`
 
 
 class Mlp(nnx.Module):

@@ -44,26 +44,24 @@ class Family(nnx.Module):
     bottom_up: tuple[tuple[str, ...], ...] = ()  # see rates.BottomUp; empty: no support for optim.layer_decay
     attentions: Mapping[str, type[nnx.Module]] = ATTENTIONS  # attention types by name
     staged = False  # True: sizes of blocks are one number per stage
-    takes: Mapping[str, Any] = types.MappingProxyType(
-        {}
-    )  # further keys of blocks, with the defaults of this architecture
-    fixed: Mapping[str, Any] = types.MappingProxyType({})  # settings of blocks that are not configurable
+    # Further keys of blocks with their defaults, and settings of blocks that are not configurable.
+    takes: Mapping[str, Any] = types.MappingProxyType({})
+    fixed: Mapping[str, Any] = types.MappingProxyType({})
 
     @classmethod
     def keys(cls) -> dict[str, tuple[Any, Any]]:
         """Return type and default of each accepted key of config.model, except options of attention."""
         defaults = dict.fromkeys(SIZES, REQUIRED) | {name: SETTINGS[name].default for name in ALWAYS}
         defaults |= {"attention": "softmax"} | dict(cls.takes)
-        types_and_defaults = {}
-        for name, default in defaults.items():
-            if name not in cls.fixed:
-                types_and_defaults[name] = (str if name == "attention" else cls._type(name, default), default)
+        keys = {name: (cls._type(name, x), x) for name, x in defaults.items() if name not in cls.fixed}
         parameters = inspect.signature(cls.__init__).parameters.values()
-        parameters = {p.name: (p.annotation, p.default) for p in parameters if p.name not in ("self", "blocks", "rngs")}
-        return types_and_defaults | parameters
+        more = {p.name: (p.annotation, p.default) for p in parameters if p.name not in ("self", "blocks", "rngs")}
+        return keys | more
 
     @classmethod
     def _type(cls, name: str, default: Any) -> Any:
+        if name == "attention":
+            return str
         plain = next(kind for kind in _alternatives(SETTINGS[name].type) if kind is not types.NoneType)
         plain = Sequence[int] if cls.staged and name in (*SIZES, "value_dim") else plain
         return plain | None if default is None else plain
@@ -109,10 +107,8 @@ class Family(nnx.Module):
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """Return head dimensions of queries and keys, and of values, of all attentions with T × S matrices."""
-        head_dims, kind = (
-            widths(arguments["head_dim"]),
-            cls.attentions.get(arguments.get("attention"), MultiHeadAttention),
-        )
+        head_dims = widths(arguments["head_dim"])
+        kind = cls.attentions.get(arguments.get("attention"), MultiHeadAttention)
         queries = tuple(kind.query_width(width, arguments) for width in head_dims)
         return {"head_dim": queries, "value_dim": widths(arguments.get("value_dim")) or head_dims}
 

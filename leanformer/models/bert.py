@@ -66,7 +66,6 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the value described in `model_base.Family`."""
         return ("segments",) if arguments.get("packed", False) else ("lengths",)
 
     def __init__(

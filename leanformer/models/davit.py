@@ -251,7 +251,6 @@ class Model(Family):
         self.head = blocks[-1].make_linear(widths[-1], num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the value described in `model_base.Family`."""
         units = {f"stage{i}": getattr(self, f"stage{i}").layers for i in range(1, self.stages + 1)}
         return {f"{stage}.{n}": getattr(unit, n) for stage, unit in units.items() for n in ("spatial", "channel")}
 

@@ -111,7 +111,6 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the value described in `model_base.Family`."""
         return ("causal",) if arguments.get("causal", False) else ()
 
     def __init__(

@@ -57,7 +57,6 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the value described in `model_base.Family`."""
         return ("causal", "segments") if arguments.get("packed", False) else ("causal",)
 
     def __init__(

@@ -13,6 +13,7 @@ different outputs:
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
@@ -21,13 +22,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.attention_registry import AttentionConfig
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
-from leanformer.layers.convolution import Conv
+from leanformer.layers.convolution import Conv, patch_grid
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
@@ -150,12 +150,18 @@ class Model(Family):
         blocks: BlockConfig,
         rngs: nnx.Rngs,
     ):
-        height, breadth = image_sides(image_size)
-        _check(layout, (height, breadth), patch_size, pixel_stride)
+        if layout not in LAYOUTS:
+            raise ConfigError(f'model.layout="{layout}" is unknown. Choose one of: {", ".join(LAYOUTS)}.')
+        if patch_size % pixel_stride:
+            raise ConfigError(
+                f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}; "
+                "choose a stride that divides it."
+            )
+        patches = math.prod(patch_grid(image_size, patch_size))
         self.layout, self.patch_size, self.dtype = layout, patch_size, blocks.dtype
         width, dtype = blocks.width, blocks.dtype
         self.grid = patch_size // pixel_stride
-        patches = (height // patch_size) * (breadth // patch_size)
+
         backend = "xla" if blocks.attention.backend == "cudnn" else blocks.attention.backend
         of_pixels = AttentionConfig(inner_heads, inner_head_dim, qkv_bias=False, backend=backend)
         inner = BlockConfig(
@@ -180,7 +186,6 @@ class Model(Family):
         self.head = blocks.make_linear(width, num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the value described in `model_base.Family`."""
         return {f"blocks.{name}": getattr(self.blocks.layers, name) for name in ("inner", "outer")}
 
     def __call__(
@@ -206,18 +211,3 @@ class Model(Family):
             pixels = pixels.reshape(*alone.shape[:2], *pixels.shape[1:])
         pixels = pixels + self.pixel_pos[...][None].astype(self.dtype)
         return pixels.reshape(*pixels.shape[:2], self.grid**2, -1)
-
-
-def _check(layout: str, image_size: tuple[int, ...], patch_size: int, pixel_stride: int) -> None:
-    if layout not in LAYOUTS:
-        raise ConfigError(f'model.layout="{layout}" is unknown. Choose one of: {", ".join(LAYOUTS)}.')
-    if any(side % patch_size for side in image_size):
-        raise ConfigError(
-            f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}; "
-            "choose sides that patch_size divides."
-        )
-    if patch_size % pixel_stride:
-        raise ConfigError(
-            f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}; "
-            "choose a stride that divides it."
-        )

@@ -14,12 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
-from leanformer.layers.convolution import PatchConv
+from leanformer.layers.convolution import PatchConv, patch_grid
 from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
@@ -59,14 +58,9 @@ class Model(Family):
             raise ConfigError(
                 f'model.pool="{pool}", distilled={distilled}: invalid. Choose token, or mean without distilled.'
             )
-        height, breadth = image_sides(image_size)
-        if height % patch_size or breadth % patch_size:
-            raise ConfigError(
-                f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "
-                "Choose sides that it divides."
-            )
+        rows, columns = patch_grid(image_size, patch_size)
         self.pool, self.dtype, width = pool, blocks.dtype, blocks.width
-        tokens = (height // patch_size) * (breadth // patch_size) + (pool == "token") + distilled
+        tokens = rows * columns + (pool == "token") + distilled
 
         self.patch_embed = PatchConv(channels, width, patch_size, first=True, dtype=blocks.dtype, rngs=rngs)
         if pool == "token":

@@ -174,7 +174,6 @@ class Model(WithClassAttention):
             self.aux_head = first.make_linear(last, num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the value described in `model_base.Family`."""
         return {name: getattr(self, name).layers for name in self.stages}
 
     def heads(

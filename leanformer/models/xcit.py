@@ -16,13 +16,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal
 from leanformer.layers.attention_registry import ATTENTIONS
 from leanformer.layers.blocks import Block, BlockConfig, scaled
 from leanformer.layers.context import PLAIN, Context, Tap
-from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
+from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init, patch_grid
 from leanformer.layers.dropping import drop_path
 from leanformer.layers.mlp import Mlp, MlpConfig, gelu
 from leanformer.layers.model_base import WithClassAttention
@@ -269,11 +268,7 @@ def _check(image_size: int | Sequence[int], patch_size: int, width: int) -> None
             f"model.patch_size={patch_size}: each convolution of XCiT's stem halves the image. "
             "Choose a power of 2: 16 and 8 are published, 4 fits small images."
         )
-    if any(side % patch_size for side in image_sides(image_size)):
-        raise ConfigError(
-            f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "
-            "Choose a multiple of it, or a smaller power of 2 for the patch."
-        )
+    patch_grid(image_size, patch_size, "Choose a multiple of it, or a smaller power of 2 for the patch.")
     if width % (patch_size // 2):
         raise ConfigError(
             f"model.width={width} cannot be halved as often as the stem of model.patch_size={patch_size} requires. "

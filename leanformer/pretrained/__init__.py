@@ -32,10 +32,8 @@ __all__ = [
 ]
 POSITIONS = "pos_embed"
 SHOWN = 40  # maximum number of names in a message
-OLDER = (
-    ("LayerNorm.gamma", "LayerNorm.weight"),
-    ("LayerNorm.beta", "LayerNorm.bias"),
-)  # old suffixes of names and their replacements
+# Old suffixes of names and their replacements.
+OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
 
 def flatten_names(tree: Any) -> dict[str, Any]:
@@ -55,20 +53,14 @@ def native_format(like: Any) -> list[Entry]:
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """Permitted differences between file and model; none by default.
+    """Permitted differences between file and model; none by default."""
 
-    Attributes:
-        new_head: if true, a classifier of another size, or missing in the file, starts from its initialisation, and a
-            classifier that only the file has is ignored.
-        resize_positions: if true, learned positions of another grid are resized, bicubic with antialiasing, as in timm.
-        grid: rows and columns of the model's patches; square if None. The grid of the file is square.
-        heads: first parts of the names of classifier parameters (`model_base.Family.classifiers`).
-    """
-
+    # A classifier of another size, or missing in the file, starts from its initialisation, and one that only the file
+    # has is ignored.
     new_head: bool = False
-    resize_positions: bool = False
-    grid: tuple[int, int] | None = None
-    heads: tuple[str, ...] = ("head",)
+    resize_positions: bool = False  # learned positions of another grid are resized as in timm
+    grid: tuple[int, int] | None = None  # rows and columns of the model's patches; square if None, as in the file
+    heads: tuple[str, ...] = ("head",)  # first parts of names of parameters, `model_base.Family.classifiers`
 
 
 def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allowed = Allowed()) -> Any:
@@ -78,7 +70,6 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
         tensors: tensors of the file by name.
         layout: entries that map names of the file to ours.
         weights: initialised (params, statistics) of the model, for the shapes and for values that the file lacks.
-        allowed: permitted differences.
 
     Raises:
         WeightsError: names are missing or unmatched on either side, or shapes differ, all of them listed; or the file

@@ -1,20 +1,28 @@
-"""Tensors by name in safetensors files: one file, or several with an index."""
+"""Tensors by name in safetensors files: one file, or several with an index, in Hugging Face's format.
 
+The index of several is `model.safetensors.index.json`, and the shards beside it `model-00001-of-00003.safetensors` etc.
+"""
+
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from leanformer.errors import WeightsError
-from leanformer.pretrained import sharded
+from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained.checks import check_finite
 from leanformer.runtime import files
 
 
 Tensors = dict[str, np.ndarray]
+SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+SHOWN = 5
 
 
 def read(path: str | Path, *, finite: bool = True) -> Tensors:
@@ -29,13 +37,13 @@ def read(path: str | Path, *, finite: bool = True) -> Tensors:
             names missing files; or values are not finite.
     """
     path = Path(path).expanduser()
-    path = sharded.find_weights(path) if path.is_dir() else path
-    indexed = path.name.endswith(sharded.INDEX)
+    path = find_weights(path) if path.is_dir() else path
+    indexed = path.name.endswith(INDEX)
     tensors: Tensors = {}
-    for file, names in sharded.shards(path).items() if indexed else [(path, None)]:
+    for file, names in shards(path).items() if indexed else [(path, None)]:
         part = _read_file(file)
         if names is not None:
-            sharded.check(file, part, names)
+            _check_shard(file, part, names)
         if finite:
             check_finite(part, str(file))
         tensors |= part
@@ -65,6 +73,62 @@ def _read_file(path: Path) -> Tensors:
     return {name: x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x for name, x in tensors.items()}
 
 
+def find_weights(folder: Path) -> Path:
+    """Return the only file of weights, or index of them, in a folder. Raise WeightsError for none or several."""
+    indices = sorted(folder.glob(f"*{INDEX}"))
+    files = indices or sorted(folder.glob(f"*{SUFFIX}"))
+    if len(files) != 1 or (indices and (folder / indices[0].name.removesuffix(".index.json")).is_file()):
+        names = ", ".join(path.name for path in sorted({*indices, *folder.glob(f"*{SUFFIX}")})[:SHOWN]) or "none"
+        raise WeightsError(f"{folder} must contain one file of weights or one index; found {names}. Name a file.")
+    return files[0]
+
+
+def shards(index: Path) -> dict[Path, set[str]]:
+    """Return the files that an index names, and the tensors that each must contain.
+
+    An index is untrusted input: a name that could lead out of its folder raises an error.
+
+    Raises:
+        WeightsError: the file is not an index, or names a file that is not beside it.
+    """
+    try:
+        content = json.loads(index.read_bytes())
+        names = content["weight_map"]
+        entries = [*names.items()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(
+            f'{index} is not an index of weights, which is a JSON object with a "weight_map" ({error}).'
+        ) from error
+    tensors: dict[Path, set[str]] = {}
+    for tensor, name in entries:
+        if not _is_plain(name):
+            raise WeightsError(f"{index} names {name!r} for {tensor}: not the plain name of a {SUFFIX} file beside it.")
+        tensors.setdefault(index.parent / name, set()).add(tensor)
+    if not tensors:
+        raise WeightsError(f"{index} names no tensors. Download it again.")
+    if missing := [path.name for path in tensors if not path.is_file()]:
+        more = f", and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise WeightsError(f"{index} names missing files: {', '.join(missing[:SHOWN])}{more}. Download them.")
+    return tensors
+
+
+def _is_plain(name: Any) -> bool:
+    """Return True for the name of a safetensors file without any folder."""
+    ok = isinstance(name, str) and name.endswith(SUFFIX) and not name.startswith(".")
+    return ok and not any(sign in name for sign in ("/", "\\", "\0", ":"))
+
+
+def _check_shard(path: Path, tensors: Mapping[str, Any], expected: set[str]) -> None:
+    """Raise WeightsError if a shard does not contain exactly the tensors that its index names."""
+    missing, unexpected = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
+    if missing or unexpected:
+        problems = [f"{len(missing)} are missing ({', '.join(missing[:SHOWN])})"] if missing else []
+        problems += [f"{len(unexpected)} are not in the index ({', '.join(unexpected[:SHOWN])})"] if unexpected else []
+        raise WeightsError(
+            f"{path} does not contain the tensors in its index: {'; '.join(problems)}. Download both again."
+        )
+
+
 def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically."""
     path = Path(path)
@@ -74,20 +138,62 @@ def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
         safetensors.save_file(contiguous, draft, dict(metadata or {}))
 
 
+def parse_size(text: str) -> int:
+    """Return the number of bytes in a size such as "5GB" or "500MiB". Raise ConfigError for an invalid size.
+
+    >>> parse_size("500MiB")
+    524288000
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]i?B)", text)
+    size = match and int(float(match[1]) * UNITS[match[2]])
+    if not size:
+        raise ConfigError(f"--max_shard_size={text}: not a size above 0. Use a size such as 5GB or 500MiB.")
+    return size
+
+
+def split_into_shards(tensors: Mapping[str, np.ndarray], largest: int) -> list[list[str]]:
+    """Split names, in order, into groups of at most `largest` bytes; a larger tensor is alone in its group."""
+    groups: list[list[str]] = []
+    size = largest + 1
+    for name, tensor in tensors.items():
+        size += tensor.nbytes
+        if size > largest:
+            groups.append([])
+            size = tensor.nbytes
+        groups[-1].append(name)
+    return groups
+
+
 def write_sharded(stem: str | Path, tensors: Tensors, largest: int, metadata: Mapping[str, str] | None = None) -> Path:
     """Write tensors to several files <stem>-00001-of-<n>.safetensors, then their index. Return the path of the index.
 
     Args:
         stem: path of the files without "-00001-of-<n>.safetensors".
-        tensors: tensors by name.
         largest: maximum bytes of tensors per file; a larger tensor gets a file of its own.
         metadata: metadata of every file.
     """
     stem = Path(stem)
-    index = stem.with_name(stem.name + sharded.INDEX)
+    index = stem.with_name(stem.name + INDEX)
     index.unlink(missing_ok=True)  # an old index may name files that are overwritten here
-    parts = dict(sharded.shard_paths(stem, sharded.split_into_shards(tensors, largest)))
-    for path, names in parts.items():
+    groups, places = split_into_shards(tensors, largest), {}
+    for number, names in enumerate(groups, 1):
+        path = stem.with_name(f"{stem.name}-{number:05d}-of-{len(groups):05d}{SUFFIX}")
         write(path, {name: tensors[name] for name in names}, {"format": "pt"} | dict(metadata or {}))
-    files.write_json(index, sharded.make_index(parts, tensors))
+        places |= dict.fromkeys(names, path.name)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    files.write_json(index, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
     return index
+
+
+def write_model(folder: Path, tensors: Tensors, metadata: Mapping[str, str], largest: int | None) -> Path:
+    """Write model.safetensors, or if `largest` is given shards as in `write_sharded`. Return the path of file or index.
+
+    The other of the two is deleted, since libraries read an index that was left over first.
+    """
+    single = folder / f"model{SUFFIX}"
+    if largest is not None:
+        single.unlink(missing_ok=True)
+        return write_sharded(folder / "model", tensors, largest, metadata)
+    (folder / f"model{INDEX}").unlink(missing_ok=True)
+    write(single, tensors, metadata)
+    return single

@@ -84,15 +84,6 @@ def test_rank_deficiency_is_flagged(route, rng, m, n):
     np.testing.assert_allclose(result.condition_number[1:], 1 / FLOOR, rtol=1e-6)
 
 
-def test_measures_are_invariant_to_permutation_and_rotation(rng):
-    x = rng.standard_normal((53, 71)).astype(np.float32)
-    rotated = (x.astype(np.float64) @ make_orthonormal(rng, 71, 71)).astype(np.float32)
-    plain, *others = (condition(a) for a in (x, x[rng.permutation(53)], rotated, x.T))
-    for other in others:
-        for name in ("condition_number", "effective_rank", "stable_rank"):
-            np.testing.assert_allclose(getattr(other, name), getattr(plain, name), rtol=1e-5)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("m", "n"), [(5, 13), (13, 11)])
 def test_non_finite_matrix_is_flagged_without_affecting_others(route, rng, m, n, bad):
@@ -147,11 +138,6 @@ def test_both_routes_agree_as_documented(rng):
         assert 0 < error.max() <= tolerance, (kappa, error)
 
 
-def test_empty_matrices_are_refused():
-    with refuses("singular_values", "(3, 0, 5)", error=ValueError):
-        singular_values(jnp.zeros((3, 0, 5)))
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
 def test_scale_does_not_matter(route, rng, scale):
     x = rng.standard_normal((17, 29)).astype(np.float32)
@@ -168,11 +154,6 @@ def test_ranks_of_given_spectra():
     np.testing.assert_allclose(result.stable_rank, [4, 1, 22 / 16], rtol=1e-6)
     assert result.negligible.tolist() == [0, 3, 0]
     np.testing.assert_allclose(result.condition_number, [1, 1 / FLOOR, 4], rtol=1e-6)
-
-
-def test_half_precision_is_measured_in_float32(rng):
-    x = jnp.asarray(rng.standard_normal((11, 23)), jnp.bfloat16)
-    np.testing.assert_array_equal(singular_values(x), singular_values(x.astype(jnp.float32)))
 
 
 def test_a_reading_is_never_nan():
@@ -207,14 +188,6 @@ def test_numpy_matrices_keep_their_precision(rng, parts):
     np.testing.assert_allclose(singular.condition_number, 1 / (5 * np.finfo(np.float64).eps))
 
 
-def test_float64_jax_array_equals_numpy(rng):
-    x = make_matrix(rng, 1e9)
-    with jax.enable_x64(True):
-        matrix = jnp.asarray(x)
-    assert matrix.dtype == jnp.float64
-    np.testing.assert_array_equal(condition(matrix).condition_number, condition(x).condition_number)
-
-
 def test_float64_batch_with_a_nan_matrix(rng):
     x = np.stack([make_matrix(rng, 1e8), np.full((7, 5), np.nan), make_matrix(rng, 10)])
     result = condition(x)
@@ -239,6 +212,8 @@ def test_invalid_matrices_are_refused():
     ):
         with refuses(value, error=error):
             condition(matrix)
+    with refuses("singular_values", "(3, 0, 5)", error=ValueError):
+        singular_values(jnp.zeros((3, 0, 5)))
     with refuses("jit", "complex64", error=TypeError):
         jax.jit(condition)(np.eye(3, dtype=np.complex64))
     with jax.enable_x64(True), refuses("jit", "float64", error=TypeError):

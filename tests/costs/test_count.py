@@ -64,11 +64,6 @@ def test_peak_memory_with_and_without_donation():
     assert count.peak_memory(donated) == 256 * 256 * 4
 
 
-@pytest.mark.parametrize(("number", "text"), [(950, "950"), (1500, "1.5 k"), (86_567_656, "86.6 M"), (3.5e13, "35 T")])
-def test_numbers_are_formatted_with_units(number, text):
-    assert count.format_number(number) == text
-
-
 def test_strided_convolution_gradients_cost_as_much_as_forward():
     def total(kernel, x):
         numbers = ("NHWC", "HWIO", "NHWC")

@@ -1,4 +1,4 @@
-"""Attention against float64 NumPy, in prime dimensions so that transposed axes are detected."""
+"""Attention and its dropout against float64 NumPy, in prime dimensions so that transposed axes are detected."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from leanformer.layers import attention, backends
+from leanformer.layers import attention
 from leanformer.layers.masks import Mask
 
 
@@ -48,26 +48,11 @@ def test_bfloat16_error_is_that_of_rounded_inputs(qkv, backend):
     np.testing.assert_allclose(result.astype(np.float32), reference(*rounded), atol=0.08)
 
 
-LENGTHS = np.array([4, 7])
-
-
-@pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_masked_keys_have_zero_weight_and_no_gradient(qkv, backend):
+def test_masked_keys_have_exactly_zero_weight(qkv):
     valid_keys = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]], bool)
-    q, k, v = map(jnp.asarray, qkv)
-    result = attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(valid_keys)), backend=backend)
-    for i in range(B):
-        example = [x[i : i + 1] for x in qkv]
-        expected = reference(example[0], example[1][:, valid_keys[i]], example[2][:, valid_keys[i]])
-        np.testing.assert_allclose(result[i : i + 1], expected, rtol=0, atol=compute_tolerance(*example))
-    matrix = attention.probabilities(q, k, Mask(keep=jnp.asarray(valid_keys)))
+    matrix = attention.probabilities(*map(jnp.asarray, qkv[:2]), Mask(keep=jnp.asarray(valid_keys)))
+    assert matrix.shape == (B, N, T, S)
     np.testing.assert_array_equal(matrix > 0, np.broadcast_to(valid_keys[:, None, None], matrix.shape))
-
-    def loss(k, v):
-        return jnp.sum(jnp.sin(attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(valid_keys)), backend=backend)))
-
-    for gradient in jax.grad(loss, (0, 1))(k, v):
-        np.testing.assert_array_equal(np.abs(gradient).max(axis=(2, 3)) > 0, valid_keys)
 
 
 def test_example_without_valid_keys_stays_finite(qkv):
@@ -81,20 +66,12 @@ def test_empty_mask_leaves_program_unchanged(qkv):
     def lower_to_text(**arguments):
         return jax.jit(lambda *qkv: attention.attend(*qkv, **arguments)).lower(*qkv).as_text()
 
-    assert lower_to_text() == lower_to_text(mask=Mask()) != lower_to_text(mask=Mask(lengths=jnp.asarray(LENGTHS)))
+    assert lower_to_text() == lower_to_text(mask=Mask()) != lower_to_text(mask=Mask(lengths=jnp.array([4, 7])))
 
 
 def test_unknown_backend_is_refused():
     with refuses("backend='flash'", error=ValueError):
         attention.attend(*(jnp.zeros((1, 1, 1, 8)),) * 3, backend="flash")
-
-
-def test_resolve_gives_a_reason_and_refuses_unavailable_kernels():
-    assert backends.resolve("naive", device=None, dtype="float32", head_dim=8)[0] == "naive"
-    backend, reason = backends.resolve("auto", device=jax.devices()[0], dtype="bfloat16", head_dim=64)
-    assert backend == "xla" and "cpu" in reason
-    with refuses('model.backend="cudnn"', "cpu", 'model.backend="xla"'):
-        backends.resolve("cudnn", device=jax.devices()[0], dtype="bfloat16", head_dim=64)
 
 
 def test_times_weights_and_gradients_match_dot_general(rng):
@@ -110,3 +87,51 @@ def test_times_weights_and_gradients_match_dot_general(rng):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *grads)
     with pytest.raises(NotImplementedError):
         attention.times_weights(x, w, (((0,), (0,)), ((), ())))
+
+
+@pytest.mark.parametrize("kv", [1, N])
+def test_dropout_gradients_match_naive_backend(kv, rng):
+    """In float64, against JAX's gradients of the naive backend; other draws and no dropout give other gradients."""
+    with jax.enable_x64(True):
+        shapes = [(B, T, N, H), (B, T, kv, H), (B, T, kv, V)]
+        arrays = [jnp.asarray(2 * rng.standard_normal(shape)) for shape in shapes]
+        mask = Mask(causal=True, lengths=jnp.array([T, 4]))
+
+        def gradients(backend, seed, rate=0.3):
+            def loss(q, k, v):
+                options = {"dropout": rate, "key": jax.random.split(jax.random.key(seed), B), "soft_cap": 2.0}
+                return jnp.sum(jnp.sin(attention.attend(q, k, v, mask=mask, backend=backend, **options)))
+
+            return jax.jit(jax.grad(loss, (0, 1, 2)))(*arrays)
+
+        expected, without_dropout = gradients("naive", 1), gradients("xla", 1, 0.0)
+        for a, b, c, d in zip(gradients("xla", 1), expected, gradients("xla", 2), without_dropout, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
+            assert np.abs(c - b).max() > 1e-2 < np.abs(d - b).max()
+
+
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+def test_dropped_attention_weights_are_zero_or_rescaled(backend):
+    """Equal weights, read out by values that are a basis, are zero or divided by the fraction kept, to 16 bits.
+
+    Every example has a separate key.
+    """
+    batch, tokens, heads, keys, rate = 3, 11, 2, 67, 0.3
+    q, k = jnp.zeros((batch, tokens, heads, 4)), jnp.zeros((batch, keys, heads, 4))
+    v = jnp.broadcast_to(jnp.eye(keys)[None, :, None], (batch, keys, heads, keys))
+    example_keys = jax.random.split(jax.random.key(0), batch)
+
+    def weights(examples=slice(None), **options):
+        return np.asarray(attention.attend(q[examples], k[examples], v[examples], backend=backend, **options))
+
+    result = weights(dropout=rate, key=example_keys)
+    keep_rate = 1 - round(rate * 2**16) / 2**16
+    dropped = result == 0
+    np.testing.assert_allclose(result[~dropped], 1 / keys / keep_rate, rtol=1e-6)
+    assert abs(dropped.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / dropped.size)
+    assert not np.array_equal(dropped[:, :, 0], dropped[:, :, 1]) and not np.array_equal(dropped[:, 0], dropped[:, 1])
+    examples = np.array([2, 0])
+    np.testing.assert_array_equal(weights(examples, dropout=rate, key=example_keys[examples]), result[examples])
+    assert not np.array_equal(weights(dropout=rate, key=example_keys[::-1]), result)
+    for options in ({"dropout": rate}, {"dropout": 0.0, "key": example_keys}):
+        np.testing.assert_allclose(weights(**options), 1 / keys, rtol=1e-6)

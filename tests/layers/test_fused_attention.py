@@ -171,6 +171,7 @@ def test_kernels_chosen_by_resolve_can_be_traced(device, dtype):
         ({"head_dim": 64, "mask": ("keep",)}, (backends.UNSUPPORTED_PARTS["keep"],)),
         ({"head_dim": 64, "soft_cap": 2.0}, ("soft cap", 2.0)),
         ({"head_dim": 64, "dropout": 0.1}, ("dropout", 0.1)),
+        ({"head_dim": 64, "device": jax.devices()[0]}, ("cpu",)),
         ({"head_dim": 64, "dtype": "float32"}, ("bfloat16", "float16", "float32")),
         ({"head_dim": 64, "device": DEVICES["7.5"]}, (8.0, 7.5)),
         ({"head_dim": 136, "device": DEVICES["8.0"]}, (8, 128, 136)),

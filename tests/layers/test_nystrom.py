@@ -168,16 +168,6 @@ def test_as_many_landmarks_as_tokens_is_exact_attention(rng, x):
     assert set(module(x)[1]) == {"v", "out"}
 
 
-def test_iteration_converges_to_exact_attention(rng):
-    """Through the three matrices, without the short cut for as many landmarks as tokens: F F⁺ F = F."""
-    module = make_attention(rng, landmarks=M, iterations=20)
-    k, v = (jnp.asarray(rng.standard_normal((B, M, N, size)), jnp.float32) for size in (H, V))
-    q = k + 0.3 * v[..., :1]  # each token attends most to itself, so that F is well-conditioned
-    out, arrays = module._approximate(q, k, v, Mask())
-    assert np.linalg.cond(arrays["landmark_probabilities"]).max() < 1e3
-    np.testing.assert_allclose(out, attend(q, k, v), atol=1e-4)
-
-
 @pytest.mark.parametrize("tokens, taps", [(29, 11), (3, 35), (64, 35), (200, 35), (130, 67), (5, 1)])
 def test_convolution_along_the_tokens(rng, tokens, taps):
     x, kernel = rng.standard_normal((B, tokens, N, H)), rng.standard_normal((taps, N))

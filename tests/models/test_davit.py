@@ -7,7 +7,6 @@ from flax import nnx
 from random_weights import fill_weights
 
 from leanformer import conditioning, models
-from leanformer.layers import stack
 from leanformer.layers.attention import attend
 from leanformer.layers.context import PLAIN
 from leanformer.models import davit
@@ -83,24 +82,3 @@ def test_shapes_of_measures():
     weight_measures = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), stacks)
     assert weight_measures.keys() == taps.keys()
     assert weight_measures["stage2.spatial"]["output_weights"].shape == (14, 10)
-
-
-def test_drop_path_is_independent_per_branch_and_unit(monkeypatch):
-    n, draws = 4000, []
-    graphdef, params = nnx.split(build_abstract(**TINY, drop_path=0.4), nnx.Param)
-
-    def record(*arguments, path_scales=stack.path_scales):
-        draws.append(path_scales(*arguments))
-        return draws[-1]
-
-    def train(params, key):
-        nnx.merge(graphdef, params)(jnp.zeros((n, 4, 4, 3)), key=jax.random.split(key, n))
-        return jnp.concatenate(draws)
-
-    monkeypatch.setattr(stack, "path_scales", record)
-    params = jax.tree.map(lambda x: jnp.zeros(x.shape), params)
-    scales = np.asarray(jax.jit(train)(params, jax.random.key(1)))
-    assert scales.shape == (3, 4, n) and (scales[0] == 1).all()  # units of all stages, branches, examples
-    dropped = (scales[1:] == 0).reshape(8, n)
-    assert np.abs(dropped.mean(axis=1) - np.repeat([0.2, 0.4], 4)).max() < 4 * np.sqrt(0.24 / n)
-    assert np.abs(np.corrcoef(dropped) - np.eye(8)).max() < 4.5 / np.sqrt(n)

@@ -34,7 +34,6 @@ def test_image_size_from_the_command_line(tmp_path):
         ((224,), ("model.image_size=(224,)", 224, "(224, 160)")),
         ((224, 0), ("model.image_size=(224, 0)",)),
         ("big", ("model.image_size='big'",)),
-        (224.0, ("model.image_size=224.0",)),
         (True, ("model.image_size=True",)),
         ((224, 168), ("model.image_size=(224, 168)", "model.patch_size=16", 14, 28)),
     ],

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from random_weights import fill_weights
 
-from leanformer import conditioning, models
+from leanformer import models
 from leanformer.layers.context import Context
 
 
@@ -45,16 +45,6 @@ def test_tap_shapes_of_both_stacks(images):
     }
 
 
-def test_weights_and_taps_have_the_same_names(images):
-    names = ["query_weights", "output_weights_per_head", "mlp_up_weights"]
-    model = build()
-    result = jax.eval_shape(lambda: conditioning.weights(model.measured(), names))
-    _, taps = jax.eval_shape(lambda: model(images, tap=conditioning.tap(["attention_output", "attention_entropy"])))
-    assert result.keys() == taps.keys() == {"blocks.inner", "blocks.outer"}
-    for stack in result:
-        assert result[stack].keys() == set(names) and taps[stack].keys() == {"attention_output", "attention_entropy"}
-
-
 def extract_block(model):
     graphdef, params = nnx.split(model.blocks.layers)
     return nnx.merge(graphdef, jax.jit(lambda params: jax.tree.map(lambda x: x[1], params))(params))
@@ -81,40 +71,6 @@ def test_inner_branches_are_scaled_per_patch(rng):
 
     expected = outer(patches, result)
     np.testing.assert_allclose(patch_result, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
-def test_patches_are_dropped_independently_at_the_layer_rate(rng):
-    images = jnp.asarray(rng.standard_normal((41, *TINY["image_size"], 3)), jnp.float32)
-
-    def find_dropped(arrays):
-        steps = ((arrays["tokens"], arrays["middle"]), (arrays["middle"], arrays["block"]))
-        return jnp.stack([jnp.all(before == after, axis=(1, 2)) for before, after in steps])
-
-    keys = jax.random.split(jax.random.key(3), len(images))
-    model = build(drop_path=0.4)
-    _, taps = jax.jit(lambda x: model(x, key=keys, tap=find_dropped))(images)
-    inner, outer = np.asarray(taps["blocks.inner"]), np.asarray(taps["blocks.outer"])
-    assert not inner[0].any() and not outer[0].any()  # the first layer's rate is 0
-    attention, mlp = inner[1].reshape(2, len(images), PATCHES)
-    noise = np.sqrt(0.4 * 0.6 / attention.size)
-    for result in (attention, mlp):
-        assert abs(result.mean() - 0.4) < 4 * noise
-        # Patches of an image are independent: the number dropped per image has a binomial's variance.
-        assert abs(result.sum(axis=1).var() / (PATCHES * 0.24) - 1) < 4 * np.sqrt(2 / len(images))
-        for other in range(PATCHES):
-            assert not (result[:, 0] == result[:, other]).all() or other == 0
-    assert abs(np.corrcoef(attention.ravel(), mlp.ravel())[0, 1]) < 4 / np.sqrt(attention.size)
-    assert 0 < outer[1].mean() < 1
-
-
-def test_drop_path_is_independent_of_position_in_batch(images):
-    model = build(drop_path=0.6)
-    compute_logits = jax.jit(lambda images, keys: model(images, key=keys)[0])
-    keys, other_keys = jax.random.split(jax.random.key(1), (2, BATCH))
-    full = compute_logits(images, keys)
-    assert np.abs(full - compute_logits(images, other_keys)).max() > 1e-3
-    shifted = compute_logits(jnp.concatenate([-images[1:], images[:1]]), jnp.concatenate([other_keys[1:], keys[:1]]))
-    np.testing.assert_allclose(shifted[-1], full[0], rtol=0, atol=1e-5 * np.abs(full).max())
 
 
 def test_fused_kernel_is_used_only_for_patches():

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from messages import refuses
 from random_weights import fill_weights
 
-from leanformer import conditioning, config, models, pretrained, tasks
+from leanformer import conditioning, config, pretrained, tasks
 from leanformer.conditioning import tables
 from leanformer.runtime import mesh as sharding
 from leanformer.training import model_setup, probing, state, streams, train_setup
@@ -93,33 +92,6 @@ def test_architecture_smoke(name, meshes):
     assert 0 < forward < training
 
 
-# Slow, because the smoke tests cover most of it.
-SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in ARCHITECTURES if name != "vit"]
-
-
-@pytest.mark.parametrize(("name", "changes"), [("vit", {}), ("tnt", {"layout": "patchwise"}), *SLOW])
-def test_every_parameter_has_a_gradient(name, changes, rng):
-    """Except biases of keys in a softmax over tokens, which cancel: their gradient is only rounding."""
-    arguments = make_config(name, **changes).model.to_dict() | {"backend": "xla", "remat": "block"}
-    graphdef, params, rest = nnx.split(
-        fill_weights(lambda: models.build(**arguments, rngs=nnx.Rngs(0))), nnx.Param, ...
-    )
-    params, rest = nnx.as_pure(params), nnx.as_pure(rest)
-    images = jnp.asarray(rng.standard_normal((4, *SIZES[name], 1)), jnp.float32)
-    keys = jax.random.split(jax.random.key(1), 4) if rest else None  # training mode, for batch statistics
-
-    def loss(params):
-        return jnp.sum(jax.nn.log_softmax(nnx.merge(graphdef, params, rest)(images, key=keys)[0])[:, 3])
-
-    result = pretrained.flatten_names(jax.jit(jax.grad(loss))(params))
-    largest = max(np.abs(x).max() for x in result.values())
-    between_channels = ("channel.attention.key.bias", "xcit blocks.layers.attention.key.bias")
-    for leaf, gradient in result.items():
-        cancelled = leaf.endswith("key.bias") and not f"{name} {leaf}".endswith(between_channels)
-        for layer in gradient if ".layers." in leaf else [gradient]:
-            assert (np.abs(layer).max() < 1e-5 * largest) == cancelled, leaf
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_nystrom_attention_is_set_by_one_key(name, meshes):
     """Checks by shapes that it adds only the convolution's parameters, and that the probe reads it."""
@@ -147,10 +119,8 @@ def test_nystrom_attention_is_set_by_one_key(name, meshes):
 
 def test_probe_sweeps_outer_heads_and_refuses_heads_by_stage(meshes):
     """TNT has two attentions per block, and the outer one is swept. Heads by stage cannot be swept."""
-    c, images = (
-        make_config("tnt", depth=1),
-        jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 42, 70, 1)), jnp.uint8),
-    )
+    c = make_config("tnt", depth=1)
+    images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 42, 70, 1)), jnp.uint8)
     draw_weights = lambda model, seed: fill_weights(model.weights, seed)  # noqa: E731
     swept = probing.sweep(c, meshes(1, 1), {"image": images}, [2], 1, weights=draw_weights)
     assert [point["shape"] for point in swept["points"]] == [[16, 20], [16, 30]]

@@ -16,9 +16,8 @@ from flax import nnx
 from messages import mentions, refuses
 from parity import check_export, layout, load_fixture, load_into_model, split_model
 from random_weights import fill_weights
-from safetensors.numpy import save_file
 
-from leanformer import config, convert, embed, models, pretrained, tasks
+from leanformer import config, embed, models, pretrained, tasks
 from leanformer.data.text.tokenizer import byte_tokenizer, train_wordpiece
 from leanformer.errors import DataError, WeightsError
 from leanformer.tasks.embedding import embeddings
@@ -225,23 +224,3 @@ def test_invalid_embed_commands_are_refused(words, parts, tmp_path, capsys):
     assert embed.main(words) == 2
     message = capsys.readouterr().err
     assert mentions(message, *parts), message
-
-
-def test_convert_both_ways(tmp_path, capsys):
-    """The command converts in both directions and verifies outputs."""
-    arguments, tensors, _ = load_case("masked")
-    tokens = np.arange(22, dtype=np.int32).reshape(2, 11) % 23
-    model = nnx.merge(split_model("bert", arguments)[0], *jax.tree.map(jnp.asarray, load_weights("masked")[1]))
-    logits = np.asarray(jax.jit(lambda tokens: model(tokens)[0])(jnp.asarray(tokens)))
-    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, tmp_path / "in.safetensors")
-    save_file({"input": tokens, "logits": logits}, tmp_path / "ref.safetensors")
-    words = [f"--config={ROOT}/configs/bert.py", *(f"--config.model.{k}={v}" for k, v in arguments.items())]
-    forward = [*words, "--from=huggingface", f"--weights={tmp_path}/in.safetensors", f"--out={tmp_path}/ours"]
-    assert convert.main([*forward, f"--reference={tmp_path}/ref.safetensors"]) == 0, capsys.readouterr().err
-    assert float(capsys.readouterr().out.rpartition(": ")[2].split()[0]) < TOLERANCE
-    back = [*words, "--to=huggingface", f"--weights={tmp_path}/ours/weights.safetensors", f"--out={tmp_path}/theirs"]
-    assert convert.main(back) == 0
-    result = pretrained.read(tmp_path / "theirs" / "model.safetensors")
-    assert result.keys() == tensors.keys()
-    for name, x in tensors.items():
-        np.testing.assert_array_equal(result[name], x, err_msg=name)

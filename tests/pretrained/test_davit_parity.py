@@ -1,14 +1,13 @@
 """DaViT against timm: detection of wrong details, and drop-path rates."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import TOLERANCE, case, load_fixture, set_norm_epsilon, split_model
+from parity import TOLERANCE, case, load_fixture, split_model
 
 from leanformer import models
-from leanformer.layers import mlp, multihead, norms
+from leanformer.layers import multihead
 from leanformer.layers.attention import attend
 from leanformer.layers.masks import Mask
 from leanformer.models import davit
@@ -21,7 +20,6 @@ def attend_without_padding(q, k, v, **_):
 
 
 WRONG_DETAILS = {
-    "tanh GELU": lambda patch: patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu),
     "no padding": lambda patch: patch.setattr(multihead, "attend", attend_without_padding),
     "channel thirds": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
     "downsampling norm": lambda patch: patch.setattr(
@@ -35,13 +33,6 @@ def test_tolerance_detects_wrong_details(detail, monkeypatch):
     WRONG_DETAILS[detail](monkeypatch)
     reference = case("davit_timm", "davit_tiny_odd")
     model = nnx.merge(split_model("davit", reference.arguments)[0], *reference.load(reference.tensors))
-    assert reference.error(model) > 5 * TOLERANCE
-
-
-def test_tolerance_detects_wrong_epsilon():
-    reference = case("davit_timm", "davit_tiny_odd")
-    model = reference.build()
-    set_norm_epsilon(model, norms.LayerNorm, 1e-6)
     assert reference.error(model) > 5 * TOLERANCE
 
 

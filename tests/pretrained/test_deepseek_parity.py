@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import command, run_in_process
 from flax import nnx
 from messages import mentions, refuses
-from parity import TOLERANCE, case, layout, split_model
-from safetensors.numpy import load_file, save_file
+from parity import case, layout, split_model
 
 from leanformer import pretrained
 from leanformer.conditioning import attention_matrix
@@ -104,31 +102,23 @@ UNSUPPORTED = {
 }
 
 
-def test_convert_both_ways_and_check_config_json(tmp_path):
-    arguments, tensors, arrays = V3.arguments, V3.tensors, V3.arrays
-    changes = {f"model.{name}": value for name, value in arguments.items()} | {"model.head_bias": False}
-    words = command("convert", changes=changes, config="configs/quickstart_gpt.py")
-    theirs, ours, back, reference = (tmp_path / name for name in ("theirs", "ours", "back", "r.safetensors"))
-    theirs.mkdir()
-    save_file(tensors, theirs / "model.safetensors")
-    save_file({name: arrays[name] for name in ("input", "logits")}, reference)
-    forward = [*words, "--from=huggingface", f"--weights={theirs}", f"--out={ours}", f"--reference={reference}"]
-    for content, parts in UNSUPPORTED.values():
-        (theirs / "config.json").write_text(json.dumps(content))
-        status, _, err = run_in_process(forward)
-        assert status == 2 and mentions(err, theirs / "config.json", *parts) and err.strip().count("\n") == 0, err
-    (theirs / "config.json").write_text("{")
-    assert run_in_process(forward)[0] == 2
-    (theirs / "config.json").write_text(json.dumps(PUBLISHED | {"rope_interleave": True, "rope_scaling": None}))
-    status, out, err = run_in_process(forward)
-    assert (status, err) == (0, "")
-    assert float(out.rpartition(": ")[2].split()[0]) < TOLERANCE
-    status, _, err = run_in_process([*words, f"--weights={ours}", "--to=huggingface", f"--out={back}"])
-    assert (status, err) == (0, "")
-    result = load_file(back / "model.safetensors")
-    assert result.keys() == tensors.keys()
-    for name, x in tensors.items():
-        np.testing.assert_array_equal(result[name], x, err_msg=name)
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_weights_of_unsupported_configs_are_refused(name, tmp_path):
+    content, parts = UNSUPPORTED[name]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with refuses(tmp_path / "config.json", *parts, error=WeightsError) as error:
+        weight_checks.check_published(tmp_path / "model.safetensors", V3.arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_published_config_that_matches_is_accepted(tmp_path):
+    weight_checks.check_published(tmp_path, V3.arguments)  # no file
+    content = PUBLISHED | {"rope_interleave": True, "rope_scaling": None}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    weight_checks.check_published(tmp_path, V3.arguments)
+    (tmp_path / "config.json").write_text("{")
+    with refuses(tmp_path / "config.json", error=WeightsError):
+        weight_checks.check_published(tmp_path, V3.arguments)
 
 
 def test_weights_with_rotary_positions_require_a_rotary_model(tmp_path):

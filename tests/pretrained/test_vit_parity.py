@@ -11,7 +11,6 @@ from leanformer import pretrained
 from leanformer.tasks import losses
 
 
-PLAIN = [("vit_timm", "vit_tiny"), *(("vit_huggingface", name) for name in ("vit", "deit", "dinov2"))]
 DISTILLED = [("vit_timm", "deit_tiny_distilled"), ("vit_huggingface", "deit")]
 
 
@@ -38,15 +37,6 @@ def test_gradients_match_timm():
             assert max(np.abs(a).max(), np.abs(b).max()) < 100 * np.finfo(np.float32).eps * largest
         else:  # timm's own float32 is 2e-6 from its float64
             assert np.abs(a - b).max() / np.abs(b).max() < 2e-5, name
-
-
-@pytest.mark.parametrize(("file", "name"), PLAIN)
-def test_tolerance_detects_wrong_epsilon(file, name):
-    reference = case(file, name)
-    model = reference.build()
-    for norm in (model.norm, model.blocks.layers.norm1, model.blocks.layers.norm2):
-        norm.epsilon = 1e-5
-    assert reference.error(model) > 5 * TOLERANCE
 
 
 @pytest.mark.parametrize(("file", "name"), DISTILLED)

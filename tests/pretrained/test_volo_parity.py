@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import TOLERANCE, case, relative_difference, set_norm_epsilon
+from parity import TOLERANCE, case, relative_difference
 
 from leanformer import pretrained
-from leanformer.layers import mlp, norms, outlook
-from leanformer.layers.convolution import BatchNorm
+from leanformer.layers import outlook
 from leanformer.models import volo
 from leanformer.tasks import losses
 
@@ -44,36 +43,11 @@ def test_training_matches_timm_in_float64():
         assert relative_difference(result[name], expected[f"train/{name}"]) < TOLERANCE_64, name
     for name in names:
         assert np.abs(expected[f"grad/{name}"]).max() > 0, name
-        assert relative_difference(result[name], expected[f"grad/{name}"].astype(np.float64)) < 1e-7, (
-            name
-        )  # the file has float32
+        theirs = expected[f"grad/{name}"].astype(np.float64)  # the file has float32
+        assert relative_difference(result[name], theirs) < 1e-7, name
 
 
 # Wrong details that the tolerance must detect.
-
-
-def measure_error(monkeypatch, change, name):
-    reference = case("volo_timm", name)
-    model = reference.build()
-    change(model, monkeypatch)
-    return reference.error(model)
-
-
-def layer_norm_epsilon(model, _):
-    set_norm_epsilon(model, norms.LayerNorm, 1e-6)
-
-
-def batch_norm_epsilon(_, patch):
-    patch.setattr(BatchNorm, "EPSILON", 1e-3)
-
-
-def tanh_gelu(_, patch):
-    patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu)  # the tanh form, by default
-
-
-@pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])
-def test_tolerance_detects_small_changes(change, monkeypatch):
-    assert measure_error(monkeypatch, change, "volo_tiny") > 5 * TOLERANCE
 
 
 def gelu_in_the_stem(_, patch):
@@ -118,17 +92,7 @@ CHANGES = (gelu_in_the_stem, folds_averaged, unscaled_outlook, head_index_fastes
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_tolerance_detects_large_changes(change, monkeypatch):
-    assert measure_error(monkeypatch, change, "volo_tiny_odd") > 200 * TOLERANCE
-
-
-def test_logits_combine_the_two_heads():
-    """timm's outputs follow from those of its two heads by this rule; other rules are detected."""
-    arrays = case("volo_timm", "volo_tiny").arrays
-    class_logits, token_logits = arrays["class64"], arrays["tokens64"]
-    assert relative_difference(class_logits + 0.5 * token_logits.max(axis=1), arrays["logits64"]) < TOLERANCE_64
-    for wrong in (
-        class_logits,
-        class_logits + 0.5 * token_logits.mean(axis=1),
-        class_logits + token_logits.max(axis=1),
-    ):
-        assert relative_difference(wrong, arrays["logits64"]) > 200 * TOLERANCE
+    reference = case("volo_timm", "volo_tiny_odd")
+    model = reference.build()
+    change(model, monkeypatch)
+    assert reference.error(model) > 200 * TOLERANCE

@@ -11,15 +11,9 @@ from leanformer.pretrained.layouts.entries import Entry, linear, matrix, norm, s
 
 REQUIRED = {"positions": "learned", "norm": "layernorm", "post_norm": True, "gated": False}
 REQUIRED |= {"mlp_bias": True, "qkv_bias": True, "pool": "first"}  # also the defaults of the architecture
-ROBERTA = {
-    **{
-        "roberta.": "bert.",
-        "lm_head.dense.": "cls.predictions.transform.dense.",
-        "lm_head.bias": "cls.predictions.bias",
-    },
-    **{"lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.", "lm_head.decoder.": "cls.predictions.decoder."},
-    **{"classifier.dense.": "bert.pooler.dense.", "classifier.out_proj.": "classifier."},
-}
+ROBERTA = {"roberta.": "bert.", "lm_head.bias": "cls.predictions.bias", "classifier.out_proj.": "classifier."}
+ROBERTA |= {"lm_head.dense.": "cls.predictions.transform.dense.", "lm_head.decoder.": "cls.predictions.decoder."}
+ROBERTA |= {"lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.", "classifier.dense.": "bert.pooler.dense."}
 UNUSED = 2  # positions of RoBERTa start from its padding token's number plus 1
 OURS, LAYER = "blocks.layers", "bert.encoder.layer.{i}"
 

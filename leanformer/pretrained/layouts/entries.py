@@ -15,19 +15,12 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Conversion between a published tensor and our parameter.
+    """Conversion between a published tensor and our parameter."""
 
-    Attributes:
-        rows: function from our shape to the length of the axis `cut` of the published tensor.
-        load: function from a published tensor and our shape to our array.
-        save: function from our array to the published tensor.
-        cut: axis along which a published tensor that holds several of our parameters is split.
-    """
-
-    rows: Callable[[Shape], int]
-    load: Callable[[np.ndarray, Shape], np.ndarray]
-    save: Callable[[np.ndarray], np.ndarray]
-    cut: int = 0
+    rows: Callable[[Shape], int]  # from our shape to the length of the axis `cut` of the published tensor
+    load: Callable[[np.ndarray, Shape], np.ndarray]  # from a published tensor and our shape to our array
+    save: Callable[[np.ndarray], np.ndarray]  # from our array to the published tensor
+    cut: int = 0  # axis along which a published tensor that holds several of our parameters is split
 
 
 # Tokens, positions, norms, scalars: equal shapes.
@@ -103,28 +96,17 @@ def neighbours(form: Form, width: int) -> Form:
 class Entry:
     """One published tensor, or one per layer, and our parameters in it.
 
-    Attributes:
-        theirs: name of the published tensor, with {i} for the layer if `layers` is given.
-        ours: dotted names of the parameters or statistics in it, concatenated along the form's axis. If empty, the
-            tensor is known but not read; on export it is `value`, or left out if that is None.
-        form: conversion of all parameters, or one per parameter with the same axis `cut`.
-        layers: L if our parameters have a leading layer axis and L tensors are published, else None.
-        first: number of the first published layer.
-        optional: True if a tensor that is not read may be missing.
-        refused: reason why files with this tensor, which is not read, cannot be loaded; else None.
-        value: value of a tensor that is not read, for export.
-        blocks: number of blocks along the axis in which the parameters alternate: 1, or the number of heads.
+    A tensor without parameters of ours is known but not read; on export it is `value`, or left out if that is None.
     """
 
-    theirs: str
-    ours: tuple[str, ...]
-    form: Form | tuple[Form, ...]
-    layers: int | None = None
-    first: int = 0
-    optional: bool = False
-    refused: str | None = None
-    value: np.ndarray | None = None
-    blocks: int = 1
+    theirs: str  # name of the published tensor, with {i} for the layer if `layers` is given
+    ours: tuple[str, ...]  # dotted names of the parameters or statistics in it, concatenated along the form's axis
+    form: Form | tuple[Form, ...]  # of all parameters, or one per parameter with the same axis `cut`
+    layers: int | None = None  # L if our parameters have a leading layer axis and L tensors are published
+    optional: bool = False  # True if a tensor that is not read may be missing
+    refused: str | None = None  # reason why files with this tensor, which is not read, cannot be loaded
+    value: np.ndarray | None = None  # of a tensor that is not read, for export
+    blocks: int = 1  # number of blocks along the axis in which the parameters alternate, such as the number of heads
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -135,7 +117,7 @@ class Entry:
         """Return the published names, one per layer."""
         if self.layers is None:
             return [self.theirs]
-        return [self.theirs.format(i=i + self.first) for i in range(self.layers)]
+        return [self.theirs.format(i=i) for i in range(self.layers)]
 
     def split(self, x: np.ndarray, rows: Sequence[int]) -> list[np.ndarray]:
         """Split a published tensor into our parameters, which have lengths `rows` along the joining axis."""
@@ -156,51 +138,37 @@ def _split_axis(x: np.ndarray, axis: int, blocks: int) -> np.ndarray:
 
 
 def linear(
-    theirs: str, ours: str, form: Form | None = None, *, bias: bool = True, layers: int | None = None, first: int = 0
+    theirs: str, ours: str, form: Form | None = None, *, bias: bool = True, layers: int | None = None
 ) -> list[Entry]:
     """Return the entries of a layer with weight and bias; the form is `matrix()` by default."""
-    entries = [Entry(f"{theirs}.weight", (f"{ours}.kernel",), form or matrix(), layers, first)]
-    return entries + ([Entry(f"{theirs}.bias", (f"{ours}.bias",), flat, layers, first)] if bias else [])
+    entries = [Entry(f"{theirs}.weight", (f"{ours}.kernel",), form or matrix(), layers)]
+    return entries + ([Entry(f"{theirs}.bias", (f"{ours}.bias",), flat, layers)] if bias else [])
 
 
-def norm(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -> list[Entry]:
+def norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
     """Return the entries of a layer norm."""
-    return [
-        Entry(f"{theirs}.weight", (f"{ours}.scale",), same, layers, first),
-        Entry(f"{theirs}.bias", (f"{ours}.bias",), same, layers, first),
-    ]
+    names = {"weight": "scale", "bias": "bias"}
+    return [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers) for a, b in names.items()]
 
 
-def batch_norm(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -> list[Entry]:
-    """Return the `Entry`s (our name, published name, form) of a batch norm: scale, bias and running statistics."""
+def batch_norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
+    """Return the entries of a batch norm: scale, bias and running statistics."""
     names = {"running_mean": "mean", "running_var": "var"}
-    statistics = [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers, first) for a, b in names.items()]
+    statistics = [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers) for a, b in names.items()]
     # The number of batches is used only by PyTorch's cumulative average, which no model here uses.
-    seen = Entry(f"{theirs}.num_batches_tracked", (), same, layers, first, optional=True, value=np.zeros((), np.int64))
-    return [*norm(theirs, ours, layers=layers, first=first), *statistics, seen]
+    seen = Entry(f"{theirs}.num_batches_tracked", (), same, layers, optional=True, value=np.zeros((), np.int64))
+    return [*norm(theirs, ours, layers=layers), *statistics, seen]
 
 
-def attention(
-    theirs: str,
-    ours: str,
-    *,
-    fused: str = "qkv",
-    out: str = "proj",
-    bias: bool = True,
-    layers: int | None,
-    first: int = 0,
-) -> list[Entry]:
+def attention(theirs: str, ours: str, *, bias: bool = True, layers: int | None) -> list[Entry]:
     """Return the entries of timm's self-attention: one fused Linear (q, k, v; heads; head dimension), and one out."""
     names = ("query", "key", "value")
-    entries = [Entry(f"{theirs}.qkv.weight", tuple(f"{ours}.{n}.kernel" for n in names), matrix(), layers, first)]
+    entries = [Entry(f"{theirs}.qkv.weight", tuple(f"{ours}.{n}.kernel" for n in names), matrix(), layers)]
     if bias:
-        entries.append(Entry(f"{theirs}.qkv.bias", tuple(f"{ours}.{n}.bias" for n in names), flat, layers, first))
-    return entries + linear(f"{theirs}.proj", f"{ours}.out", matrix(2), layers=layers, first=first)
+        entries.append(Entry(f"{theirs}.qkv.bias", tuple(f"{ours}.{n}.bias" for n in names), flat, layers))
+    return entries + linear(f"{theirs}.proj", f"{ours}.out", matrix(2), layers=layers)
 
 
-def mlp(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -> list[Entry]:
+def mlp(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
     """Return the entries of timm's MLP."""
-    return [
-        *linear(f"{theirs}.fc1", f"{ours}.up", layers=layers, first=first),
-        *linear(f"{theirs}.fc2", f"{ours}.down", layers=layers, first=first),
-    ]
+    return linear(f"{theirs}.fc1", f"{ours}.up", layers=layers) + linear(f"{theirs}.fc2", f"{ours}.down", layers=layers)

@@ -9,13 +9,8 @@ from leanformer.pretrained.layouts.entries import Entry, axis, flat, linear, mat
 GPT2 = {"positions": "learned", "norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True}
 LLAMA = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
 DEEPSEEK = LLAMA | {"qkv_bias": False, "latent_norm": "rmsnorm", "out_bias": False}
-UNSUPPORTED = (
-    "soft_cap",
-    "head_cap",
-    "logit_scale",
-    "temperature",
-    "layer_scale",
-)  # options that no published model has
+# Options that no published model has.
+UNSUPPORTED = ("soft_cap", "head_cap", "logit_scale", "temperature", "layer_scale")
 OURS = "blocks.layers"
 
 
@@ -95,7 +90,7 @@ def _llama(
 
 
 def _heads(depth: int, *, qk_norm: str | None = None, qkv_bias: bool = True, **_: Any) -> list[Entry]:
-    """Return the `Entry`s of query, key and value projections, and of their norms if there are any."""
+    """Return the entries of query, key and value projections, and of their norms if there are any."""
     entries = []
     for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value")):
         name = f"model.layers.{{i}}.self_attn.{theirs}"

@@ -44,11 +44,8 @@ def huggingface(
     dino = layer_scale is not None
     prefix = "" if dino else "deit." if distilled else "vit."
     ours, layer = "blocks.layers", f"{prefix}encoder.layer.{{i}}"
-    names = (
-        ("norm1", "norm2", "mlp.fc1", "mlp.fc2")
-        if dino
-        else (*("layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"),)
-    )
+    names = ("layernorm_before", "layernorm_after", "intermediate.dense", "output.dense")
+    names = ("norm1", "norm2", "mlp.fc1", "mlp.fc2") if dino else names
     entries = [
         Entry(f"{prefix}embeddings.cls_token", ("cls_token",), same),
         Entry(f"{prefix}embeddings.position_embeddings", ("pos_embed",), same),
