@@ -9,7 +9,7 @@ import jax
 
 from leanformer import models, pretrained
 from leanformer.data.text import tokenizer as tokenizers
-from leanformer.exports import card, files, huggingface, timm
+from leanformer.exports import files, huggingface, timm
 from leanformer.exports.description import Description
 from leanformer.layers.model_base import REQUIRED
 from leanformer.pretrained import storage
@@ -88,7 +88,7 @@ def write_folder(
     for name, content in contents.items():
         disk.write_json(folder / name, content)
     prepared = not contents.keys().isdisjoint({"tokenizer.json", "preprocessor_config.json"})
-    text = card.text(description, c.model.to_dict(), origin.facts, prepared=prepared)
+    text = files.model_card(description, c.model.to_dict(), origin.facts, prepared=prepared)
     disk.write_text(folder / "README.md", text)
     return description, target
 

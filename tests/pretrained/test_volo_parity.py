@@ -10,7 +10,6 @@ from flax import nnx
 from parity import TOLERANCE, case, relative_difference
 
 from leanformer import pretrained
-from leanformer.layers import outlook
 from leanformer.models import volo
 from leanformer.tasks import losses
 
@@ -55,8 +54,8 @@ def gelu_in_the_stem(_, patch):
 
 
 def folds_averaged(_, patch):
-    add = outlook.overlap_add
-    patch.setattr(outlook, "overlap_add", lambda y, *size: add(y, *size) / add(jnp.ones_like(y), *size))
+    add = volo.overlap_add
+    patch.setattr(volo, "overlap_add", lambda y, *size: add(y, *size) / add(jnp.ones_like(y), *size))
 
 
 def unscaled_outlook(model, _):
