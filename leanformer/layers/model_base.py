@@ -41,7 +41,7 @@ class Family(nnx.Module):
 
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay, besides biases and norms
     classifiers = ("head",)  # parameters of classifiers: first parts of their names
-    bottom_up: tuple[tuple[str, ...], ...] = ()  # see rates.BottomUp; empty: no support for optim.layer_decay
+    bottom_up: tuple[tuple[str, ...], ...] = ()  # see lr_scales; empty: no support for optim.layer_decay
     attentions: Mapping[str, type[nnx.Module]] = ATTENTIONS  # attention types by name
     staged = False  # True: sizes of blocks are one number per stage
     # Further keys of blocks with their defaults, and settings of blocks that are not configurable.
