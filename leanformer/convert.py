@@ -128,14 +128,8 @@ def _write(
         target = stablehlo.write_folder(folder, model, weights, largest=largest)
         yield f"Wrote {target}: {model.config.model.name} for {' and '.join(stablehlo.PLATFORMS)}."
     else:
-        tensors, about = pretrained.export(jax.device_get(weights), model.layout(f.to)), {"layout": f.to}
-        whole = folder / "weights.safetensors"
-        if largest is None:
-            (folder / f"model{sharded.INDEX}").unlink(missing_ok=True)
-            pretrained.write(target := whole, tensors, about)
-        else:
-            whole.unlink(missing_ok=True)
-            target = pretrained.write_sharded(folder / "model", tensors, largest, about)
+        tensors = pretrained.export(jax.device_get(weights), model.layout(f.to))
+        target = storage.write_model(folder, tensors, {"layout": f.to}, largest, name="weights")
         if workdir and restored:
             artifacts.export(workdir, folder, step=restored.step, averaged=restored.ema is not None)
         opened = f' Open it with leanformer.load("{folder}").' if workdir else ""

@@ -185,12 +185,14 @@ def write_sharded(stem: str | Path, tensors: Tensors, largest: int, metadata: Ma
     return index
 
 
-def write_model(folder: Path, tensors: Tensors, metadata: Mapping[str, str], largest: int | None) -> Path:
-    """Write model.safetensors, or if `largest` is given shards as in `write_sharded`. Return the path of file or index.
+def write_model(
+    folder: Path, tensors: Tensors, metadata: Mapping[str, str], largest: int | None, *, name: str = "model"
+) -> Path:
+    """Write <name>.safetensors, or shards of at most `largest` bytes and an index. Return the path of file or index.
 
     The other of the two is deleted, since libraries read an index that was left over first.
     """
-    single = folder / f"model{SUFFIX}"
+    single = folder / f"{name}{SUFFIX}"
     if largest is not None:
         single.unlink(missing_ok=True)
         return write_sharded(folder / "model", tensors, largest, metadata)

@@ -1,7 +1,7 @@
 """Stop requests by Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2: training stops after the current step and saves.
 
-A second Ctrl-C stops at once. The exit status is 130 after Ctrl-C, as in shells; schedulers should not restart the run. It is
-75 (EX_TEMPFAIL, "try again") after SIGTERM and after SIGUSR1 or SIGUSR2, which SLURM's --signal and submitit send
+A second Ctrl-C stops at once. The exit status is 130 after Ctrl-C, as in shells; schedulers should not restart the run.
+It is 75 (EX_TEMPFAIL, "try again") after SIGTERM and after SIGUSR1 or SIGUSR2, which SLURM's --signal and submitit send
 before a time limit; the state is saved and the run can be restarted. It is not 143, because that is also the status of
 a process that SIGTERM killed before it could save.
 """
