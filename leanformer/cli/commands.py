@@ -31,10 +31,17 @@ COMMANDS = {
     "train": CommandLine(
         (
             CONFIG,
-            Flag("workdir", "Folder of the run: metrics, checkpoints, plots.", required=True, writes=True),
+            Flag(
+                "workdir",
+                "Folder or gs:// or s3:// URL of the run: metrics, checkpoints, plots.",
+                required=True,
+                writes=True,
+            ),
             Flag("dry_run", "Print processes, devices and the starting step, without training.", bool, default=False),
         ),
         multi_process=True,
+        urls="workdir",
+        trains=True,
     ),
     "evaluate": CommandLine(
         (
@@ -44,6 +51,7 @@ COMMANDS = {
             Flag("split", "Split of the data; by default the run's evaluation split."),
         ),
         multi_process=True,
+        urls="workdir",
     ),
     "predict": CommandLine(
         (
@@ -55,6 +63,7 @@ COMMANDS = {
             Flag("out", "File to write to instead of printing."),
         ),
         words="files or folders, and flags as --name=value",
+        urls="workdir",
     ),
     "generate": CommandLine(
         (
@@ -69,7 +78,8 @@ COMMANDS = {
             Flag("top_p", "Sample from the most likely tokens that have this total probability.", float),
             Flag("seed", "Seed of the sampling.", int, default=0),
             Flag("out", "File to write the completions of --prompts to instead of printing them."),
-        )
+        ),
+        urls="workdir",
     ),
     "embed": CommandLine(
         (
@@ -81,7 +91,8 @@ COMMANDS = {
             Flag("tokenizer", "tokenizer.json or its folder; by default that of the run, or config.data.tokenizer."),
             Flag("texts", "File with one text per line.", required=True),
             Flag("out", "File .npy to write to instead of printing."),
-        )
+        ),
+        urls="workdir",
     ),
     "probe": CommandLine(
         (
@@ -102,6 +113,7 @@ COMMANDS = {
             Flag("allow_nonfinite", "Also probe weights that contain NaN or infinity.", bool, default=False),
         ),
         multi_process=True,
+        urls="workdir",
     ),
     "cost": CommandLine(
         (
@@ -166,6 +178,7 @@ COMMANDS = {
         ),
         words="the folder of a run, and flags as --name=value",
         optional_words=True,
+        urls="words",
     ),
     "compare": CommandLine(
         (
@@ -182,6 +195,7 @@ COMMANDS = {
             Flag("out", "Folder to write to; by default compare/ in the compared folder.", writes=True),
         ),
         words="folders of runs or of sweeps",
+        urls="words",
     ),
     "keys": CommandLine(
         (OPTIONAL_CONFIG,), words="at most one section, such as model", optional_words=True, checked=False

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 from leanformer import tasks
+from leanformer.cli import urls
 from leanformer.cli.flags import MULTIHOST_FLAGS, CommandLine, Values
 from leanformer.errors import USER_ERROR, user_message
 from leanformer.runtime import determinism, distributed, multihost
@@ -25,7 +26,8 @@ def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Valu
             tasks.fill_num_classes(getattr(values, name))
             checks.check(getattr(values, name))
             determinism.require(getattr(values, name).deterministic)
-        status = load()(values) or 0
+        with urls.staged(line, values):
+            status = load()(values) or 0
     except BaseException as error:
         text = user_message(error)
         if text is None and multihost.count() > 1:

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from absl import flags as absl
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
+from leanformer import stores
 from leanformer.config.loading import format_error
 from leanformer.errors import ConfigError, LeanformerError
 from leanformer.runtime import files
@@ -96,6 +97,8 @@ class CommandLine:
         optional_words: True if the other words may be left out.
         multi_process: True if the command may run in several processes, as given by flags or the environment.
         checked: False if configs are not validated; the command then starts without importing JAX.
+        urls: flag, or "words", whose folders of runs may be URLs of an object store (`cli.urls`).
+        trains: True if the command trains in that folder.
     """
 
     flags: tuple[Flag, ...] = ()
@@ -104,6 +107,8 @@ class CommandLine:
     optional_words: bool = False
     multi_process: bool = False
     checked: bool = True
+    urls: str = ""
+    trains: bool = False
 
     @property
     def all_flags(self) -> tuple[Flag, ...]:
@@ -116,10 +121,10 @@ class CommandLine:
         Raises:
             ConfigError: a flag or word is wrong, a config file cannot be loaded, or an output folder is not writable.
         """
-        values = parse(self.all_flags, argv)
+        values = parse(self.all_flags, argv, self.urls)
         self._check_words(values.words)
         for folder in (getattr(values, flag.name) for flag in self.all_flags if flag.writes):
-            if folder is not None:
+            if folder is not None and not stores.is_url(folder):
                 files.check_writable(Path(folder).expanduser())
         return values
 
@@ -142,8 +147,13 @@ def _replace_old_name(word: str, flags: absl.FlagValues) -> str:
     return f"--{new}{equals}{value}"
 
 
-def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
+def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
     """Return the values of flags from the words of a command line. Configs are not validated yet.
+
+    Args:
+        flags: flags of the command.
+        argv: words of the command line.
+        urls: flag, or "words", that may be a URL.
 
     Raises:
         ConfigError: a flag is wrong, or a config file cannot be loaded.
@@ -171,14 +181,21 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
         raise ConfigError(f"{format_error(error)}\n`python -m leanformer.keys` lists and explains all keys.") from error
     values = {flag.name: defined[flag.name].value for flag in flags}
-    for shown, path in [(f"--{name}={values.get(name)}", values.get(name)) for name in PATHS] + [(w, w) for w in words]:
-        if path and re.match(r"[a-z][a-z0-9+.-]*://", path):
+    _check_urls({name: [values[name]] for name in PATHS if values.get(name)} | {"words": words}, urls)
+    values |= {name: values[name].copy_and_resolve_references() for name in files}
+    return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
+
+
+def _check_urls(paths: Mapping[str, Sequence[str]], urls: str) -> None:
+    """Raise ConfigError for a URL in place of a path, unless it is one of those that `urls` names."""
+    for name, path in ((name, path) for name, several in paths.items() for path in several if stores.is_url(path)):
+        shown = path if name == "words" else f"--{name}={path}"
+        if name != urls:
             raise ConfigError(
                 f"{shown}: URLs are not supported, only files and folders. Mount the bucket as a folder, for example "
                 "with gcsfuse, mount-s3 or rclone, and give a path in it."
             )
-    values |= {name: values[name].copy_and_resolve_references() for name in files}
-    return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
+        stores.check_url(path, shown)
 
 
 EXPECTED = {  # description and example by type of a flag

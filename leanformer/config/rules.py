@@ -53,6 +53,7 @@ def check(c: Any) -> None:
     _check_sizes(c)
     _check_optim(c)
     _check_model(c.model)
+    _check_urls(c.data)
 
 
 def _check_finite(c: Any, prefix: str = "") -> None:
@@ -73,6 +74,16 @@ POSITIVE += " optim.max_skipped"
 NOT_NEGATIVE = "seed eval.every eval.examples checkpoint.every probe.every hang_seconds data.workers optim.clip_norm"
 NOT_NEGATIVE += " optim.weight_decay optim.lr optim.warmup_steps optim.warmup_epochs"
 NOT_NEGATIVE += " eval.every_epochs probe.every_epochs checkpoint.every_epochs"
+
+
+def _check_urls(data: Any) -> None:
+    """Raise ConfigError for URLs in place of folders that would be made in the current folder."""
+    for key, reads in (("dir", data.name.startswith("tfds:")), ("name", data.name.startswith("cache:"))):
+        require(
+            reads or "://" not in str(data.get(key)),
+            f"data.{key}={data.get(key)}: only data.name=cache:gs://... and, for data.name=tfds:..., "
+            "data.dir=gs://... may be URLs. Copy the data, or mount the bucket, for example with gcsfuse or mount-s3.",
+        )
 
 
 def _check_sizes(c: Any) -> None:

@@ -23,6 +23,7 @@ from PIL import Image
 
 from leanformer import conditioning, tasks
 from leanformer.errors import CheckpointError, ConfigError, DataError
+from leanformer.stores import downloads
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.training import model_setup, restoring
 from leanformer.training.checkpoint import Checkpoints
@@ -282,7 +283,7 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
     """Return the trained model of a run, with EMA weights if the run keeps them.
 
     Args:
-        workdir: folder of the run.
+        workdir: folder of the run, or its URL in an object store.
         step: step of the checkpoint; the newest if neither `step` nor `best` is given.
         best: True for the best checkpoint by validation score.
 
@@ -291,7 +292,7 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         CheckpointError: the checkpoint does not exist or is damaged.
         WeightsError: the weights are not finite.
     """
-    run = open_run(workdir)
+    run = open_run(downloads.local_copy(workdir, step, best=best))
     restored = run.restore(step, best=best)
     classes = tuple(artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0)))
     model = run.model.merge(restored.ema or restored.weights)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from messages import mentions, refuses
 from PIL import Image
+from tiny_tfds import prepare_tiny_images
 
 from leanformer import config, data, tasks
 from leanformer.data.images import open_images
@@ -159,30 +160,7 @@ def test_missing_and_unknown_tfds_are_refused(tmp_path):
 
 def test_prepared_tfds_is_read(tmp_path):
     """Prepare and read a real TFDS dataset in array_record without TensorFlow."""
-    import tensorflow_datasets as tfds
-
-    class TinyImages(tfds.core.GeneratorBasedBuilder):
-        """Six grey pictures."""
-
-        code_path, pkg_dir_path = None, tmp_path  # otherwise tfds looks for a package that contains this file
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            label = tfds.features.ClassLabel(num_classes=3)
-            image = tfds.features.Image(shape=(8, 8, 1), encoding_format="png")
-            return self.dataset_info_from_configs(
-                features=tfds.features.FeaturesDict({"image": image, "label": label}), supervised_keys=None
-            )
-
-        def _split_generators(self, dl_manager):
-            return {"train": self._generate_examples()}
-
-        def _generate_examples(self):
-            for i in range(6):
-                yield i, {"image": io.BytesIO(make_png(i)), "label": i % 3}
-
-    builder = TinyImages(data_dir=tmp_path, file_format="array_record")
-    builder.download_and_prepare()
+    prepare_tiny_images(tmp_path, [(make_png(i), i % 3) for i in range(6)])
     source = open_images("tfds:tiny_images", "train", dir=str(tmp_path), **SHAPE)
     assert len(source) == 6 and source.num_classes == 3
     seen = {source[i]["image"]: source[i]["label"] for i in range(6)}

@@ -14,6 +14,7 @@ from typing import Any
 
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
+from etils import epath
 from PIL import Image
 
 from leanformer.data.images.decoding import CorruptImage, decode_whole
@@ -170,7 +171,7 @@ class Cache:
         DataError: the cache is missing, incomplete, or modified.
     """
 
-    def __init__(self, folder: Path, split: str, channels: int):
+    def __init__(self, folder: Path | epath.Path, split: str, channels: int):
         self.folder, self.split = folder / split, split
         command = "Run `python -m leanformer.prepare cache` with the config of the original dataset."
         if not (self.folder / RECORD).is_file():
@@ -180,7 +181,7 @@ class Cache:
         record = _record(self.folder / RECORD)
         for name, size in record["bytes"].items():
             path = self.folder / name
-            if not path.is_file() or path.stat().st_size != size:
+            if not path.is_file() or epath.Path(path).stat().length != size:
                 raise DataError(f"{path} is missing or was modified. Remove {self.folder}. {command}")
         if record["channels"] < channels:
             raise DataError(

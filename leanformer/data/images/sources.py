@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from leanformer.config.rules import image_sides
 from leanformer.data import source as names
@@ -165,6 +166,7 @@ class Tfds:
 
         self.dataset, self.split = dataset, split
         looked = dir or os.environ.get("TFDS_DATA_DIR") or str(Path("~/tensorflow_datasets").expanduser())
+        looked = names.open_folder(looked, f"data.dir={looked}")
         prepare = f"python -m leanformer.prepare build --config=FILE --config.data.name=tfds:{dataset}"
         try:
             builder = tfds.builder(dataset, data_dir=looked, file_format="array_record")
@@ -173,7 +175,7 @@ class Tfds:
                 f'data.name="tfds:{dataset}" is not a known TFDS dataset, and not prepared in {looked}. '
                 "See the list at tensorflow.org/datasets/catalog, or use folder:<path>."
             ) from error
-        if not Path(builder.data_dir).exists() or not builder.info.splits:
+        if not epath.Path(builder.data_dir).exists() or not builder.info.splits:
             raise DataError(
                 f'data.name="tfds:{dataset}" is not prepared. Looked in {builder.data_dir}. Prepare it once with\n'
                 f"  {prepare}\nor point to it with --config.data.dir=DIR or TFDS_DATA_DIR=DIR."
