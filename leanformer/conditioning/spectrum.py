@@ -92,13 +92,13 @@ class Summary:
     see `condition`). For a matrix with a NaN or an infinity it is infinite, and the ranks are zero.
     """
 
-    condition_number: Any  # σ_1 / σ_r
-    log10_condition: Any
-    effective_rank: Any  # exp of the entropy of σ_i / Σσ (Roy and Vetterli 2007)
-    stable_rank: Any  # Σσ_i² / σ_1²
-    negligible: Any  # integer: singular values of at most FLOOR σ_1
-    finite: Any  # boolean
-    shape: tuple[int, int] = dataclasses.field(metadata={"static": True})  # of the matrix, rows and columns
+    condition_number: Any  #: σ_1 / σ_r
+    log10_condition: Any  #: its logarithm to base 10
+    effective_rank: Any  #: exp of the entropy of σ_i / Σσ (Roy and Vetterli 2007)
+    stable_rank: Any  #: Σσ_i² / σ_1²
+    negligible: Any  #: integer: number of singular values of at most FLOOR σ_1
+    finite: Any  #: boolean: no entry is NaN or infinite
+    shape: tuple[int, int] = dataclasses.field(metadata={"static": True})  #: rows and columns of a matrix
 
     @property
     def valid(self) -> Any:

@@ -30,13 +30,13 @@ class Mask:
     [[[[1, 0], [1, 1]]]]
     """
 
-    lengths: Any = None  # int B: number of keys before the padding of each example
-    keep: Any = None  # bool B S: valid keys, for padding between tokens
-    segments: Any = None  # int B S: segments of packed rows; a query sees only its own segment
-    offset: Any = None  # int: position of the first query among the keys, if earlier keys come from a cache
-    causal: bool = dataclasses.field(default=False, metadata=STATIC)  # keys after the query are hidden
-    window: int | None = dataclasses.field(default=None, metadata=STATIC)  # visible keys up to the query,
-    # itself included; unless causal, as many after it
+    lengths: Any = None  #: int B: number of keys before the padding of each example
+    keep: Any = None  #: bool B S: valid keys, for padding between tokens
+    segments: Any = None  #: int B S: segments of packed rows; a query sees only its own segment
+    offset: Any = None  #: int: position of the first query among the keys, if earlier keys come from a cache
+    causal: bool = dataclasses.field(default=False, metadata=STATIC)  #: keys after the query are hidden
+    #: Number of visible keys up to the query, itself included; unless causal, as many after it.
+    window: int | None = dataclasses.field(default=None, metadata=STATIC)
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
