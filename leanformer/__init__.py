@@ -1,15 +1,17 @@
 """Workbench for the budget of a transformer: number of heads, query/key dimension, depth and MLP.
 
-`leanformer.load("runs/quickstart")` returns a trained model with its config and preprocessing (`training.inference`).
+`leanformer.load("runs/quickstart")` returns a trained model with its config and preprocessing (`training.inference`);
+`leanformer.conditioning.condition(array)` measures any matrices.
 """
 
+import importlib
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load` on first access, so that commands that only count start fast."""
+    """Import `load` and `conditioning` on first access, so that commands that only count start fast."""
     if name == "load":
-        from leanformer.training.inference import load
-
-        return load
+        return importlib.import_module("leanformer.training.inference").load
+    if name == "conditioning":
+        return importlib.import_module("leanformer.conditioning")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

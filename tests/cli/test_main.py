@@ -29,6 +29,12 @@ def test_help_lists_the_commands_without_importing_jax():
     assert status == 0 and mentions(out, *COMMANDS) and "jax" not in imported and "leanformer" in imported
 
 
+def test_public_names_are_imported_on_first_access():
+    code = "import leanformer, sys; assert 'jax' not in sys.modules; print(leanformer.conditioning.condition.__name__)"
+    process = subprocess.run([sys.executable, "-c", code], env=subprocess_environment(), capture_output=True, text=True)
+    assert (process.stdout, process.returncode) == ("condition\n", 0)
+
+
 def test_command_runs_and_unknown_command_is_refused():
     status, _, err, imported = run("cost", "--config=quickstart", "--device=abacus")
     assert status == 2 and mentions(err, "--device=abacus", "h100") and "jax" in imported
