@@ -137,7 +137,7 @@ def _shrink(raw: bytes, short_side: int | None, channels: int) -> tuple[bytes, s
     return out.getvalue(), "shrunk", height * width, size[0] * size[1]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path | epath.Path) -> dict[str, Any]:
     """Return the content of a plan or record. Raise DataError if it is damaged or of another version."""
     try:
         content = json.loads(path.read_text())
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _record(path: Path) -> dict[str, Any]:
+def _record(path: Path | epath.Path) -> dict[str, Any]:
     """Return the record of a cached split. Raise DataError if a field that reading needs is missing or malformed."""
     record = _read(path)
     sizes, number, names = (record.get(key) for key in ("bytes", "num_classes", "classes"))
