@@ -5,11 +5,9 @@ them. A checkpoint without this list does not exist for readers, and the next ru
 """
 
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from leanformer.runtime import integrity
 from leanformer.runtime.integrity import MANIFEST
 from leanformer.stores import Store
 
@@ -62,15 +60,7 @@ def names_of_step(names: Iterable[str], step: int) -> list[str]:
 
 
 def download_step(store: Store, names: Iterable[str], step: int, folder: Path) -> None:
-    """Download the missing files of a checkpoint, and its list of checksums last; once more if they are damaged."""
-    target = folder / CHECKPOINTS / str(step)
-    _download_missing(store, names, step, folder)
-    if integrity.find_corruption(target) is not None:
-        shutil.rmtree(target)
-        _download_missing(store, names, step, folder)
-
-
-def _download_missing(store: Store, names: Iterable[str], step: int, folder: Path) -> None:
+    """Download the missing files of a checkpoint, and its list of checksums last."""
     missing = [name for name in names_of_step(names, step) if not (folder / name).is_file()]
     store.download([name for name in missing if name != manifest_of(step)], folder)
     store.download([name for name in missing if name == manifest_of(step)], folder)

@@ -2,8 +2,8 @@
 
     LEANFORMER_STORES=1 python -m pytest tests/stress/test_object_stores.py
 
-Not part of `make test-all`: under load, 3 of 13 runs failed with the emulator of gs, twice because a checkpoint
-could not be read from it. The cause is not known. The packages for gs are in the extra `dev`; for s3 see
+Not part of `make test-all`: gcp-storage-emulator 2026.7.19 drops the last byte of an object if it is a carriage return.
+The checksums then report a damaged checkpoint. The packages for gs are in the extra `dev`; for s3 see
 tests/stress/kills.py.
 """
 
