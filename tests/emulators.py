@@ -19,7 +19,7 @@ def make_command(scheme, port):
     """Return the command line of an emulator, and the environment variables of its clients."""
     address = f"http://127.0.0.1:{port}"
     if scheme == "gs":
-        words = ["gcs_emulator", "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"]
+        words = ["gcp_storage_emulator", "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"]
         variables = {"STORAGE_EMULATOR_HOST": address, "CLOUD_STORAGE_EMULATOR_ENDPOINT": address}
         # Without credentials, and without looking for the kind of the bucket at Google.
         variables |= {"FSSPEC_GS_TOKEN": "anon", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
@@ -35,7 +35,7 @@ def run_emulator(scheme):
     """Yield the URL of an empty bucket of an emulator, with the variables of its clients in the environment."""
     words, variables = make_command(scheme, find_free_port())
     with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, cwd=Path(__file__).parent)
+        server = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log)
         before = dict(os.environ)
         os.environ.update(variables)
         try:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from commands import command, run
 from emulators import PACKAGES, run_emulator, upload_folder
+from messages import mentions
 from pictures import encode
 from PIL import Image
 from processes import read_records_by_step, start_processes, wait_for_processes
@@ -59,8 +60,21 @@ def test_objects_of_a_store(bucket, tmp_path):
     assert (tmp_path / "copy" / "d" / "large").read_bytes() == (tmp_path / "large").read_bytes()
     store.delete(["a", "d/large", "missing"])
     assert store.sizes() == {}
+    for content in (b"", b"\r", b"1\r", b"1\r\n", b"1\n"):
+        store.write("a", content)
+        assert store.read("a") == content
     with pytest.raises(StoreError):
         Store(f"{bucket}-missing/run").write("a", b"1")
+
+
+def test_damaged_upload_is_an_error(bucket):
+    if bucket.startswith("s3"):
+        pytest.skip("the emulator of s3 damages nothing")
+    store = Store(f"{bucket}/objects/damaged")
+    # The emulator of gs drops the carriage return of an upload in one request, which Store.write avoids.
+    with pytest.raises(StoreError) as caught, store._errors():
+        store.fs.pipe_file(store.path("a"), b"1\r")
+    assert mentions(str(caught.value), "MD5")
 
 
 @pytest.fixture(scope="module")
