@@ -19,7 +19,7 @@ import jax
 
 from leanformer.errors import USER_ERROR, ConfigError
 from leanformer.runtime import cluster as clusters
-from leanformer.runtime import multihost
+from leanformer.runtime import multihost, signals
 from leanformer.runtime.jax_internals import coordinator_address
 
 
@@ -69,6 +69,7 @@ def start(
     if not multihost.is_primary():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     _watcher.start()
+    signals.report_to(fail)  # until training handles signals, the process that gets one ends all of them
 
 
 def _check_port(port: int) -> None:
@@ -122,7 +123,7 @@ def _watch_peers() -> None:
             if failed and not _leaving.is_set():
                 peer, (status, message) = min(failed.items())
                 print(
-                    f"\nProcess {multihost.index()} ends because process {peer} failed: {message}",
+                    f"\nProcess {multihost.index()} ends because process {peer} ended: {message}",
                     file=sys.stderr,
                     flush=True,
                 )

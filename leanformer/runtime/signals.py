@@ -7,12 +7,15 @@ its own signal handlers later.
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 
 AGAIN = os.EX_TEMPFAIL  # 75
 STATUS = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: AGAIN, signal.SIGUSR1: AGAIN, signal.SIGUSR2: AGAIN}
 _waiting = threading.Event()  # set while a signal ends the process
+REPORT = 10.0  # longest time in seconds for telling the other processes
+_reports: list[Callable[[int, str], object]] = []
 
 
 def exit_on_stop() -> None:
@@ -37,6 +40,11 @@ def install() -> None:
     _waiting.clear()
 
 
+def report_to(function: Callable[[int, str], object]) -> None:
+    """Call a function with the exit status and a message before a signal ends this process of several."""
+    _reports[:] = [function]
+
+
 def _watch(read: int) -> None:
     while content := os.read(read, 1):
         if _waiting.is_set() and content[0] in STATUS:
@@ -44,6 +52,11 @@ def _watch(read: int) -> None:
 
 
 def _exit(number: int, _: FrameType | None = None) -> None:
-    name = signal.Signals(number).name
-    os.write(2, f"\n{name}: no step is under way, so there is nothing to save.\n".encode())
-    os._exit(STATUS[signal.Signals(number)])
+    status = STATUS[signal.Signals(number)]
+    message = f"{signal.Signals(number).name}: no step is under way, so there is nothing to save."
+    os.write(2, f"\n{message}\n".encode())
+    for report in _reports:
+        thread = threading.Thread(target=report, args=(status, message), daemon=True)
+        thread.start()
+        thread.join(REPORT)  # the coordinator may not answer
+    os._exit(status)

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 from commands import ROOT
+from messages import mentions
+from processes import find_free_port, make_environment, wait_for_processes
 
 from leanformer.runtime.interrupt import StopRequest
 
@@ -46,6 +48,23 @@ def test_training_commands_handle_signals_before_importing_jax(name, tmp_path):
     (tmp_path / "jax.py").write_text(f"print('importing', flush=True); {BLOCKS['in Python']}")
     words = ["--config=quickstart", "--workdir=run"] if name != "train_vmap" else []
     assert run_and_signal([sys.executable, "-m", f"leanformer.{name}", *words], signal.SIGTERM, cwd=tmp_path) == 75
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_signal_ends_all_connected_processes_with_its_status(block, signalled):
+    program = "import sys; from leanformer.runtime import signals; signals.exit_on_stop()"
+    program += "; from leanformer.runtime import distributed; distributed.start(sys.argv[1], 2, int(sys.argv[2]))"
+    program += f"; print('up', file=sys.stderr, flush=True); {block}"
+    words = [sys.executable, "-c", program, f"localhost:{find_free_port()}"]
+    environ = make_environment("") | {"PYTHONPATH": str(ROOT)}
+    running = [subprocess.Popen([*words, str(i)], stderr=subprocess.PIPE, text=True, env=environ) for i in range(2)]
+    for process in running:
+        while (line := process.stderr.readline()) != "up\n":
+            assert line, "ended before it was connected"
+    running[signalled].send_signal(signal.SIGTERM)
+    statuses, _, err = wait_for_processes(running, timeout=60)
+    assert statuses == [75, 75] and all(mentions(text, "SIGTERM") for text in err)
 
 
 def test_python_handlers_replace_the_early_exit():

@@ -7,7 +7,7 @@ Kinds: `kill`, SIGKILL, a quarter of them during the first seconds; `term`, SIGT
 end with status 75; `start`, SIGTERM during the first seconds; `save`, SIGKILL while a checkpoint is written;
 `evaluation`, SIGKILL during an evaluation. With two processes, images only: `peer`, SIGKILL of one process, after which
 the other must end with an error within 60 s; `frozen`, the same with SIGSTOP, like a lost host; `term2`, SIGTERM of
-one process.
+one process, after which both must end with status 75; `start2`, the same before the first step of a run in a store.
 
 Jobs: image, gpt, bert, sentences, lra, points (`train`); sweep and vmap (`sweep` of four runs, one process each or one
 program for all); prepare (`prepare build`). A job is killed up to four times. Then the same command finishes it. These
@@ -74,8 +74,9 @@ JOBS = {  # name: (command, its flags, config, keys of the config)
     "vmap": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--vmap"], "quickstart", RUN | IMAGE),
     "prepare": ("prepare", ["build"], "nystromformer_listops_short", SHORT | {"data.recipe.train": 60_000}),
 }
-KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2")
-TWO_PROCESSES = ("peer", "frozen", "term2")  # kinds that need two processes
+KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2", "start2")
+STOPS = ("term", "term2", "start", "start2")  # kinds that send SIGTERM
+TWO_PROCESSES = ("peer", "frozen", "term2", "start2")  # kinds that need two processes
 TRAINING = ("save", "evaluation", *TWO_PROCESSES)  # kinds that need the records of a single run
 CHAIN = 4  # most kills of one job
 STARTING, START = 0.25, 8.0  # share of kills during start-up, and the seconds that start-up takes
@@ -214,6 +215,10 @@ def _has_begun(run: Run) -> bool:
     return any(text in run.logs[0].read_text() for text in ("Resuming from step", "Starting from"))
 
 
+def _is_staging(run: Run) -> bool:
+    return "is staged in" in run.logs[0].read_text()
+
+
 def _is_saving(run: Run) -> bool:
     return any((run.workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
 
@@ -230,6 +235,10 @@ def wait_for_time(kind: str, run: Run, rng: random.Random) -> bool:
         # While it imports, reads the checkpoint, compiles or runs its first steps.
         time.sleep(rng.uniform(PYTHON, START))
         return run.is_running()
+    if kind == "start2":
+        staging = _wait_until(run, _is_staging)
+        time.sleep(rng.uniform(0, 1.5))
+        return staging and run.is_running()
     _wait_until(run, lambda r: any(r.workdir.rglob("config.json")) and (not r.store or _has_begun(r)), 0.02)
     target = min(_last_step(run) + rng.randint(1, STEPS // CHAIN), STEPS - 1)
     if not _wait_until(run, lambda r: _last_step(r) >= target):
@@ -265,7 +274,7 @@ def kill_run(kind: str, run: Run, rng: random.Random) -> tuple[bool, float]:
         return False, 0.0
     victim = rng.choice(run.processes)
     start = time.monotonic()
-    signals = dict.fromkeys(("term", "term2", "start"), signal.SIGTERM) | {"frozen": signal.SIGSTOP}
+    signals = dict.fromkeys(STOPS, signal.SIGTERM) | {"frozen": signal.SIGSTOP}
     victim.send_signal(signals.get(kind, signal.SIGKILL))
     try:
         if kind == "frozen":
@@ -275,7 +284,7 @@ def kill_run(kind: str, run: Run, rng: random.Random) -> tuple[bool, float]:
         raise AssertionError(f"not ended {ENDS_WITHIN} s after the {kind}\n{run.read_logs()}") from error
     took = time.monotonic() - start
     assert not (remaining := run.children()), f"left: {remaining}\n{run.read_logs()}"
-    if kind in ("term", "term2", "start") and run.has_records:
+    if kind in STOPS and run.has_records:
         assert set(statuses) in ({AGAIN}, {0}), f"{statuses}\n{run.read_logs()}"  # 0: it was after its last step
         return set(statuses) == {AGAIN}, took
     others = [s for s, process in zip(statuses, run.processes, strict=True) if process is not victim]
@@ -399,6 +408,8 @@ def main() -> int:
             trains, expected = JOBS[job][0] == "train", {}
             for kind in kinds:
                 if (kind in TRAINING and not trains) or (kind in TWO_PROCESSES and job != "image"):
+                    continue
+                if kind == "start2" and not store:
                     continue
                 start, n = time.monotonic(), 2 if kind in TWO_PROCESSES else 1
                 if n not in expected:
