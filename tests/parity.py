@@ -20,7 +20,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 FILES = {  # architecture and weight source of each fixture file
     **{f"{family}_timm": (family, "timm") for family in ("vit", "xcit", "volo", "tnt", "davit")},
     **{"vit_huggingface": ("vit", "huggingface"), "gpt_huggingface": ("gpt", "huggingface")},
-    "deepseek_huggingface": ("gpt", "huggingface"),
+    **{"deepseek_huggingface": ("gpt", "huggingface"), "nanochat_huggingface": ("gpt", "huggingface")},
 }
 OUTPUTS = ("logits", "class", "distilled", "tokens")
 ARRAYS = {"input", "labels", "attentions", "grad", "train", *OUTPUTS, *(f"{name}64" for name in OUTPUTS)}
@@ -145,6 +145,7 @@ def load_into_model(family, arguments, tensors, source="timm", allowed=None, **o
     """Return our model's graph definition and the reference weights, as (parameters, statistics) in our naming."""
     graphdef, _, shapes = split_model(family, arguments, **overrides)
     weight_layout = layout(family, arguments, source)
+    tensors = layouts.rename(source, {"name": family, **arguments}, tensors)
     return graphdef, pretrained.load(tensors, weight_layout, shapes, allowed or pretrained.Allowed())
 
 

@@ -15,6 +15,8 @@ from leanformer.runtime import multihost
 
 # Keys of config.model and their names in published config.json files. "rope_theta" may be in "rope_parameters".
 NAMES = {"rotary": ("rope_theta",), "epsilon": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")}
+NAMES |= {"head_cap": ("final_logit_softcapping",)}
+OFF = ("rotary", "head_cap")  # keys whose None switches something off; None of the others is the architecture's default
 
 REFUSED = {  # published models that no architecture here computes, by `model_type`
     "gemma": "norms with 1 added to their scales, and scaled embeddings",
@@ -57,8 +59,8 @@ def check_published(path: str | Path, model: Mapping[str, Any]) -> None:
     """Raise WeightsError if the `config.json` beside published weights does not match the model.
 
     Not supported are the models in REFUSED, rotary positions of a type other than "default", such as DeepSeek's "yarn",
-    which scales angles and logits, and latent attention without interleaved pairs. The base of rotary positions and the
-    epsilon of norms must be those of the model.
+    which scales angles and logits, and latent attention without interleaved pairs. The base of rotary positions, the
+    epsilon of norms and the soft cap of logits must be those of the model.
 
     Args:
         path: file of weights, index of several, or their folder. Nothing is checked without a `config.json`.
@@ -94,8 +96,9 @@ def check_published(path: str | Path, model: Mapping[str, Any]) -> None:
     flat = {**content, **rotary} if isinstance(rotary := content.get("rope_parameters"), dict) else content
     for key, names in NAMES.items():
         ours = model.get(key)
-        theirs = next((flat[name] for name in names if isinstance(flat.get(name), int | float)), ours)
-        if theirs != ours and (ours is not None or key == "rotary"):  # rotary=None means no rotary positions
+        stated = [flat[name] for name in names if name in flat and (key in OFF or flat[name] is not None)]
+        theirs = next((x for x in stated if x is None or isinstance(x, int | float)), ours)
+        if theirs != ours and (ours is not None or key in OFF):
             raise WeightsError(
                 f"{config}: these weights need model.{key}={theirs}, but the model has {ours}: logits would differ. "
                 f"Set --config.model.{key}={theirs}."

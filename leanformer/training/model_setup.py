@@ -77,7 +77,7 @@ class ModelSetup:
         c = self.config
         heads = models.find_class(c.model.name).classifiers
         allowed = pretrained.Allowed(c.init_from.new_head, c.init_from.resize_positions, patch_grid(c.model), heads)
-        tensors = layouts.rename(layout, c.model.name, tensors)
+        tensors = layouts.rename(layout, c.model.to_dict(), tensors)
         weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 

@@ -234,11 +234,11 @@ def test_roberta_names_are_renamed_to_those_of_bert():
         theirs = {new + n.removeprefix(old) if n.startswith(old) else n: x for n, x in theirs.items()}
     positions = "roberta.embeddings.position_embeddings.weight"
     theirs[positions] = np.concatenate([np.full((2, 24), 9, np.float32), theirs[positions]])
-    renamed = layouts.rename("huggingface", "bert", theirs)
+    renamed = layouts.rename("huggingface", {"name": "bert"}, theirs)
     assert renamed.keys() == tensors.keys()
     for name, x in tensors.items():
         np.testing.assert_array_equal(renamed[name], x, err_msg=name)
-    assert layouts.rename("huggingface", "bert", tensors) == tensors
+    assert layouts.rename("huggingface", {"name": "bert"}, tensors) == tensors
 
 
 @pytest.mark.parametrize("kind", checks.REFUSED)

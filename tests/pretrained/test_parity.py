@@ -23,7 +23,7 @@ NAIVE |= {(file, name) for file, name in CASES if file.startswith("vit")}
 
 def test_number_of_cases():
     """The files contain all cases that were written to them."""
-    assert len(CASES) == 37
+    assert len(CASES) == 38
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
@@ -52,6 +52,8 @@ def test_float64_logits_match_the_reference(file, name):
 
 @ALL
 def test_exported_weights_equal_the_imported_ones(file, name):
+    if name == "nanochat":
+        pytest.skip("nanochat is only imported")
     reference = case(file, name)
     # A backbone has no head, and our models have no mask token.
     alone = {"classifier.weight", "classifier.bias", "embeddings.mask_token"} if name == "dinov2" else ()

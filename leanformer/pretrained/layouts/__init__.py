@@ -41,10 +41,15 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
     return getattr(module, source)(**arguments)
 
 
-def rename(source: str, name: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors of a file of an architecture, those of its close relatives under the names of its key map."""
-    module = _find_module(name)
-    return module.rename(tensors) if source == "huggingface" and hasattr(module, "rename") else dict(tensors)
+def rename(source: str, arguments: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors of a file, those of close relatives of a model under the names of its key map.
+
+    `source` and `arguments` are those of `layout`.
+    """
+    module = _find_module(arguments["name"])
+    if source != "huggingface" or not hasattr(module, "rename"):
+        return dict(tensors)
+    return module.rename(tensors, **arguments)
 
 
 def _find_module(name: str) -> Any:

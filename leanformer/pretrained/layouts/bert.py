@@ -48,7 +48,7 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
     ]
 
 
-def rename(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def rename(tensors: Mapping[str, np.ndarray], **_: Any) -> dict[str, np.ndarray]:
     """Return RoBERTa's tensors under the names of BERT; others unchanged.
 
     Its classifier reads the first token through a dense layer with tanh, as BERT's. It needs model.types=1,

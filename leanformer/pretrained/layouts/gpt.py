@@ -1,6 +1,9 @@
-"""Key maps of Hugging Face's GPT-2, Llama, Mistral, Qwen2, Qwen3, DeepSeek-V2 and DeepSeek-V3."""
+"""Key maps of Hugging Face's GPT-2, Llama, Mistral, Qwen2, Qwen3, DeepSeek-V2, DeepSeek-V3 and, to load, nanochat."""
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry, axis, flat, linear, matrix, neighbours, norm, same
@@ -9,7 +12,8 @@ from leanformer.pretrained.layouts.entries import Entry, axis, flat, linear, mat
 GPT2 = {"positions": "learned", "norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True}
 LLAMA = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
 DEEPSEEK = LLAMA | {"qkv_bias": False, "latent_norm": "rmsnorm", "out_bias": False}
-# Options that no published model has.
+NANOCHAT = LLAMA | {"gated": False, "activation": "relu2", "qk_norm": "rmsnorm", "qkv_bias": False, "out_bias": False}
+# Options that no published model has; nanochat has a `head_cap`.
 UNSUPPORTED = ("soft_cap", "head_cap", "logit_scale", "temperature", "layer_scale")
 OURS = "blocks.layers"
 
@@ -21,6 +25,7 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
     attention, `Qwen3ForCausalLM` with norms of queries and keys, `Qwen2ForCausalLM` with biases of queries, keys and
     values alone, else `LlamaForCausalLM`, whose `attention_bias` is qkv_bias and out_bias. Of DeepSeek models, every
     layer's MLP must be dense (`first_k_dense_replace` of at least the depth), and V3 must have `rope_interleave`.
+    Models like nanochat have the key map of what `rename` returns, which no library loads.
 
     Rotary positions must have `rope_type` "default", so that DeepSeek's logits have no further factor.
 
@@ -28,9 +33,13 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
         ConfigError: the model has an option that these do not have.
     """
     required = GPT2 if positions == "learned" else DEEPSEEK if attention == "latent" else LLAMA
+    if required is LLAMA and other.get("activation") == "relu2":
+        required = NANOCHAT
     given = {"norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True} | other | {"positions": positions}
     wrong = {key: given.get(key) for key, value in required.items() if given.get(key) != value}
     wrong |= {key: given[key] for key in UNSUPPORTED if given.get(key) is not None}
+    if required is NANOCHAT:
+        wrong.pop("head_cap", None)
     if required is GPT2 and attention != "softmax":
         wrong["attention"] = attention
     if required is DEEPSEEK and given.get("rotary") is None:
@@ -42,6 +51,34 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
         return _gpt2(depth, **given)
     heads = _latent_heads(depth, **given) if required is DEEPSEEK else _heads(depth, **given)
     return _llama(depth, **given) + heads
+
+
+def rename(tensors: Mapping[str, np.ndarray], **arguments: Any) -> dict[str, np.ndarray]:
+    """Return `NanoChatForCausalLM`'s tensors as those of a Llama without gates with equal outputs; others unchanged.
+
+    Its norms have no scales, so these are 1. It normalises the token embeddings first, so their rows are normalised
+    here. It rotates queries and keys the other way, so the halves of their channels are exchanged; and it rotates them
+    before it normalises them, which commutes. Training a loaded model also trains the scales.
+    """
+    if not any(name.startswith("model.layers.0.mlp.fc1.") for name in tensors):
+        return dict(tensors)
+    result, embed = {}, "model.embed_tokens.weight"
+    for name, x in tensors.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            halves = x.reshape(-1, 2, arguments["head_dim"] // 2, x.shape[-1])
+            x = halves[:, ::-1].reshape(x.shape)
+        result[name.replace("mlp.fc1", "mlp.up_proj").replace("mlp.fc2", "mlp.down_proj")] = x
+    if embed in tensors:
+        rows = np.asarray(tensors[embed], np.float32)
+        result[embed] = rows / np.sqrt(np.square(rows).mean(-1, keepdims=True) + arguments["epsilon"])
+    result["model.norm.weight"] = np.ones(arguments["width"], np.float32)
+    for i in range(arguments["depth"]):
+        layer = f"model.layers.{i}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            result[f"{layer}.{name}.weight"] = np.ones(arguments["width"], np.float32)
+        for name in ("q_norm", "k_norm"):
+            result[f"{layer}.self_attn.{name}.weight"] = np.ones(arguments["head_dim"], np.float32)
+    return result
 
 
 def _gpt2(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -> list[Entry]:
@@ -68,6 +105,7 @@ def _llama(
     *,
     tied: bool = True,
     head_bias: bool = False,
+    gated: bool = True,
     qkv_bias: bool = True,
     out_bias: bool | None = None,
     **_: Any,
@@ -84,7 +122,7 @@ def _llama(
         Entry("model.norm.weight", ("norm.scale",), same),
         Entry(f"{layer}.mlp.gate.weight", (), same, depth, optional=True, refused=experts),  # router of the experts
     ]
-    for name in ("gate", "up", "down"):
+    for name in ("gate", "up", "down") if gated else ("up", "down"):
         entries += linear(f"{layer}.mlp.{name}_proj", f"{OURS}.mlp.{name}", bias=False, layers=depth)
     return entries + _head(tied, head_bias)
 

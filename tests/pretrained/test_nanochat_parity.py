@@ -1,0 +1,65 @@
+"""nanochat against Hugging Face: detection of wrong details, its config.json, and refused exports."""
+
+import json
+
+import numpy as np
+import pytest
+from messages import refuses
+from parity import TOLERANCE, case, layout
+
+from leanformer import config
+from leanformer.errors import WeightsError
+from leanformer.exports import huggingface
+from leanformer.pretrained import checks as weight_checks
+
+
+NANOCHAT = case("nanochat_huggingface", "nanochat")
+
+
+def exchange_halves(x):
+    """Exchange the halves of the channels of each head."""
+    halves = x.reshape(*x.shape[:-1], 2, -1)
+    return halves[..., ::-1, :].reshape(x.shape)
+
+
+@pytest.mark.parametrize("detail", ["embedding norm", "rotary direction", "soft cap"])
+def test_wrong_details_are_detected(detail):
+    model = NANOCHAT.build()
+    attention = model.blocks.layers.attention
+    if detail == "embedding norm":
+        model.embed[...] = NANOCHAT.tensors["model.embed_tokens.weight"]
+    if detail == "rotary direction":
+        for part in (attention.query, attention.key):
+            part.kernel[...] = exchange_halves(part.kernel[...])
+    if detail == "soft cap":
+        model.head_cap = 14.0
+    assert NANOCHAT.error(model) > 100 * TOLERANCE
+
+
+def test_published_soft_cap_must_be_that_of_the_model(tmp_path):
+    content = {"model_type": "nanochat", "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 1000.0}}
+    (tmp_path / "config.json").write_text(json.dumps(content | {"final_logit_softcapping": 15.0}))
+    weight_checks.check_published(tmp_path, NANOCHAT.arguments)
+    with refuses("model.head_cap=15.0", "None", error=WeightsError):
+        weight_checks.check_published(tmp_path, NANOCHAT.arguments | {"head_cap": None})
+    (tmp_path / "config.json").write_text(json.dumps(content | {"final_logit_softcapping": None}))
+    with refuses("model.head_cap=None", "15.0", error=WeightsError):
+        weight_checks.check_published(tmp_path, NANOCHAT.arguments)
+
+
+def test_missing_tensors_and_other_models_are_refused():
+    without = {name: x for name, x in NANOCHAT.tensors.items() if name != "model.embed_tokens.weight"}
+    with refuses("model.embed_tokens.weight", error=WeightsError):
+        NANOCHAT.load(without)
+    with refuses("model.layers.0.mlp.fc3.weight", error=WeightsError):
+        NANOCHAT.load(NANOCHAT.tensors | {"model.layers.0.mlp.fc3.weight": np.zeros((2, 2))})
+    for key, value in {"gated": True, "qk_norm": None, "soft_cap": 3.0}.items():
+        with refuses(f"model.{key}={value!r}"):
+            layout("gpt", NANOCHAT.arguments | {key: value}, "huggingface")
+
+
+def test_config_fits_the_file_and_is_not_exported():
+    c = config.load("configs/nanochat_small.py")
+    layout("gpt", c.model.to_dict(), "huggingface")
+    with refuses("model.head_cap=15.0", "--to=stablehlo"):
+        huggingface.describe(c.model.to_dict(), [])
