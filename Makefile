@@ -25,12 +25,17 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
-test-all: $(VENV)/.ready lint pretrained  ## The same and the slow tests: kills, notebooks, browser, all configs lowered for GPUs, array shapes checked everywhere.
+test-all: $(VENV)/.ready $(VENV)/.moto lint pretrained  ## The same and the slow tests: kills, notebooks, browser, all configs lowered for GPUs, array shapes checked everywhere.
 	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+
+$(VENV)/.moto: $(VENV)/.ready  # the emulator of Amazon S3, alone because it conflicts with constraints.txt
+	$(PYTHON) -m venv $(VENV)/moto
+	$(VENV)/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[s3,server]==5.2.5'
+	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

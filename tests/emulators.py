@@ -1,6 +1,7 @@
 """Emulators of Google Cloud Storage and Amazon S3 on this machine, as subprocesses."""
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,14 +13,30 @@ from processes import find_free_port
 
 
 BUCKET = "bucket"
-PACKAGES = {"gs": ("gcsfs", "gcp_storage_emulator"), "s3": ("s3fs", "moto", "flask", "flask_cors")}
+SCHEMES = ("gs", "s3")
+MOTO = Path(sys.prefix) / "moto" / "bin" / "python"  # environment of the emulator of s3, by `make test-all`
+
+
+def is_installed(scheme):
+    """Return whether an emulator and the package that reads its store are installed."""
+    if scheme == "s3":
+        return importlib.util.find_spec("s3fs") is not None and MOTO.exists()
+    return all(importlib.util.find_spec(name) is not None for name in ("gcsfs", "gcp_storage_emulator"))
 
 
 def make_command(scheme, port):
     """Return the command line of an emulator, and the environment variables of its clients."""
     address = f"http://127.0.0.1:{port}"
     if scheme == "gs":
-        words = ["gcp_storage_emulator", "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"]
+        words = [
+            sys.executable,
+            "-m",
+            "gcp_storage_emulator",
+            "start",
+            "--host=127.0.0.1",
+            f"--port={port}",
+            "--in-memory",
+        ]
         variables = {"STORAGE_EMULATOR_HOST": address, "CLOUD_STORAGE_EMULATOR_ENDPOINT": address}
         # Without credentials, and without looking for the kind of the bucket at Google.
         variables |= {"FSSPEC_GS_TOKEN": "anon", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
@@ -27,7 +44,7 @@ def make_command(scheme, port):
         return [*words, f"--default-bucket={BUCKET}"], variables
     variables = {"AWS_ENDPOINT_URL": address, "AWS_DEFAULT_REGION": "us-east-1"}
     variables |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "key"}
-    return ["moto.server", "-H", "127.0.0.1", "-p", str(port)], variables
+    return [str(MOTO), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], variables
 
 
 @contextlib.contextmanager
@@ -35,7 +52,7 @@ def run_emulator(scheme):
     """Yield the URL of an empty bucket of an emulator, with the variables of its clients in the environment."""
     words, variables = make_command(scheme, find_free_port())
     with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log)
+        server = subprocess.Popen(words, stdout=log, stderr=log)
         before = dict(os.environ)
         os.environ.update(variables)
         try:

@@ -1,16 +1,15 @@
 """Runs in emulators of Google Cloud Storage and Amazon S3: kills, all commands, two processes, data.
 
-The packages for gs are in the extra `dev`; for s3 see tests/stress/kills.py.
+`make test-all` installs the emulators.
 """
 
-import importlib.util
 import json
 import random
 
 import numpy as np
 import pytest
 from commands import command, run
-from emulators import PACKAGES, run_emulator, upload_folder
+from emulators import SCHEMES, is_installed, run_emulator, upload_folder
 from messages import mentions
 from pictures import encode
 from PIL import Image
@@ -32,11 +31,10 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", params=PACKAGES)
+@pytest.fixture(scope="module", params=SCHEMES)
 def bucket(request):
-    for package in PACKAGES[request.param]:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    if not is_installed(request.param):
+        pytest.skip(f"the emulator of {request.param} is not installed: make test-all")
     with run_emulator(request.param) as url:
         yield url
 
