@@ -20,7 +20,7 @@ COMMANDS = {
     "sweep": "train a grid of configs, keys and seeds",
     "compare": "compare finished runs with confidence intervals",
     "prepare": "check, build or cache the data of a config",
-    "convert": "read and write weights of timm and Hugging Face",
+    "convert": "export a run for other libraries, or convert weights",
     "keys": "list the keys of a config, with values and help",
 }
 TRAINING = ("train", "sweep")  # commands that save before they stop, so that an early signal must not be lost

@@ -1,7 +1,8 @@
 """Comparison of finished runs: `python -m leanformer.compare RUN|SWEEP ... [--by=KEY] [--metric=NAME] [--out=DIR]`
+      ... [--against=NAME] [--margin=X] [--test=paired|welch|pooled]
 
 Reads finished runs of any task from their folders or from the folders of sweeps. Runs that differ only in their seed
-form a configuration. Reported are:
+form a configuration. The report contains:
 
 - the mean of each configuration, with a 95 % confidence interval over seeds;
 - the differences between configurations, paired by seed, or by Welch's test if seeds do not match; --test=pooled

@@ -2,7 +2,7 @@
 
 leanformer convert RUN --to=huggingface --out=DIR       folder for transformers: config, weights, tokenizer, card
 leanformer convert RUN --to=timm --out=DIR              folder for timm.create_model("local-dir:DIR")
-leanformer convert RUN --to=stablehlo --out=DIR         program that needs only JAX to run, on CPUs and CUDA GPUs
+leanformer convert RUN --to=stablehlo --out=DIR         program for JAX, on CPUs and CUDA GPUs
 leanformer convert RUN --out=DIR                        folder for leanformer.load(DIR), without the optimizer's state
       ... [--best|--step=N] [--max_shard_size=5GB] [--pad_heads]
 leanformer convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
@@ -97,12 +97,12 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
     of_run = restoring.is_run(path) or artifacts.exported_weights(Path(path).expanduser()) is not None
     if of_run == (f.config is not None):
         raise ConfigError(
-            f"--weights={path} is the folder of a run, which contains its config. Leave out --config."
+            f"{path} is the folder of a run, which contains its config. Leave out --config."
             if of_run
-            else f"--weights={path} is not the folder of a run. Pass --config=FILE with the config of the model."
+            else f"{path} is not the folder of a run. Pass --config=FILE with the config of the model."
         )
     if not of_run and (f.best or f.step is not None):
-        raise ConfigError(f"--best and --step select a checkpoint of a run, but --weights={path} is a file.")
+        raise ConfigError(f"--best and --step select a checkpoint of a run, but {path} is a file of weights.")
     if of_run and source != "own":
         raise ConfigError(f'{path} is the folder of a run, whose naming scheme is "own", not "{source}". Use "own".')
     return path, of_run

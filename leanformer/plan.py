@@ -78,8 +78,8 @@ class Budget:
             fits = kind in ("params", "flops", "memory") and 0 < amounts[kind] < math.inf
             if not fits or bool(at) != bool(name) or (at and kind != "memory"):
                 raise ConfigError(
-                    f"--budget={text}: expected params:N, flops:N, or memory:BYTES[@DEVICE] in addition. Write it as "
-                    "in --budget=params:40e6, --budget=flops:1e9 or --budget=memory:60e9@h100."
+                    f"--budget={text}: expected params:N or flops:N, such as params:40e6 or flops:1e9. A second "
+                    "--budget may limit the memory, such as memory:60e9@h100."
                 )
             device = name.lower() or device
         memory, counted = amounts.pop("memory", None), [*amounts]

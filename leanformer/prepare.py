@@ -107,7 +107,7 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
         rows = {key: f"{record[key]:,}" for key in ("examples", "shrunk", "kept", "unreadable")}
         rows |= {"changes": caches.describe_effect(record, size), "size": f"{gigabytes:,.1f} GB"}
         print(progress.format_page(f"{folder / split}, of {c.data.name}", rows))
-    print(f"Train from it: --config.data.name=cache:{folder}")
+    print(f"To train on it, pass --config.data.name=cache:{folder}")
 
 
 @cli.body("prepare")

@@ -97,7 +97,8 @@ def _start(runs: Sequence[Run]) -> int:
     if len(set(steps.values())) > 1 or runs[0].start >= runs[0].setup.total:
         shown = ", ".join(f"{name} {step}" for name, step in steps.items())
         raise ConfigError(
-            f"Runs of one program must resume from the same step before the end. Found: {shown}. Train them separately."
+            f"--vmap: the runs must resume from the same step, and none may be finished. Found: {shown}. Leave out "
+            "--vmap."
         )
     return runs[0].start
 

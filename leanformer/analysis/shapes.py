@@ -39,7 +39,7 @@ def polynomial_terms(shape: Shape) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Polynomials of a model's counts."""
+    """Exact counts of parameters and FLOPs as polynomials in width, depth, heads, head dimension and MLP."""
 
     coefficients: Mapping[str, Sequence[int]]  # coefficients of `polynomial_terms` by key of COUNTS
 

@@ -46,7 +46,7 @@ NODES = 8  # components of the mixture of normals that approximates Student's t
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Scale f on which errors are fitted."""
+    """Transformation f of errors before the regression: logit if they are bounded, logarithm if not."""
 
     limit: float = math.inf  # upper bound of errors: 1 for an error rate, 2 for 1 - correlation, infinity for a loss
 
@@ -185,7 +185,7 @@ def _posterior(data: "_Data", rho: np.ndarray, rho_weight: np.ndarray) -> tuple[
         spread = max(math.sqrt(float(weight @ (places - middle) ** 2)), 0.75 * step)
         places = np.clip(np.linspace(middle + 4 * spread, middle - 4 * spread, FINE), grid[-1], grid[0])
         step = 8 * spread / (FINE - 1)
-        above = np.clip(np.searchsorted(-grid, -places) - 1, 0, COARSE - 1)  # the coarse point above
+        above = np.clip(np.searchsorted(-grid, -places) - 1, 0, COARSE - 1)  # next larger scale of the coarse grid
         start = np.concatenate([coarse[i].mean for i in above])
         posterior = data.posterior(np.repeat(places, len(rho)), np.tile(rho, FINE), start, tolerance=1e-11)
         evidence = posterior.evidence.reshape(FINE, len(rho))
@@ -222,7 +222,7 @@ class _Data:
     def posterior(self, ln_scale: np.ndarray, rho: np.ndarray, start: np.ndarray, tolerance: float) -> _Posterior:
         """Return the posterior of the coefficients at each pair of ln scale and rho; the level less its prior mean."""
         n, squared = self.count, np.exp(2 * ln_scale)[:, None]
-        common = 1 + (n - 1) * rho[:, None]  # n x variance of a shape's mean, in units of squared
+        common = 1 + (n - 1) * rho[:, None]  # n x variance of an architecture's mean, in units of scale²
         precision = n / (squared * common)
         within = self.within / (squared * (1 - rho[:, None]))
         prior, coefficients = np.diag(self.prior), start

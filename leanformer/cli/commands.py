@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "evaluate": CommandLine(
         (
-            Flag("workdir", "Folder of the run.", required=True, writes=True),
+            Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True, writes=True),
             Flag("step", "Checkpoint step to evaluate; the newest if neither --step nor --best is given.", int),
             Flag("best", "Evaluate the best checkpoint by validation score.", bool, default=False),
             Flag("split", "Split of the data; by default the run's evaluation split."),
@@ -55,7 +55,7 @@ COMMANDS = {
     ),
     "predict": CommandLine(
         (
-            Flag("workdir", "Folder of the run.", required=True),
+            Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True),
             Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
             Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
             Flag("top", "Number of classes per file.", int, default=5),
@@ -67,7 +67,7 @@ COMMANDS = {
     ),
     "generate": CommandLine(
         (
-            Flag("workdir", "Folder of the run.", required=True),
+            Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True),
             Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
             Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
             Flag("prompt", "Text to complete; empty for a new document."),
@@ -84,7 +84,7 @@ COMMANDS = {
     "embed": CommandLine(
         (
             OPTIONAL_CONFIG,
-            Flag("workdir", "Folder of a run."),
+            Flag("workdir", "Folder or URL of a run."),
             Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
             Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
             Flag("weights", "safetensors file with the parameters of --config."),
@@ -97,7 +97,7 @@ COMMANDS = {
     "probe": CommandLine(
         (
             OPTIONAL_CONFIG,
-            Flag("workdir", "Folder of a run, to probe its checkpoints."),
+            Flag("workdir", "Folder or URL of a run, to probe its checkpoints."),
             Flag("step", "Checkpoint step to probe; the newest if neither --step nor --all is given.", int),
             Flag("all", "Probe all saved checkpoints.", bool, default=False),
             Flag("weights", "safetensors file with the parameters of --config."),
@@ -176,7 +176,7 @@ COMMANDS = {
             ),
             Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
         ),
-        words="the folder of a run, and flags as --name=value",
+        words="the folder or URL of a run, and flags as --name=value",
         optional_words=True,
         urls="words",
     ),
@@ -194,7 +194,7 @@ COMMANDS = {
             ),
             Flag("out", "Folder to write to; by default compare/ in the compared folder.", writes=True),
         ),
-        words="folders of runs or of sweeps",
+        words="folders or URLs of runs or of sweeps",
         urls="words",
     ),
     "keys": CommandLine(

@@ -61,7 +61,7 @@ def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.nda
 def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the measures in a probe's record to the format of `charts`.
 
-    Records from before shapes were recorded have no shape, so none of their measures counts as a condition number.
+    Records written before shapes were recorded get the shape None, with which `charts` draws no condition number.
     """
     measures = {}
     for name, figures in values.items():
@@ -72,7 +72,11 @@ def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_table(entries: dict[str, Any]) -> str:
-    """Format layers x measures for a terminal, with the Gaussian prediction under each column and flags at the end."""
+    """Format measures for a terminal: a row per layer, a column per measure, the Gaussian prediction and flags.
+
+    Args:
+        entries: values by measure, from `describe`.
+    """
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "quantity", "matrix", "per layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "formula", "singular"]

@@ -95,9 +95,9 @@ def optimizer(c: ConfigDict) -> None:
     # length of the linear learning-rate warm-up in steps; excludes warmup_epochs and warmup_share
     c.optim.warmup_steps = 0
     c.optim.warmup_share = 0.0  # length of the linear learning-rate warm-up as a fraction of the whole run
-    c.optim.warmup_lr = 1e-5  # learning rate at step 0
-    c.optim.final_lr = 0.0  # learning rate at the last step
-    # decoupled weight decay, multiplied by the learning rate; not applied to biases, norms, tokens, positions
+    c.optim.warmup_lr = 1e-5  # learning rate at step 0 of the warm-up; unused without one
+    c.optim.final_lr = 0.0  # learning rate at the end of the decay, one step after the last
+    # decoupled weight decay, multiplied by the learning rate; not of biases, norms, class tokens and positions
     c.optim.weight_decay = 0.3
     # ratio of the learning rates of a layer and the layer above it; the head has the full rate; 1 = off
     c.optim.layer_decay = 1.0

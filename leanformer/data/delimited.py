@@ -24,7 +24,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def split(line: bytes, width: int) -> list[bytes]:
-    """Return the columns of a line. Raise BadColumnCount unless there are `width`."""
+    """Return the columns of a line, separated by tabs. Raise BadColumnCount unless there are `width`."""
     columns = line.split(b"\t")
     if len(columns) != width:
         raise BadColumnCount(f"has {len(columns)} columns instead of {width}")

@@ -21,12 +21,12 @@ Examples = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of an example: N points of dimension d, D items ("retrieval"), and the bias ("nearest_biased")."""
+    """Sizes of an example."""
 
-    points: int
-    dim: int
-    items: int = 1
-    bias: float = 0.0
+    points: int  # N points of a set
+    dim: int  # dimension d of a point
+    items: int = 1  # D items of "retrieval"
+    bias: float = 0.0  # bias of "nearest_biased"
 
 
 @dataclasses.dataclass(frozen=True)

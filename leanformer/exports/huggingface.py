@@ -69,7 +69,7 @@ def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: b
     if arguments["name"] not in writers:
         raise ConfigError(
             f'model.name="{arguments["name"]}": {NAME} has no such model, or leanformer no config for it. Choose '
-            "--to=timm for images, or --to=stablehlo, which needs only JAX to run."
+            "--to=timm for images, or --to=stablehlo, which runs without leanformer."
         )
     return writers[arguments["name"]](complete(arguments), _labels(classes, sigmoid) if classes else {})
 

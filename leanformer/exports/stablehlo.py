@@ -1,4 +1,4 @@
-"""Export of models as StableHLO programs by `jax.export`, which run with JAX alone.
+"""Export of models as StableHLO programs by `jax.export`, which run without leanformer.
 
 The folder has `model.stablehlo`, a function (weights by name, inputs) -> logits for any batch size on CPUs and CUDA
 GPUs; `model.safetensors`, its weights under our names; `signature.json`, the shapes of its inputs; and a model card.
@@ -78,6 +78,9 @@ def program(model: ModelSetup) -> jax.export.Exported:
 
 def write_folder(folder: Path, model: ModelSetup, weights: Any, *, largest: int | None = None) -> Path:
     """Write the program, its weights, its signature and a card. Return the path of the program.
+
+    Args:
+        largest: maximum number of bytes of a file of weights; None for one file.
 
     Raises:
         ConfigError: the package flatbuffers, which `jax.export` writes with, is missing.

@@ -40,7 +40,12 @@ class AttentionConfig:
 
 
 def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = ATTENTIONS, **options: Any) -> dict[str, Any]:
-    """Return the options that are set.
+    """Return the options that are not None.
+
+    Args:
+        kind: name of the attention type.
+        kinds: attention types by name.
+        options: options of attention types, None if unset.
 
     Raises:
         ConfigError: the attention type is unknown, or does not have an option.

@@ -62,7 +62,9 @@ class Block(nnx.Module):
 
         tokens     B T D     input of the block
         normed     B T D     input of attention: norm(tokens), or with `post_norm` the tokens
-        q, k, v    B T N H   and out, B T N H, head outputs before the output projection
+        q          B T N H   queries
+        k, v       B T K H   and B T K H', keys and values of K key-value heads
+        out        B T N H'  head outputs before the output projection
         attention  B T D     output of the attention sub-layer, before the residual sum
         middle     B T D     tokens + attention, before a norm
         hidden     B T F     hidden layer of the MLP after its activation; only with an MLP

@@ -82,10 +82,13 @@ class Mask:
         return dataclasses.replace(self, lengths=jnp.full(batch, keys, jnp.int32) if lengths is None else lengths[0])
 
     def mask_logits(self, logits: Float[Array, "b n t s"], queries: int) -> Float[Array, "b n t s"]:
-        """Return the logits, with the lowest finite number at hidden keys.
+        """Return the logits, with the lowest finite number at hidden keys, so that softmax gives them weight 0.
 
-        Their weight is zero, and a row of only hidden keys stays finite. If `t` is a multiple of `queries`, it holds
-        several heads one after another.
+        If all keys of a query are hidden, its weights are uniform instead of NaN.
+
+        Args:
+            logits: axis t has the queries; a multiple of them if several heads follow one another.
+            queries: number of queries T.
         """
         visible = self.attention_mask(queries, logits.shape[3])
         if visible is None:
@@ -108,11 +111,11 @@ PARTS = tuple(field.name for field in dataclasses.fields(Mask))
 PADDING = ("lengths", "keep")  # parts that mark padding tokens, as queries and as keys
 
 
-def check_supported(asker: str, heeded: Collection[str], parts: Collection[str]) -> None:
+def check_supported(name: str, supported: Collection[str], parts: Collection[str]) -> None:
     """Raise ConfigError if an attention, such as one without a T × S matrix, does not support parts of a mask."""
-    if wrong := [part for part in parts if part not in heeded]:
+    if wrong := [part for part in parts if part not in supported]:
         raise ConfigError(
-            f"{asker}: masks with {', '.join(wrong)} are not supported, only with: {', '.join(heeded) or 'none'}. "
+            f"{name} does not support masks with {', '.join(wrong)}. Supported: {', '.join(supported) or 'none'}. "
             'Choose model.attention="softmax".'
         )
 

@@ -142,7 +142,7 @@ class MultiHeadAttention(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
         """Return the projected output, the intermediate arrays for a tap, and the cache with these tokens.
 
-        Arrays (see `blocks.Block`): q, k, v and out, B T N H, and the soft cap if there is one.
+        Arrays (see `blocks.Block`): q, k, v and out, and the soft cap if there is one.
         `probabilities(q, k, context.mask, soft_cap=soft_cap)` recomputes the attention matrix, which fused kernels do
         not materialise.
         """

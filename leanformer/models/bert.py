@@ -151,7 +151,10 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """Return the input of both heads, and the taps, as in `__call__`. It is not zero at padding."""
+        """Return the last hidden states, input of both heads, and the taps, as in `__call__`.
+
+        Those of padding tokens are not zero.
+        """
         check_length(tokens.shape[1], self.max_length)
         if lengths is not None and segments is not None:
             raise ConfigError("Rows with segments must not have lengths: their padding is a separate segment.")

@@ -102,7 +102,10 @@ def shards(index: Path) -> dict[Path, set[str]]:
     tensors: dict[Path, set[str]] = {}
     for tensor, name in entries:
         if not _is_plain(name):
-            raise WeightsError(f"{index} names {name!r} for {tensor}: not the plain name of a {SUFFIX} file beside it.")
+            raise WeightsError(
+                f"{index}: {tensor} is in {name!r}, which is not the name of a {SUFFIX} file in the same folder. "
+                "Download the index again."
+            )
         tensors.setdefault(index.parent / name, set()).add(tensor)
     if not tensors:
         raise WeightsError(f"{index} names no tensors. Download it again.")

@@ -108,7 +108,7 @@ def _detect_single_process(environ: Mapping[str, str]) -> Cluster:
             "address is unknown. Each process would train separately, in one workdir. Pass --coordinator=host:port "
             "--processes=$PMI_SIZE --process=$PMI_RANK."
         )
-    return Cluster("nobody")
+    return Cluster("single process")
 
 
 def _parse_tasks_per_node(text: str) -> list[int]:

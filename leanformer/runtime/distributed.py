@@ -173,6 +173,6 @@ def crash(error: BaseException) -> NoReturn:
     fail(status, f"{type(error).__name__}: {str(error)[:300]}")
 
 
-_kind = ["nobody"]  # source of the process layout (`Cluster.kind`)
+_kind = ["single process"]  # source of the process layout (`Cluster.kind`)
 _leaving = threading.Event()
 _watcher = threading.Thread(target=_watch_peers, name="peers", daemon=True)

@@ -107,8 +107,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except ValueError as error:
         raise WorkdirError(
-            f"{path} is not valid JSON: {error}. It was written atomically, so it has been changed since. Fix it or "
-            "restore a copy."
+            f"{path} is not valid JSON: {error}. It was changed or damaged after it was written. Fix it or restore a "
+            "copy."
         ) from error
 
 
@@ -133,9 +133,9 @@ def check_same(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in a JSON-lines file, without an incomplete last line; an empty list if there is no file.
+    """Return the objects in a JSON-lines file, without an unterminated last line; an empty list if there is no file.
 
-    Raises WorkdirError if a line other than the last is not a JSON object.
+    Raises WorkdirError if a terminated line is not a JSON object.
     """
     if not path.is_file():
         return []

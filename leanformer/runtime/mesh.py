@@ -1,4 +1,4 @@
-"""Device mesh, shardings of arrays, and global batches. No other module names mesh axes.
+"""Device mesh, shardings of arrays, and global batches.
 
 `data` and `fsdp` shard the batch. `fsdp` also shards parameters and optimizer state. `tensor` splits attention over
 heads, MLPs over the hidden dimension, and token logits over the vocabulary; each group of devices along it computes

@@ -44,8 +44,8 @@ def kv_list(folder: str) -> dict[str, Any]:
 def broadcast_from_primary(content: Any) -> Any:
     """Return process 0's value in every process, for decisions on values that may differ between processes.
 
-    All processes must call it, in the same order. The value must be JSON: keys of dicts come back as strings.
-    Raises JaxRuntimeError after PATIENCE seconds.
+    All processes must call it, in the same order. The value must be JSON. With several processes, keys of dicts come
+    back as strings. Raises JaxRuntimeError after PATIENCE seconds.
     """
     if count() == 1:
         return content

@@ -41,7 +41,9 @@ def load_config(workdir: Path) -> ConfigDict:
     content = files.read_json(path)
     tree = content.get("config") if isinstance(content, dict) else None
     if not isinstance(tree, dict) or not all(isinstance(tree.get(name), dict) for name in SECTIONS):
-        raise WorkdirError(f"{path} holds no config of a run: {', '.join(SECTIONS)} and more. Put back a copy.")
+        raise WorkdirError(
+            f"{path} is not the config of a run: it lacks {', '.join(SECTIONS)} or others. Restore a copy."
+        )
     _drop_removed(tree, workdir)
     c = ConfigDict(_tuples(tree), convert_dict=True)
     if "task" not in c:  # runs older than this key

@@ -97,8 +97,10 @@ class ImageClassification(Classification):
     def prepare_train_batch(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
     ) -> tuple[dict[str, Array], mixup.Mix | None]:
-        """Return the batch with keys and, if mixing is on, `partner_` arrays of the example that each is mixed with;
-        and how they are mixed."""
+        """Return the batch with random keys, and the parameters of mixup or CutMix, None if both are off.
+
+        With mixing, the batch also has arrays `partner_<name>`: the example that each one is mixed with.
+        """
         parts, _ = super().prepare_train_batch(batch, batch_key, shared_key)
         if not (self.augment["mixup"] or self.augment["cutmix"]):
             return parts, None

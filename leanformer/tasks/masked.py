@@ -40,8 +40,8 @@ class MaskedData(TextData):
         super().check(corpus)
         if corpus.tokenizer.mask is None:
             raise DataError(
-                f'data.tokenizer="{self.tokenizer}" has no mask token, none of {" ".join(MASKS)}. Take '
-                '"wordpiece:<vocabulary>", which has one, or a tokenizer.json that has one.'
+                f'data.tokenizer="{self.tokenizer}" has no mask token ({" or ".join(MASKS)}). Use '
+                '"wordpiece:<vocabulary>", or a tokenizer.json that has one.'
             )
 
     def notes(self) -> dict[str, str]:

@@ -162,7 +162,7 @@ class LoadedModel:
         return artifacts.load_tokenizer(self.workdir)
 
     def embed(self, texts: str | Sequence[str]) -> Float[np.ndarray, "n d"]:
-        """Return a vector of length 1 per text, see `tasks.embedding.embeddings`. Raises its errors."""
+        """Return one vector per text, scaled to norm 1. Arguments and errors as in `tasks.embedding.embeddings`."""
         several = [texts] if isinstance(texts, str) else list(texts)
         return embedding.embeddings(self.model, self.tokenizer, several)[0]
 

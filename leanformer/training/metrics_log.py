@@ -20,9 +20,9 @@ TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl, without an incomplete last line.
+    """Return the records of a metrics.jsonl, without an unterminated last line.
 
-    Raises WorkdirError if a line other than the last is not a record.
+    Raises WorkdirError if a terminated line is not a record.
     """
     records = files.read_lines(path)
     for record in records:

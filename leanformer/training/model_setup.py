@@ -82,7 +82,7 @@ class ModelSetup:
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
     def layout(self, name: str) -> list[layouts.Entry]:
-        """Return the map to a naming scheme, "own" for leanformer's. Raises ConfigError if the model has none."""
+        """Return the key map of a naming scheme, of `layouts.LAYOUTS`. Raises ConfigError if the model has none."""
         if name == "own":
             return pretrained.native_format(self.weights)
         return layouts.layout(name, self.config.model.to_dict())

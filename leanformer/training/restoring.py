@@ -32,7 +32,7 @@ class RestoredWeights(NamedTuple):
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Steps on disk, oldest first, without opening anything."""
+    """Return the steps of the checkpoints in a folder, oldest first, from the names of its subfolders."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
 

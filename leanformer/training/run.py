@@ -26,7 +26,9 @@ TRAIN_METRICS = ("loss", "lr", "grad_norm", "skipped")
 
 
 class Run:
-    """Training run and its workdir, which is locked within a `with` block. The first write is the first record.
+    """Training run and its workdir, which is locked within a `with` block.
+
+    Apart from the lock and the folder of checkpoints, nothing is written before the first record or step.
 
     The attribute `start` is the step of the checkpoint from which the run resumes, or 0; `restore` sets it. If several
     runs train at once, `name` is a prefix of messages.
@@ -95,7 +97,7 @@ class Run:
 
     @functools.cached_property
     def corrupt(self) -> data.CorruptLog:
-        """Unreadable training examples. Raises DataError at the first too many."""
+        """Log of unreadable training examples, which raises DataError if they exceed `config.data.max_corrupt`."""
         c = self.setup.config
         return data.CorruptLog(self.setup.train_batches(self.source), c.data.max_corrupt)
 

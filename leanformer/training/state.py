@@ -51,7 +51,12 @@ def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[A
 
 
 def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
-    """Return the initial state; call this under `jit` or `eval_shape`."""
+    """Return the state at step 0. Call this under `jit`, so that arrays get their shardings, or under `eval_shape`.
+
+    Args:
+        weights: parameters and batch statistics.
+        ema: True to keep EMA weights, which start as a copy of the weights.
+    """
     params, statistics = weights
     return TrainState(
         step=jnp.int32(0),

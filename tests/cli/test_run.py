@@ -137,7 +137,7 @@ def test_convert_writes_the_newest_checkpoint(workdir, tmp_path):
     assert status == 0, err
     tensors = load_file(tmp_path / "model.safetensors")
     assert tensors["head.weight"].shape == (10, 24) and "blocks.1.mlp.fc2.bias" in tensors
-    check_refused([*words, "--config=configs/quickstart.py"], f"--weights={workdir}", "--config")
+    check_refused([*words, "--config=configs/quickstart.py"], workdir, "--config")
 
 
 def test_cost_of_two_configs(one_device):

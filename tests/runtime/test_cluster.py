@@ -21,8 +21,8 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3"}
 COORDINATOR = {"JAX_COORDINATOR_ADDRESS": "run-train-0-0.run:55527", "JAX_NUM_PROCESSES": "4"}
 
 CASES = {
-    "nobody": ({}, Cluster("nobody")),
-    "pod": (POD, Cluster("nobody")),
+    "no variables": ({}, Cluster("single process")),
+    "pod": (POD, Cluster("single process")),
     "pod, JobSet": (POD | COORDINATOR, Cluster("Kubernetes", 4, 3, "run-train-0-0.run:55527")),
     "environment": (COORDINATOR | {"JAX_PROCESS_ID": "2"}, Cluster("environment", 4, 2, "run-train-0-0.run:55527")),
     "SLURM": (STEP, Cluster("SLURM", 7, 5, None, None)),
@@ -30,8 +30,11 @@ CASES = {
     "SLURM, GPU bound": (STEP | {"CUDA_VISIBLE_DEVICES": "0"}, Cluster("SLURM", 7, 5, None, ())),
     "SLURM, node = task": (TASK_PER_NODE, Cluster("SLURM", 2, 1, None, ())),
     "SLURM, chosen devices": (TASK_PER_NODE | {"JAX_LOCAL_DEVICE_IDS": "1"}, Cluster("SLURM", 2, 1, None, None)),
-    "SLURM, single task": (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, Cluster("nobody")),
-    "SLURM, batch script": ({key: value for key, value in STEP.items() if "STEP" not in key}, Cluster("nobody")),
+    "SLURM, single task": (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, Cluster("single process")),
+    "SLURM, batch script": (
+        {key: value for key, value in STEP.items() if "STEP" not in key},
+        Cluster("single process"),
+    ),
     "Open MPI": (MPI, Cluster("Open MPI", 6, 4, None, None)),
     "Open MPI, 3 GPUs": (MPI | {"CUDA_VISIBLE_DEVICES": "4,5,6"}, Cluster("Open MPI", 6, 4, None, (1,))),
     "Open MPI in SLURM": (
@@ -42,7 +45,7 @@ CASES = {
         COORDINATOR | {"JAX_PROCESS_ID": "2", "JAX_LOCAL_DEVICE_IDS": "1"},
         Cluster("environment", 4, 2, "run-train-0-0.run:55527", None),
     ),
-    "Open MPI, single": (MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, Cluster("nobody")),
+    "Open MPI, single": (MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, Cluster("single process")),
 }
 
 

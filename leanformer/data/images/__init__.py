@@ -53,11 +53,11 @@ def open_images(name: str, split: str, **requirements: Any) -> Source:
     with names.explain_url_errors(name, w.dir):
         source = kind.open(what, split, w)
     if len(source) == 0:
-        raise DataError(f'data.name="{name}", split "{split}" has no examples.')
+        raise DataError(f'data.name="{name}", split "{split}" has no examples. Choose another split.')
     if w.classes and source.classes and list(w.classes) != list(source.classes):
         raise DataError(
-            f'data.name="{name}", split "{split}" has the classes {names.quote(source.classes)}, '
-            f"but expected {names.quote(w.classes)}, in this order. Use the data that the model was trained on."
+            f'data.name="{name}", split "{split}": found classes: {names.quote(source.classes)}. Expected, in this '
+            f"order: {names.quote(w.classes)}. Use the data that the model was trained on."
         )
     if None not in (source.num_classes, w.num_classes) and source.num_classes > w.num_classes:
         raise DataError(

@@ -144,7 +144,9 @@ def _read(path: Path | epath.Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise DataError(f"{path}: not of a cache of version {VERSION}. Make the cache again in a new folder.")
+        raise DataError(
+            f"{path} does not belong to a cache of version {VERSION}. Build the cache again in a new folder."
+        )
     return content
 
 

@@ -40,7 +40,7 @@ class Folder:
         listing = root / f"{split}.txt"
         pairs, ignored = (_read_split_file(root, listing), []) if listing.is_file() else _scan_folders(root, split)
         if ignored:
-            message = f"Ignored in {root}, since not an image in the folder of a class: {names.quote(ignored)}"
+            message = f"Ignored in {root}, because they are not images in the folder of a class: {names.quote(ignored)}"
             warnings.warn(message, stacklevel=2)
         self.root = str(root)
         present = sorted({label for _, label in pairs})
@@ -108,7 +108,7 @@ def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:
 class Idx:
     """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory.
 
-    Classes are `classes`, by default those in `<folder>/classes.txt`, if there is one.
+    Names of classes are `classes`, else those in `<folder>/classes.txt`; without either, classes are numbers.
     """
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):

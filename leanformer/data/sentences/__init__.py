@@ -95,7 +95,7 @@ def _open_tsv(path: str, split: str, w: SourceSpec) -> Table:
         return tables.read(file, columns, tables.score_parser(-math.inf, math.inf)), None
     names = w.classes or listed(file.parent) or sorted({row.label for row in tables.read(file, columns, str)})
     if len(names) < 2:
-        raise DataError(f"{file} has the classes {quote(names)}, but at least 2 are needed.")
+        raise DataError(f"{file}: found classes: {quote(names)}. At least 2 are needed. Check the column label.")
     label = tables.class_parser({word: i for i, word in enumerate(names)}, "training")
     return tables.read(file, columns, label), tuple(names)
 

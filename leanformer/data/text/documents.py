@@ -40,7 +40,7 @@ class Split:
         start, stop = (int((match and match[name]) or other) for name, other in (("start", 0), ("stop", 100)))
         if match is None or not 0 <= start < stop <= 100:
             raise DataError(
-                f'The split "{text}" is invalid. Use a name, or a name with percents such as all[:90%] or all[90%:].'
+                f'The split "{text}" is invalid. Use a name, or a name with a range in percent, such as all[:90%].'
             )
         return cls(match["stem"], start, stop)
 

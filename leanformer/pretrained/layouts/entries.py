@@ -55,7 +55,9 @@ def axis(inputs: int) -> Form:
 
 
 def conv(size: int, *, channels: int | None = None) -> Form:
-    """Return the form of a torch convolution (out, in, size, size), ours (size, size, in, out) or flat rows x out.
+    """Return the `Form` of a convolution: (out, in, size, size) in torch, and ours.
+
+    Ours is (size, size, in, out), or flattened to (size · size · in, out).
 
     Args:
         size: height and width of the kernel.

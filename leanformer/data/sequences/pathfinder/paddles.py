@@ -22,8 +22,8 @@ CELLS = STRIDE * STRIDE
 WINDOW = slice(FRAME, FRAME + SIZE)
 DEGREES = 360
 REACH = LENGTH + 1 + MARGIN  # half a pixel of thickness counts as a whole one
-FULL = 1.8  # a paddle may not lie where its mask and the common one sum to this
-OCCUPIED = 0.3  # of the mask: more of it, and no snake starts there
+FULL = 1.8  # a paddle is rejected if its mask and the common mask sum to this or more at a pixel
+OCCUPIED = 0.3  # no snake starts at a pixel whose mask is above this
 FIRST, LAST = FRAME + 1, FRAME + SIZE - 2  # the outermost pixels inside the padding of 1, which counts as occupied
 
 
@@ -38,13 +38,13 @@ class Tables(NamedTuple):
     solid_limit: np.ndarray
     near: np.ndarray  # heads of a next paddle that turns by less than 90 degrees, and the weight cos² of the turn
     weight: np.ndarray
-    head_y: np.ndarray  # one row a head: where it lies from the pivot
+    head_y: np.ndarray  # by head: its position relative to the pivot
     head_x: np.ndarray
     ahead: np.ndarray  # (axis, paddle, coordinate of the pivot): coordinate of the next pivot
     behind: np.ndarray  # (axis, degree, coordinate of the tail): coordinate of the first pivot
     # (axis, degree of the direction, coordinate of the tail): coordinate of the second snake's tail
     second_tail: np.ndarray
-    open: np.ndarray  # by degree: whether a search for a start can succeed
+    open: np.ndarray  # by degree: True if the search for a first paddle can succeed
     kernel_at: np.ndarray  # by degree: pixels that must be free for a start
     starts: np.ndarray  # by degree: cells where the first target can start, `start_count` of them
     start_count: np.ndarray

@@ -1,9 +1,9 @@
 """Vectorised two-snake sampler of Pathfinder, and rendering of the snakes.
 
 Each rule is that of the published generator (see `__init__`), with the same probabilities; only the order of work
-differs. Thousands of candidate pairs grow side by side on grids of bytes, and those that fail are dropped. Since a
-pair is accepted by what it is, never by when it was done, the survivors have the distribution of pairs drawn one at a
-time. Every array has one row per candidate.
+differs. Thousands of candidate pairs grow side by side on grids of bytes, and those that fail are dropped. Acceptance
+depends only on the pair itself, so accepted pairs have the distribution of pairs drawn one at a time. Every array has
+one row per candidate.
 """
 
 import functools
