@@ -71,8 +71,8 @@ def _check_shared(folder: Path, token: Path) -> None:
     if not all(visible):
         missing = ", ".join(str(index) for index, seen in enumerate(visible) if not seen)
         raise ConfigError(
-            f"{VARIABLE}: processes {missing} do not see {folder} of process 0. Set {VARIABLE} to a folder on a file "
-            "system that all hosts share, or mount the bucket as a folder, for example with gcsfuse."
+            f"{VARIABLE}: {folder} of process 0 is not visible to these processes: {missing}. Set {VARIABLE} to "
+            "a folder on a file system that all hosts share, or mount the bucket as a folder, for example with gcsfuse."
         )
 
 
