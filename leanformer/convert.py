@@ -37,6 +37,7 @@ from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.exports import folders, head_padding, stablehlo, verification
 from leanformer.pretrained import storage
+from leanformer.runtime import files
 from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, restoring
 from leanformer.training.model_setup import ModelSetup
@@ -94,6 +95,8 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
             "or --weights=FILE."
         )
     path, source = f.weights or f.words[0], getattr(f, "from")
+    if not Path(path).expanduser().exists():
+        raise ConfigError(f"{path} does not exist. Pass the folder of a run, or --weights=FILE.")
     of_run = restoring.is_run(path) or artifacts.exported_weights(Path(path).expanduser()) is not None
     if of_run == (f.config is not None):
         raise ConfigError(
@@ -139,8 +142,10 @@ def _write(
 @cli.body("convert")
 def main(f: cli.Values) -> None:
     path, of_run = _sources(f)
+    files.check_empty(Path(f.out).expanduser(), "--out")
     if f.max_shard_size is not None:
         storage.parse_size(f.max_shard_size)
+    reference = pretrained.read(f.reference) if f.reference else None
     workdir = inference.run_folder(path) if of_run else None
     c = artifacts.load_config(workdir) if workdir else f.config
     if workdir:
@@ -157,6 +162,6 @@ def main(f: cli.Values) -> None:
     weights = (restored.ema or restored.weights) if restored else model.read_weights(path, getattr(f, "from"))
     for line in _write(f, model, weights, workdir, restored):
         print(line, flush=True)
-    if f.reference:
-        worst = worst_difference(model, weights, pretrained.read(f.reference), f.reference)
+    if reference is not None:
+        worst = worst_difference(model, weights, reference, f.reference)
         print(f"Largest difference from the logits in {f.reference}: {worst:.1e} of the largest logit.")

@@ -77,7 +77,7 @@ def main(f: cli.Values) -> None:
             raise ConfigError(
                 f"--out={f.out}: the vectors are written as a NumPy array. Use a file name ending in .npy."
             )
-        files.check_writable(Path(f.out).expanduser().parent)
+        files.check_output_file(f.out, [f.texts])
     model, tokenizer = open_model(f)
     vectors, cut = embeddings(model, tokenizer, texts)
     if len(cut):

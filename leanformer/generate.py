@@ -17,7 +17,6 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -93,7 +92,7 @@ def main(f: cli.Values) -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors=sys.stdout.errors)
     prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
     if f.out is not None:
-        files.check_writable(Path(f.out).expanduser().parent)
+        files.check_output_file(f.out, [f.prompts])
     tokenizer = artifacts.load_tokenizer(inference.run_folder(f.workdir))
     model = inference.load(f.workdir, step=f.step, best=f.best)
     if tokenizer.vocabulary > model.config.model.vocabulary:

@@ -17,6 +17,7 @@ import csv
 import io
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ def main(f: cli.Values) -> int:
     if f.top < 1:
         raise ConfigError(f"--top={f.top} must be at least 1.")
     if f.out is not None:
-        files.check_writable(Path(f.out).expanduser().parent)
+        files.check_output_file(f.out, filter(os.path.isfile, f.words))
     model = inference.load(f.workdir, step=f.step, best=f.best)
     if not model.classes:
         raise ConfigError(
@@ -116,6 +117,8 @@ def main(f: cli.Values) -> int:
             "language model use python -m leanformer.generate."
         )
     paths = find_files(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
+    if f.out is not None:
+        files.check_output_file(f.out, paths)
     lines = classify_files(model, paths, f.top)
     if f.out is None:
         failed = write(lines, f.format, sys.stdout)

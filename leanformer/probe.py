@@ -29,7 +29,7 @@ from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, multihost
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
-from leanformer.training import inference, model_setup, probing, run_files, streams
+from leanformer.training import inference, model_setup, probing, restoring, run_files, streams
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 
@@ -48,7 +48,7 @@ def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> It
         yield 0, description, model.initial_weights(finite=finite)
         return
     steps: list[int | None] = [f.step]
-    if f.all:
+    if f.all and restoring.is_run(str(workdir)):  # a folder that convert wrote has one
         with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as saved:
             steps = [*saved.steps]
     for step in steps:

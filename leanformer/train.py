@@ -56,6 +56,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         if multihost.is_primary():
             pages.warn_intervals(c, setup.total, setup.examples)
         if dry_run:
+            setup.check_initial_weights(workdir)
             print(pages.dry_run(setup, workdir))
             return 0
         run = stack.enter_context(Run(workdir, setup, source, timer))

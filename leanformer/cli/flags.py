@@ -181,6 +181,9 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
         raise ConfigError(f"{format_error(error)}\n`python -m leanformer.keys` lists and explains all keys.") from error
     values = {flag.name: defined[flag.name].value for flag in flags}
+    for name in PATHS:
+        if values.get(name) == "":
+            raise ConfigError(f"--{name}= is empty. Pass a path.")
     _check_urls({name: [values[name]] for name in PATHS if values.get(name)} | {"words": words}, urls)
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))

@@ -92,8 +92,6 @@ def write_folder(folder: Path, model: ModelSetup, weights: Any, *, largest: int 
     content = program(model).serialize()
     tensors = pretrained.export(jax.device_get(weights), model.layout("own"))
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("model-*-of-*.safetensors"):  # the code of the card reads all files
-        old.unlink()
     storage.write_model(folder, tensors, {"layout": "own"}, largest)
     with files.atomic_write(folder / PROGRAM) as draft:
         draft.write_bytes(content)

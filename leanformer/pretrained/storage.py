@@ -191,13 +191,9 @@ def write_sharded(stem: str | Path, tensors: Tensors, largest: int, metadata: Ma
 def write_model(
     folder: Path, tensors: Tensors, metadata: Mapping[str, str], largest: int | None, *, name: str = "model"
 ) -> Path:
-    """Write <name>.safetensors, or shards of at most `largest` bytes and an index. Return the path of file or index.
-
-    The other of the two is deleted, since libraries read an index that was left over first.
-    """
+    """Write <name>.safetensors, or shards of at most `largest` bytes and an index. Return the path of file or index."""
     single = folder / f"{name}{SUFFIX}"
     if largest is not None:
-        single.unlink(missing_ok=True)
         return write_sharded(folder / "model", tensors, largest, metadata)
     (folder / f"model{INDEX}").unlink(missing_ok=True)
     write(single, tensors, metadata)

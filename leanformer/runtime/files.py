@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,22 @@ def check_writable(folder: Path) -> None:
         if sentence := system_error_message(error):
             raise WorkdirError(f"{folder} is not writable. {sentence}") from error
         raise
+
+
+def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:
+    """Raise ConfigError if --out=`out` is a folder or one of the inputs; WorkdirError if its folder is not writable."""
+    path = Path(out).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"--out={out} is a folder. Pass the name of a file.")
+    if path.exists() and any(path.samefile(Path(item).expanduser()) for item in inputs):
+        raise ConfigError(f"--out={out} is one of the input files and would be overwritten. Choose another name.")
+    check_writable(path.parent)
+
+
+def check_empty(folder: Path, flag: str) -> None:
+    """Raise ConfigError if a folder to write to exists and contains anything; `flag` names it in the message."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{flag}={folder} is not empty. Choose a new folder, or delete this one.")
 
 
 def sync(path: Path) -> None:

@@ -97,7 +97,6 @@ def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
     content = files.read_json(workdir / "config.json")
     files.write_json(folder / "config.json", content | {EXPORTED: {"step": step, "averaged": averaged}})
     for name in (CLASSES, tokenizers.FILE):
-        (folder / name).unlink(missing_ok=True)
         if (workdir / name).is_file():
             files.write_text(folder / name, (workdir / name).read_text())
 
@@ -107,6 +106,15 @@ def exported_weights(folder: Path) -> dict[str, Any] | None:
     path = folder / "config.json"
     content = files.read_json(path) if path.is_file() else None
     return content.get(EXPORTED) if isinstance(content, dict) else None
+
+
+def check_not_exported(workdir: Path) -> None:
+    """Raise ConfigError if a folder to train in holds weights that `export` described."""
+    if exported_weights(workdir) is not None:
+        raise ConfigError(
+            f"--workdir={workdir} holds weights that convert has exported. Choose another folder. To start from these "
+            f"weights, set --config.init_from.path={workdir}."
+        )
 
 
 def save(workdir: Path, source: Source) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from leanformer import data, tasks
+from leanformer.errors import WorkdirError
 from leanformer.runtime import multihost
 from leanformer.runtime.trees import leaf_names
 from leanformer.tasks import artifacts
@@ -166,7 +167,17 @@ class Run:
         return not self.divergence.skipped or step in self.checkpoints.scores
 
     def save(self, step: int, state: TrainState) -> None:
-        """Start saving the state in the background. Raises CheckpointError if an earlier save failed."""
+        """Start saving the state in the background.
+
+        Raises:
+            CheckpointError: an earlier save failed.
+            WorkdirError: the folder of the run has been deleted or moved.
+        """
+        if multihost.is_primary() and not (self.workdir / "config.json").is_file():
+            raise WorkdirError(
+                f"{self.workdir}/config.json has disappeared: the folder was deleted or moved during training, so step "
+                f"{step} cannot be saved. Pass the folder's present path as --workdir, or start again in a new one."
+            )
         self.checkpoints.save(step, state, seconds=self.timer.seconds())
 
     def wait(self) -> None:

@@ -105,10 +105,21 @@ def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, An
 
 
 def warn_changes(workdir: Path, config: ConfigDict) -> None:
-    """Warn about each key whose value differs from that in the config.json of `workdir`."""
-    if not multihost.is_primary() or not (workdir / "config.json").is_file():
+    """Warn about each key whose value differs from that in the config.json of `workdir`.
+
+    Raises:
+        ConfigError: the run has another task or architecture.
+    """
+    if not (workdir / "config.json").is_file():
         return
-    for key, (was, now) in config_changes(workdir, config).items():
+    changes = config_changes(workdir, config)
+    for key in ("task", "model.name"):
+        if key in changes:
+            was, now = changes[key]
+            raise ConfigError(
+                f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir.'
+            )
+    for key, (was, now) in changes.items() if multihost.is_primary() else ():
         warning = f"WARNING: the config has changed since this run was started: {key}: {was} -> {now}"
         print(warning, file=sys.stderr, flush=True)
 

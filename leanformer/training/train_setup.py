@@ -18,7 +18,7 @@ from leanformer.config.rules import SECTIONS_WITH_INTERVALS, sharded_batches
 from leanformer.costs import count, hardware
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import Spec, Task, artifacts
-from leanformer.training import lr_scales, model_setup, optimizers, schedules, streams
+from leanformer.training import lr_scales, model_setup, optimizers, restoring, schedules, streams
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.model_setup import ModelSetup
@@ -116,6 +116,11 @@ class TrainSetup:
         """Return the initial state from weights; call this under `jit` or `eval_shape`."""
         return states.init(weights, self.optimizer, ema=self.config.optim.ema > 0)
 
+    def check_initial_weights(self, workdir: Path) -> None:
+        """Read the weights that a new run in `workdir` would start from. Raises the errors of `initial_state`."""
+        if self.config.init_from.path is not None and not restoring.steps_in(workdir / "checkpoints"):
+            self.model.initial_weights()
+
     def initial_state(self) -> TrainState:
         """Return the initial state. Raises the errors of `ModelSetup.initial_weights`."""
         return states.materialise(self.make_state, self.model.initial_weights(), self.state)
@@ -192,8 +197,9 @@ def build(
 def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.Source, Mapping[str, data.Source]]:
     """Return the setup of a run, its training split and its evaluation splits.
 
-    Raises ConfigError or DataError if the data, the task or the mesh do not fit the config.
+    Raises ConfigError or DataError if the data, the task or the mesh do not fit the config, or `workdir` is an export.
     """
+    artifacts.check_not_exported(workdir)
     tasks.fill_num_classes(c)
     task = tasks.build(c)
     source, held_out = tasks.open_data(task.data, c, artifacts.load_classes(workdir))

@@ -69,12 +69,12 @@ def test_half_precision_weights_are_read_exactly(tmp_path):
     half = {name: x.astype(np.float16) for name, x in load_tensors().items()}
     save_file(half, tmp_path / "half")
     save_file(make_reference(), tmp_path / "reference")
-    files = [f"--weights={tmp_path / 'half'}", f"--out={tmp_path}", f"--reference={tmp_path / 'reference'}"]
+    files = [f"--weights={tmp_path / 'half'}", f"--out={tmp_path / 'out'}", f"--reference={tmp_path / 'reference'}"]
     status, out, err = run_in_process([*make_command(), "--from=timm", "--to=timm", *files])
     assert (status, err) == (0, "") and 1e-5 < parse_error(out) < 1e-2
     for name, value in half.items():
-        assert load_written(tmp_path)[name].dtype == np.float32
-        np.testing.assert_array_equal(load_written(tmp_path)[name], value.astype(np.float32), err_msg=name)
+        assert load_written(tmp_path / "out")[name].dtype == np.float32
+        np.testing.assert_array_equal(load_written(tmp_path / "out")[name], value.astype(np.float32), err_msg=name)
 
 
 def make_misnamed():
@@ -124,7 +124,7 @@ def test_architecture_without_key_map_lists_its_formats(tmp_path):
     save_file(load_tensors(), tmp_path / "theirs")
     small = {"width": 8, "mlp_dim": 8, "depth": 1, "num_heads": 1, "inner_width": 4, "inner_mlp_dim": 8}
     words = command("convert", changes={f"model.{k}": v for k, v in small.items()}, config="configs/tnt_b_8x16.py")
-    files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path}"]
+    files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'out'}"]
     check_refused([*words, "--from=huggingface", *files], "huggingface", "tnt", "timm")
 
 

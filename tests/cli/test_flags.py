@@ -41,6 +41,12 @@ def test_error_gives_the_config_value_as_an_example(monkeypatch):
         cli.parse(FLAGS, ["--config=configs/quickstart.py", "--config.model.width=wide"])
 
 
+@pytest.mark.parametrize("name", ["out", "workdir"])
+def test_empty_path_is_refused(name):
+    with refuses(f"--{name}="):
+        cli.parse([cli.Flag(name, "")], [f"--{name}="])
+
+
 def test_old_flag_name_is_accepted_with_a_warning(capsys):
     flags = [cli.Flag("vmap", "Vectorised.", bool, default=False)]
     assert cli.parse(flags, ["--together"]).vmap is True

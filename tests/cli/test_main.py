@@ -9,6 +9,8 @@ from commands import ROOT, subprocess_environment
 from messages import mentions
 
 from leanformer.__main__ import COMMANDS
+from leanformer.cli import execution
+from leanformer.cli.flags import CommandLine, Values
 
 
 def run(*words):
@@ -73,3 +75,11 @@ def test_closed_standard_output_ends_a_listing_without_a_traceback():
         process.stdout.close()
         errors = process.stderr.read()
     assert process.returncode == 141 and errors == b""
+
+
+def test_interrupted_command_prints_one_line(capfd):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    assert execution.execute(CommandLine(), Values(files={}), lambda: interrupt) == 130
+    assert capfd.readouterr().err == "\nInterrupted by Ctrl-C.\n"

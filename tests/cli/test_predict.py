@@ -142,6 +142,14 @@ def test_invalid_arguments_are_refused(workdir, more, parts):
     check_refused(make_words(workdir, *more), *parts)
 
 
+def test_output_that_would_overwrite_an_input_is_refused(workdir, images):
+    before = (images / "b.png").read_bytes()
+    for words in ((images / "b.png",), (images,)):
+        check_refused(make_words(workdir, f"--out={images / 'b.png'}", *words), f"--out={images / 'b.png'}")
+    check_refused(make_words(workdir, f"--out={images}", images / "b.png"), f"--out={images}")
+    assert (images / "b.png").read_bytes() == before
+
+
 def test_folder_without_images_is_refused(workdir, tmp_path):
     (tmp_path / "empty").mkdir()
     check_refused(make_words(workdir, tmp_path / "empty"), tmp_path / "empty", ".jpg")

@@ -79,6 +79,13 @@ def test_a_dry_run_writes_nothing(workdir, tmp_path, one_device, monkeypatch):
         assert sorted(folder.rglob("*")) == before
 
 
+def test_dry_run_reads_the_initial_weights(workdir, tmp_path):
+    for path, part in ((tmp_path / "nowhere", "nowhere"), (workdir, "blocks.layers")):
+        words = command("train", tmp_path / "new", SMALL | {"model.width": 36, "init_from.path": path})
+        check_refused([*words, "--dry_run"], part)
+    assert not (tmp_path / "new").exists()
+
+
 def test_evaluate_agrees_with_the_last_record(workdir):
     """The values are bit-equal, as program and device are the same."""
     status, out, err = run(command("evaluate", workdir, config=None))

@@ -195,9 +195,7 @@ def test_command_writes_a_complete_folder(tmp_path):
     assert "AutoModelForImageClassification.from_pretrained(folder)" in card and "library_name: transformers" in card
     words = [*make_command(tmp_path), "--to=own", f"--out={tmp_path / 'ours'}", "--max_shard_size=20KB"]
     assert run_in_process(words)[0] == 0 and len(pretrained.read(tmp_path / "ours")) > 20
-    run_in_process([*make_command(tmp_path), "--to=huggingface", f"--out={out_folder}"])
-    assert (out_folder / "model.safetensors").is_file()
-    assert not (out_folder / "model.safetensors.index.json").exists()  # a left-over index would be read first
+    check_refused([*make_command(tmp_path), "--to=huggingface", f"--out={out_folder}"], f"--out={out_folder}")
 
 
 def test_missing_and_old_libraries_are_named(monkeypatch):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import run_in_process
+from commands import check_refused, run_in_process
 from flax import nnx
 from messages import mentions, refuses
 from rounding import LOSS_TOLERANCE
@@ -17,7 +17,8 @@ from small_runs import make_initial_state
 
 import leanformer
 from leanformer import conditioning, data
-from leanformer.errors import CheckpointError, DataError, WeightsError
+from leanformer.errors import CheckpointError, ConfigError, DataError, WeightsError
+from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -140,13 +141,15 @@ def test_encode_makes_token_sequences_of_files():
 )
 def test_invalid_conversions_are_refused(saved_run, tmp_path, words, parts):
     status, _, err = run_in_process(
-        ["", "", "leanformer.convert", f"--weights={saved_run[0]}", "--to=timm", f"--out={tmp_path}", *words]
+        ["", "", "leanformer.convert", f"--weights={saved_run[0]}", "--to=timm", f"--out={tmp_path / 'out'}", *words]
     )
     assert status == 2 and mentions(err, saved_run[0], *parts)
 
 
 def test_converting_a_file_needs_config_and_refuses_best(tmp_path):
-    words = ["", "", "leanformer.convert", f"--weights={tmp_path / 'w.safetensors'}", f"--out={tmp_path}"]
+    words = ["", "", "leanformer.convert", f"--weights={tmp_path / 'w.safetensors'}", f"--out={tmp_path / 'out'}"]
+    assert mentions(run_in_process(words)[2], "w.safetensors does not exist")
+    (tmp_path / "w.safetensors").touch()
     assert mentions(run_in_process(words)[2], "--config=FILE")
     assert mentions(run_in_process([*words, "--config=configs/quickstart.py", "--best"])[2], "--best")
 
@@ -197,9 +200,12 @@ def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng, words):
     folder, *_ = saved_run
     (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(10)]))
     out, examples = tmp_path / "elsewhere", make_images(rng)
-    for step in (1, 2):  # the second replaces the first
-        convert = ["", "", "leanformer.convert", folder, f"--step={step}", f"--out={out}", *words]
-        assert run_in_process(convert)[::2] == (0, "")
+    convert = ["", "", "leanformer.convert", folder, "--step=2", f"--out={out}", *words]
+    assert run_in_process(convert)[::2] == (0, "")
+    for filled in (out, folder):
+        check_refused([*convert, f"--out={filled}"], f"--out={filled}")
+    with refuses(out, "--config.init_from.path", error=ConfigError):
+        artifacts.check_not_exported(out)
     expected, model = leanformer.load(folder, step=2), leanformer.load(out)
     assert (model.step, model.averaged, model.classes) == (2, expected.averaged, expected.classes)
     np.testing.assert_array_equal(model.probabilities(examples), expected.probabilities(examples))
@@ -208,4 +214,4 @@ def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng, words):
             leanformer.load(out, **options)
     again = ["", "", "leanformer.convert", out, "--to=timm", f"--out={tmp_path / 'timm'}"]
     assert run_in_process(again)[::2] == (0, "")
-    assert run_in_process(["", "", "leanformer.probe", f"--workdir={out}", "--examples=8"])[::2] == (0, "")
+    assert run_in_process(["", "", "leanformer.probe", f"--workdir={out}", "--all", "--examples=8"])[::2] == (0, "")

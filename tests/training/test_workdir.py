@@ -11,12 +11,14 @@ import pytest
 from commands import command, run_in_process
 from messages import mentions, refuses
 
+from leanformer import config as configs
 from leanformer import pretrained
 from leanformer.errors import WeightsError, WorkdirError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts
 from leanformer.train import train
-from leanformer.training import metrics_log, run_files, train_setup
+from leanformer.training import metrics_log, restoring, run_files, train_setup
+from leanformer.training.run import Run
 
 
 @pytest.fixture
@@ -72,6 +74,33 @@ def test_run_with_deleted_records_still_ends(two_steps, tmp_path):
     assert train(two_steps, tmp_path) == 0
     summary = files.read_json(tmp_path / "summary.json")
     assert summary["examples_per_s"] is None and summary["steps"] == 2 and summary["final"]["step"] == 2
+
+
+@pytest.mark.slow
+def test_deleted_workdir_stops_the_run(two_steps, tmp_path, monkeypatch):
+    original = Run.on_step
+
+    def delete_config(self, step, metrics):
+        (tmp_path / "config.json").unlink(missing_ok=True)
+        original(self, step, metrics)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "on_step", delete_config)
+        with refuses(tmp_path / "config.json", "step 2", error=WorkdirError):
+            train(two_steps, tmp_path)
+    assert not (tmp_path / "summary.json").exists() and not restoring.steps_in(tmp_path / "checkpoints")
+
+
+def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_path, capfd):
+    images, texts = (configs.load(f"configs/{name}.py") for name in ("quickstart", "quickstart_gpt"))
+    run_files.write_config(tmp_path, images)
+    with refuses('task="language"', 'task="images"'):
+        run_files.warn_changes(tmp_path, texts)
+    with images.unlocked():
+        images.model.name = "xcit"
+    with refuses('model.name="xcit"', 'model.name="vit"'):
+        run_files.warn_changes(tmp_path, images)
+    assert capfd.readouterr().err == ""
 
 
 READERS = {
