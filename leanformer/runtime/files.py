@@ -164,7 +164,7 @@ def check_writable(folder: Path) -> None:
             raise OSError(number, os.strerror(number), str(existing))
     except OSError as error:
         if sentence := system_error_message(error):
-            raise WorkdirError(f"{folder} is not writable. {sentence}") from error
+            raise WorkdirError(sentence if existing == folder else f"{folder} cannot be created: {sentence}") from error
         raise
 
 
