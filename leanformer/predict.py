@@ -106,8 +106,6 @@ def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int
 
 @cli.body("predict")
 def main(f: cli.Values) -> int:
-    if f.top < 1:
-        raise ConfigError(f"--top={f.top} must be at least 1.")
     if f.out is not None:
         files.check_output_file(f.out, filter(os.path.isfile, f.words))
     model = inference.load(f.workdir, step=f.step, best=f.best)

@@ -33,6 +33,7 @@ from leanformer.training import progress
 
 
 SAMPLES = 8  # examples to read from each split
+SHORT_SIDE = 288  # default short side of cached images, in pixels
 TIMED = 16  # training examples with which the speed of one core is measured
 
 
@@ -116,8 +117,11 @@ def main(f: cli.Values) -> None:
     if f.verb == "cache":
         if f.out is None:
             raise ConfigError("prepare cache requires a folder for the cache. Pass --out=DIR.")
-        cache(c, Path(f.out).expanduser(), f.short_side)
+        cache(c, Path(f.out).expanduser(), SHORT_SIDE if f.short_side is None else f.short_side)
         return
+    for name in ("out", "short_side"):
+        if (value := getattr(f, name)) is not None:
+            raise ConfigError(f"--{name}={value}: only `prepare cache` uses it. Leave it out of `prepare {f.verb}`.")
     if f.verb == "build" and not tasks.build(c).data.build():
         print(f"{c.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(c).items():

@@ -5,6 +5,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from leanformer.cli.flags import CONFIG, CommandLine, Flag
+from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.costs.hardware import DEVICES
 
 
@@ -16,9 +17,15 @@ SWEEP_FLAGS = (  # flags of a command that executes a sweep (sweeps.executor)
     Flag(
         "cluster", "Run on this machine (local) or as a SLURM job array (slurm).", ("local", "slurm"), default="local"
     ),
-    Flag("parallel", "Runs in parallel: processes on this machine, or tasks of the SLURM array.", int, default=1),
+    Flag(
+        "parallel",
+        "Runs in parallel: processes on this machine, or tasks of the SLURM array.",
+        int,
+        default=1,
+        minimum=1,
+    ),
     Flag("slurm", "KEY=VALUE: parameter of SLURM's sbatch.", default=(), many=True),
-    Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24),
+    Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24, minimum=1),
     Flag(
         "vmap",
         "Vectorise runs that differ only in seed and learning rates: train them as one program (vmap).",
@@ -58,7 +65,7 @@ COMMANDS = {
             Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True),
             Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
             Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
-            Flag("top", "Number of classes per file.", int, default=5),
+            Flag("top", "Number of classes per file.", int, default=5, minimum=1),
             Flag("format", "Output format.", ("json", "csv"), default="json"),
             Flag("out", "File to write to instead of printing."),
         ),
@@ -72,11 +79,11 @@ COMMANDS = {
             Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
             Flag("prompt", "Text to complete; empty for a new document."),
             Flag("prompts", "File with one prompt per line."),
-            Flag("tokens", "Maximal number of generated tokens; by default up to the model's length.", int),
+            Flag("tokens", "Maximal number of generated tokens; by default up to the model's length.", int, minimum=1),
             Flag("temperature", "Sampling temperature; 0 takes the most likely token (greedy).", float, default=1.0),
             Flag("top_k", "Sample from this many of the most likely tokens.", int),
             Flag("top_p", "Sample from the most likely tokens that have this total probability.", float),
-            Flag("seed", "Seed of the sampling.", int, default=0),
+            Flag("seed", "Seed of the sampling.", int, default=0, minimum=0, maximum=WHOLE_NUMBER),
             Flag("out", "File to write the completions of --prompts to instead of printing them."),
         ),
         urls="workdir",
@@ -128,17 +135,17 @@ COMMANDS = {
         (
             CONFIG,
             Flag("budget", "params:N or flops:N; a second one may be memory:BYTES[@DEVICE].", required=True, many=True),
-            Flag("slack", "Fraction of the budget that may be unused.", float, default=0.05),
+            Flag("slack", "Fraction of the budget that may be unused.", float, default=0.05, minimum=0, maximum=1),
             Flag("over", "model.KEY=NUMBER,...: sizes to enumerate for this key.", default=(), many=True),
             Flag("runs", "Folders of finished sweeps or runs to fit the response surface to.", list, default=()),
             Flag(
                 "extrapolate", "Also rank architectures outside the sizes of the runs, separately.", bool, default=False
             ),
-            Flag("proxies", "Number of proxy architectures to train first in OUT/proxies.", int, default=0),
+            Flag("proxies", "Number of proxy architectures to train first in OUT/proxies.", int, default=0, minimum=0),
             Flag("set", "KEY=VALUE: config key of the proxy runs, such as total_epochs=5.", default=(), many=True),
-            Flag("seeds", "Seeds per proxy architecture.", int, default=2),
+            Flag("seeds", "Seeds per proxy architecture.", int, default=2, minimum=1),
             Flag("metric", "NAME[:higher|lower] that the surface predicts; by default the score of the runs."),
-            Flag("best", "Number of architectures to print and to write.", int, default=5),
+            Flag("best", "Number of architectures to print and to write.", int, default=5, minimum=1),
             Flag("out", "Folder for config files of the printed architectures.", writes=True),
         )
     ),
@@ -147,7 +154,7 @@ COMMANDS = {
             Flag("config", "Config files, each with an optional argument: FILE[:ARGUMENT],FILE.", list, default=()),
             Flag("over", "KEY=VALUE,VALUE,...: config key to vary, with its values.", default=(), many=True),
             Flag("set", "KEY=VALUE: config key with the same value in all runs.", default=(), many=True),
-            Flag("seeds", "Number of seeds per point of the grid, counted from 0.", int, default=1),
+            Flag("seeds", "Number of seeds per point of the grid, counted from 0.", int, default=1, minimum=1),
             *SWEEP_FLAGS,
         )
     ),
@@ -155,7 +162,7 @@ COMMANDS = {
         (
             CONFIG,
             Flag("out", "Folder to write the cache to (`cache` only).", writes=True),
-            Flag("short_side", "Short side of the cached images in pixels (`cache` only).", int, default=288),
+            Flag("short_side", "Short side of the cached images in pixels, by default 288 (`cache` only).", int),
         ),
         verbs=("check", "build", "cache"),
     ),

@@ -49,6 +49,8 @@ class Flag:
         required: True if the flag must be given.
         many: True if the flag may be given several times; its value is then the list of all values.
         writes: True if it names a folder that the command writes to; the command checks first that it is writable.
+        minimum: smallest allowed number; None without a limit.
+        maximum: largest allowed number; None without a limit.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Flag:
     required: bool = False
     many: bool = False
     writes: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
 
     @property
     def shown(self) -> str:
@@ -76,13 +80,24 @@ class Flag:
         else:
             DEFINE[self.kind](self.name, self.default, self.help, flag_values=flags)
 
+    def check(self, value: Any) -> None:
+        """Raise ConfigError if a number is outside the limits of the flag, or a path is empty."""
+        if self.name in PATHS and value == "":
+            raise ConfigError(f"--{self.name}= is empty. Pass a path.")
+        low, high = self.minimum, self.maximum
+        if value is None or ((low is None or value >= low) and (high is None or value <= high)):
+            return
+        limits = f"at least {low:,}" if high is None else f"between {low:,} and {high:,}"
+        shown = f"{value:g}" if isinstance(value, float) else value
+        raise ConfigError(f"--{self.name}={shown}: must be {limits}.")
+
 
 CONFIG = Flag("config", "Config file.", ConfigDict, required=True)
 MULTIHOST_FLAGS = (  # flags of commands that may run in several processes
     Flag("coordinator", "Address host:port of process 0 of a multi-process run."),
     Flag("processes", "Number of processes of a multi-process run.", int),
     Flag("process", "Index of this process in a multi-process run, from 0.", int),
-    Flag("connect_seconds", "Time limit for all processes to connect, in seconds.", int, default=300),
+    Flag("connect_seconds", "Time limit for all processes to connect, in seconds.", int, default=300, minimum=1),
 )
 
 
@@ -172,7 +187,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
         }
         for name, file in files.items():
             delattr(defined, name)
-            config_flags.DEFINE_config_dict(name, configs.load(file), flag_values=defined, sys_argv=rest)
+            config_flags.DEFINE_config_dict(name, configs.load(file, flag=name), flag_values=defined, sys_argv=rest)
         _, *words = defined(["", *rest])
     except LeanformerError:
         raise
@@ -181,9 +196,8 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
         raise ConfigError(f"{format_error(error)}\n`python -m leanformer.keys` lists and explains all keys.") from error
     values = {flag.name: defined[flag.name].value for flag in flags}
-    for name in PATHS:
-        if values.get(name) == "":
-            raise ConfigError(f"--{name}= is empty. Pass a path.")
+    for flag in flags:
+        flag.check(values[flag.name])
     _check_urls({name: [values[name]] for name in PATHS if values.get(name)} | {"words": words}, urls)
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))

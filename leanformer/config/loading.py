@@ -20,8 +20,12 @@ PACKAGE = Path(__file__).parents[1]
 SHIPPED = next(filter(Path.is_dir, (PACKAGE / "configs", PACKAGE.parent / "configs")), PACKAGE / "configs")
 
 
-def find(name: str) -> Path:
+def find(name: str, flag: str = "config") -> Path:
     """Return the file of a config: the path `name`, or NAME.py in the current folder, in configs/, or in leanformer.
+
+    Args:
+        name: name or path of the config.
+        flag: flag with this name, for messages.
 
     Raises:
         ConfigError: there is no such file.
@@ -36,16 +40,20 @@ def find(name: str) -> Path:
             files.append(file)
     if not files:
         near = difflib.get_close_matches(path.stem, [file.stem for file in SHIPPED.glob("*.py")])
-        hint = f" Similar configs of leanformer: --config={', '.join(near)}." if near else ""
-        raise ConfigError(f"--config={name}: no such file in {Path.cwd()}.{hint}")
+        hint = f" Similar configs of leanformer: --{flag}={', '.join(near)}." if near else ""
+        raise ConfigError(f"--{flag}={name}: no such file in {Path.cwd()}.{hint}")
     if len(files) > 1:
         others = ", ".join(map(str, files[1:]))
-        print(f"WARNING: --config={name} is read from {files[0]}, not from {others}.", file=sys.stderr, flush=True)
+        print(f"WARNING: --{flag}={name} is read from {files[0]}, not from {others}.", file=sys.stderr, flush=True)
     return files[0]
 
 
-def load(name: str) -> ConfigDict:
+def load(name: str, flag: str = "config") -> ConfigDict:
     """Return the config of "FILE", or of "FILE:ARGUMENT"; `get_config` gets the argument.
+
+    Args:
+        name: file, with its argument.
+        flag: flag with this name, for messages.
 
     Raises:
         ConfigError: the file is missing, raises an error, or returns no config.
@@ -55,7 +63,7 @@ def load(name: str) -> ConfigDict:
     (7, 16)
     """
     file, colon, argument = name.partition(":")
-    file = str(find(file))
+    file = str(find(file, flag))
     try:
         get_config = runpy.run_path(file).get("get_config")
         if not callable(get_config):

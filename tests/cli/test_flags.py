@@ -47,6 +47,19 @@ def test_empty_path_is_refused(name):
         cli.parse([cli.Flag(name, "")], [f"--{name}="])
 
 
+@pytest.mark.parametrize("word", ["--steps=0", "--steps=-3", "--share=1.5", "--share=nan"])
+def test_number_outside_the_limits_of_its_flag_is_refused(word):
+    flags = [cli.Flag("steps", "", int, minimum=1), cli.Flag("share", "", float, minimum=0, maximum=1)]
+    assert cli.parse(flags, ["--steps=1", "--share=0"]).steps == 1 and cli.parse(flags, []).steps is None
+    with refuses(word, 1):
+        cli.parse(flags, [word])
+
+
+def test_missing_config_is_reported_with_its_flag():
+    with refuses("--against=quickstrt", "--against=quickstart"):
+        cli.parse([cli.Flag("against", "", cli.ConfigDict)], ["--against=quickstrt"])
+
+
 def test_old_flag_name_is_accepted_with_a_warning(capsys):
     flags = [cli.Flag("vmap", "Vectorised.", bool, default=False)]
     assert cli.parse(flags, ["--together"]).vmap is True
