@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from leanformer import cli
+from leanformer.costs.count import format_count
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
@@ -118,4 +119,4 @@ def main(f: cli.Values) -> None:
     else:
         with files.atomic_user_write(f.out) as draft:
             draft.write_text("\n".join([*lines, ""]), encoding="utf-8")
-        print(f"Wrote {f.out}: {len(lines)} texts, step {model.step} of {f.workdir}.")
+        print(f"Wrote {f.out}: {format_count(len(lines), 'text')}, step {model.step} of {f.workdir}.")

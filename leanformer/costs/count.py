@@ -98,3 +98,12 @@ def format_number(number: int | float) -> str:
             break
         number /= 1000
     return f"{number:.3g}{unit}" if isinstance(number, float) or unit else str(number)
+
+
+def format_count(number: int, noun: str) -> str:
+    """Format a number of things, with an s unless there is one.
+
+    >>> format_count(1, "run"), format_count(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import submitit
+from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import SlurmInfoWatcher
 
 from leanformer import cli
-from leanformer.errors import ConfigError
+from leanformer.costs.count import format_count
+from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import signals
 from leanformer.sweeps import member_process
 from leanformer.sweeps.grid import SweepRun, VmapGroup, group_runs, parse_assignment, select_unfinished
@@ -25,6 +27,7 @@ LOG_LINES = 15  # lines shown from the log of a failed run
 Unit = SweepRun | VmapGroup
 CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # otherwise srun of SLURM >= 22.05 gives a task 1 CPU
 SQUEUE = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T")
+NOT_TEXT = {"additional_parameters", "setup", "srun_args", "teardown"}  # parameters of submitit that are lists
 GONE = "GONE"  # submitit treats every unknown state as the end of a job
 
 
@@ -42,16 +45,19 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
     """Execute all unfinished runs and return the failed ones with the last lines of their logs.
 
     Raises:
-        ConfigError: a config is invalid, or a folder belongs to a different run; nothing was started.
+        ConfigError: a flag or a config is invalid, or a folder belongs to a different run; nothing was started.
         KeyboardInterrupt: a stop was requested; the argument is the signal's number. Active runs have saved.
     """
     pending = select_unfinished(members)
     check(pending)
     units = group_runs(pending) if f.vmap else pending
+    executor = make_executor(folder / "logs", f) if pending else None
+    places = environments(os.environ, f.parallel) if pending and f.cluster == "local" else []
     for member in pending:  # a run that is extended must not keep the summary of the shorter run if it fails now
         (member.workdir / "summary.json").unlink(missing_ok=True)
-    print(f"{len(members)} runs in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run.")
-    logs = run(units, folder / "logs", f) if pending else {}
+    number = format_count(len(members), "run")
+    print(f"{number} in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run.")
+    logs = run(units, executor, places, f) if pending else {}
     return {member: log for unit, log in logs.items() for member in unit.runs if not member.finished}
 
 
@@ -61,21 +67,63 @@ def print_failures(failed: Mapping[SweepRun, str]) -> None:
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)
 
 
-def run(units: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
-    """Execute runs, at most --parallel at once, and return the failed ones with the last lines of their logs."""
-    executor = submitit.AutoExecutor(folder=logs, cluster=f.cluster)
-    parameters = {f"slurm_{key}": value for key, value in (parse_assignment(text, "--slurm") for text in f.slurm)}
-    executor.update_parameters(timeout_min=f.minutes, name="leanformer", **parameters)
+def make_executor(logs: Path, f: cli.Values) -> submitit.AutoExecutor:
+    """Return the executor of --cluster, which writes to the folder `logs`.
+
+    Raises ConfigError if SLURM is not installed, or --slurm is given without it or has an unknown parameter.
+    """
+    parameters = [(text, *parse_assignment(text, "--slurm")) for text in f.slurm]
+    if parameters and f.cluster != "slurm":
+        raise ConfigError(f"--slurm={f.slurm[0]}: --cluster={f.cluster} does not use it. Pass --cluster=slurm.")
+    try:
+        executor = submitit.AutoExecutor(folder=logs, cluster=f.cluster)
+    except RuntimeError as error:
+        raise ConfigError(
+            "--cluster=slurm: this machine has no SLURM, the program srun was not found. Run the command on a node of "
+            "the cluster, or pass --cluster=local."
+        ) from error
+    executor.update_parameters(timeout_min=f.minutes, name="leanformer")
+    for text, key, value in parameters:
+        try:
+            if key in NOT_TEXT:
+                raise NameError(key)
+            executor.update_parameters(**{f"slurm_{key}": value})
+        except (NameError, ValueError) as error:
+            names = ", ".join(sorted(submitit.SlurmExecutor._valid_parameters() - NOT_TEXT))
+            raise ConfigError(f"--slurm={text}: unknown parameter or wrong value. Choose from {names}.") from error
+    return executor
+
+
+def run(
+    units: Sequence[Unit], executor: submitit.AutoExecutor, places: list[dict[str, str]], f: cli.Values
+) -> dict[Unit, str]:
+    """Execute runs, at most --parallel at once, and return the failed ones with the last lines of their logs.
+
+    Args:
+        units: runs to execute.
+        executor: executor from `make_executor`.
+        places: environments of the runs on this machine, from `environments`.
+        f: flags of the command.
+
+    Raises:
+        ConfigError: SLURM refused the job array.
+    """
     if f.cluster == "slurm":
         executor.update_parameters(slurm_array_parallelism=f.parallel, slurm_setup=[CPUS])
         if not has_accounts():
             submitit.SlurmJob.watcher = QueueWatcher()
-        with executor.batch():
-            jobs = {member: executor.submit(member_process.run, member.command) for member in units}
+        try:
+            with executor.batch():
+                jobs = {member: executor.submit(member_process.run, member.command) for member in units}
+        except FailedJobError as error:
+            given = " ".join(f"--slurm={text}" for text in f.slurm) or "no --slurm"
+            raise ConfigError(
+                f"SLURM refused the job array ({given}): {first_line(error)}. Correct the values of --slurm, or "
+                "--minutes, and run the same command again."
+            ) from error
         array = next(iter(jobs.values())).job_id.partition("_")[0]
-        print(f"SLURM array {array} of {len(jobs)} runs; logs in {logs}.", flush=True)
+        print(f"SLURM array {array} of {format_count(len(jobs), 'run')}; logs in {executor.folder}.", flush=True)
         return dict(_failures(jobs))
-    places = environments(os.environ, f.parallel)
     with _handle_signals(_stop, signal.SIGINT, signal.SIGTERM):  # the parent process may have had them ignored
         signals.install()
         return _run_here(executor, units, places)
@@ -111,9 +159,8 @@ def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, st
         return [dict(environ)] * parallel
     count = len(visible) // parallel
     if not count:
-        raise ConfigError(
-            f"--parallel={parallel}: CUDA_VISIBLE_DEVICES names only {len(visible)} GPUs. Lower --parallel."
-        )
+        number = format_count(len(visible), "GPU")
+        raise ConfigError(f"--parallel={parallel}: CUDA_VISIBLE_DEVICES names only {number}. Lower --parallel.")
     shares = (visible[i * count : (i + 1) * count] for i in range(parallel))
     return [{**environ, "CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
@@ -135,7 +182,8 @@ def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]
         return dict(_failures(jobs))
     except KeyboardInterrupt:
         left = [job for job in jobs.values() if not job.done()]
-        print(f"Stopping: {len(left)} active runs save first. Run the same command again to resume.", flush=True)
+        number = format_count(len(left), "active run")
+        print(f"Stopping: saving {number} first. Run the same command again to resume.", flush=True)
         for job in left:
             os.kill(int(job.job_id), signal.SIGTERM)  # submitit passes it on to `member_process.run`
         for job in left:

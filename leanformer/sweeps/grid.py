@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from leanformer import cli, tasks
 from leanformer.config import key_docs, loading
 from leanformer.config.rules import LENGTHS
+from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.training import run_files, vmap
 from leanformer.training.restoring import steps_in
@@ -93,7 +94,7 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
         longer = {key for key, (was, now) in differing.items() if key in LENGTHS and now > was}
         if other := [key for key in differing if key not in silent | longer]:
             values = "; ".join(f"{key}={differing[key][0]}, now {differing[key][1]}" for key in other[:3])
-            values += f"; and {len(other) - 3} more keys" * (len(other) > 3)
+            values += f"; and {format_count(len(other) - 3, 'more key')}" * (len(other) > 3)
             raise ConfigError(
                 f"{member.workdir} holds a run with a different config: {values}. Use another --workdir, or delete "
                 "this folder to train the run again. No run was started."

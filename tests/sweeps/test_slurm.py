@@ -1,20 +1,44 @@
-"""Jobs on a SLURM cluster without accounting, with fake `sacct` and `squeue` programs."""
+"""Jobs on a SLURM cluster without accounting, with fake SLURM programs."""
+
+import types
 
 import pytest
+from messages import refuses
 
 from leanformer.sweeps import executor
+from leanformer.sweeps.grid import SweepRun
 
 
 @pytest.fixture
 def fake_program(tmp_path, monkeypatch):
-    """Return a function that puts a program on PATH which prints a text and exits with a status."""
+    """Return a function that puts a program on PATH which prints a text, as an error if its status is not 0."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def install(name, text, status=0):
-        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '{text}'\nexit {status}\n")
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '{text}'{' >&2' * bool(status)}\nexit {status}\n")
         (tmp_path / name).chmod(0o755)
 
     return install
+
+
+def make_flags(*slurm):
+    return types.SimpleNamespace(cluster="slurm", slurm=slurm, minutes=5, parallel=2)
+
+
+@pytest.mark.parametrize("word", ["foo=bar", "mem_gb=x", "setup=x"])
+def test_wrong_parameters_of_slurm_are_refused(word, fake_program, tmp_path):
+    fake_program("srun", "")
+    with refuses(f"--slurm={word}", "partition"):
+        executor.make_executor(tmp_path, make_flags(word))
+
+
+def test_refused_job_array_is_reported(fake_program, tmp_path):
+    for program in ("srun", "sacct"):
+        fake_program(program, "")
+    fake_program("sbatch", "invalid partition specified: nope", 1)
+    flags, run = make_flags("partition=nope"), SweepRun(tmp_path, ())
+    with refuses("--slurm=partition=nope", "specified: nope", "--minutes"):
+        executor.run([run], executor.make_executor(tmp_path, flags), [], flags)
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, True), (1, False)])

@@ -193,6 +193,24 @@ def test_more_parallel_runs_than_gpus_are_refused():
         executor.environments({"CUDA_VISIBLE_DEVICES": "0,1"}, 3)
 
 
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("--parallel=0", [1]),
+        ("--parallel=-1", [1]),
+        ("--minutes=-1", [1]),
+        ("--seeds=0", [1]),
+        ("--cluster=slurm", ["srun", "--cluster=local"]),
+        ("--slurm=partition=x", ["--cluster=local", "--cluster=slurm"]),
+    ],
+)
+def test_impossible_execution_is_refused_before_the_sweep(unfinished_sweep, tmp_path, monkeypatch, word, parts):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, out, err = repeat_sweep(tmp_path, word)
+    assert (status, out) == (2, "") and mentions(err, word, *parts) and not unfinished_sweep[1]
+    assert [run.finished for run in unfinished_sweep[0]] == [True, True, False]
+
+
 def test_runs_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(member_process.signal, "signal", lambda *_: None)
