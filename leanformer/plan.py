@@ -38,7 +38,7 @@ from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import ConfigDict
 from leanformer.config.rules import require
 from leanformer.costs import hardware, plugin
-from leanformer.costs.count import format_number
+from leanformer.costs.count import format_count, format_number
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
 
@@ -52,24 +52,30 @@ class Budget:
         amount: limit of the count.
         memory: limit of the bytes per device of a training step, None without a limit.
         device: GPU to compile for, None for this machine.
+        flags: limits as typed, by "params", "flops" or "memory".
     """
 
     counted: str
     amount: float
     memory: float | None = None
     device: str | None = None
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Budget":
         """Parse the values of --budget.
 
         Raises:
-            ConfigError: a value is not a budget, or more memory than the device has.
+            ConfigError: a value is not a budget, one is given twice, or it is more memory than the device has.
         """
         amounts: dict[str, float] = {}
+        flags: dict[str, str] = {}
         device = None
         for text in texts:
             kind, _, rest = text.partition(":")
+            if kind in flags:
+                raise ConfigError(f"--budget={text}: {flags[kind]} is given too. Pass only one limit of {kind}.")
+            flags[kind] = f"--budget={text}"
             number, at, name = rest.partition("@")
             try:
                 amounts[kind] = float(number)
@@ -87,8 +93,8 @@ class Budget:
             raise ConfigError(f"--budget: found {', '.join(counted) or 'no count'}. Pass one of params:N and flops:N.")
         if device and memory > (most := plugin.memory(device)):
             size = format_number(float(most))
-            raise ConfigError(f"--budget=memory:{memory:g}@{device}: {device} has {size}B. Lower the budget.")
-        return cls(counted[0], amounts[counted[0]], memory, device)
+            raise ConfigError(f"{flags['memory']}: {device} has {size}B. Lower the budget.")
+        return cls(counted[0], amounts[counted[0]], memory, device, flags)
 
     def notes(self) -> list[str]:
         """Return a warning if the limit is above the memory that JAX uses by default."""
@@ -189,9 +195,8 @@ def select_fitting(
         if len(fit) == number:
             break
     if not fit:
-        raise ConfigError(
-            f"--budget=memory:{budget.memory:g}: none of the first {len(notes)} architectures fits. {' '.join(notes)}"
-        )
+        tried = format_count(len(notes), "architecture")
+        raise ConfigError(f"{budget.flags['memory']}: {tried} compiled, none fits. {' '.join(notes)}")
     return fit, notes
 
 
@@ -205,6 +210,7 @@ def _parse_over(texts: Sequence[str]) -> dict[str, list[int]]:
             result[name] = [int(value) for value in values.split(",")]
         except ValueError as error:
             raise ConfigError(f'--over="{text}": expected model.KEY=NUMBER,NUMBER,...') from error
+        require(min(result[name]) >= 1, f"--over={text}: every size must be at least 1.")
     return result
 
 
@@ -213,7 +219,6 @@ def main(f: cli.Values) -> None:
     c, budget = f.config, Budget.parse(f.budget)
     model_dimensions(c.model.to_dict(), 0)  # raises an error for models with stages before anything is counted
     out = None if f.out is None else Path(f.out).expanduser()
-    require(f.best >= 1, f"--best={f.best} must be at least 1.")
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} requires a folder. Pass --out=DIR.")
     require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: use {surface.FEWEST} or more.")
     require(not f.extrapolate or bool(f.runs or f.proxies), "--extrapolate requires runs. Pass --runs or --proxies.")
@@ -221,9 +226,10 @@ def main(f: cli.Values) -> None:
     axes, names = shapes.axis_values(c, _parse_over(f.over)), [*dict.fromkeys(("params", budget.counted))]
     costs = Costs.fit(c, names)
     price = functools.partial(costs.of, budget.counted)
-    inside = shapes.enumerate_within(axes, price, budget.amount, f.slack)
+    limit = budget.flags[budget.counted]
+    inside = shapes.enumerate_within(axes, price, budget.amount, f.slack, limit)
     if f.proxies:
-        candidates = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST)
+        candidates = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST, limit)
         chosen = shapes.select_spread(candidates, f.proxies)
         why = f"a proxy run for --budget={','.join(f.budget)}, with the learning rate of the config."
         words = [f"--seeds={f.seeds}", "--vmap", *(f"--set={text}" for text in f.set)]
@@ -280,9 +286,10 @@ def _make_groups(
             f"{fit.design.ranges()}. Train architectures of this budget (--proxies=20 --out=DIR), set sizes with "
             "--over, or rank by extrapolation (--extrapolate)."
         )
-    more = "" if extrapolate or not beyond else f" {len(beyond):,} others are not ranked; --extrapolate ranks them."
+    more = "" if extrapolate or not beyond else f" {len(beyond):,} more not ranked; --extrapolate ranks them."
+    inner, outer = (format_count(len(group), "architecture") for group in (within, beyond))
     groups = [
-        (f"{len(within):,} architectures within the sizes of the runs: {fit.design.ranges()}.{more}\n", "", within),
-        (f"Extrapolated: {len(beyond):,} architectures outside these sizes.\n", "extrapolated_", beyond),
+        (f"{inner} within the sizes of the runs: {fit.design.ranges()}.{more}\n", "", within),
+        (f"Extrapolated: {outer} outside these sizes.\n", "extrapolated_", beyond),
     ]
     return [group for group in groups[: 1 + extrapolate] if group[2]]

@@ -132,11 +132,15 @@ def axis_values(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, l
 
 
 def enumerate_within(
-    axes: Mapping[str, Sequence[int]], price: Callable[[Shape], float], budget: float, slack: float
+    axes: Mapping[str, Sequence[int]],
+    price: Callable[[Shape], float],
+    budget: float,
+    slack: float,
+    flag: str = "--budget",
 ) -> list[Shape]:
     """Return every architecture that costs at most the budget, and at least (1 - slack) of it.
 
-    Raises ConfigError if there is none; the message names the nearest ones.
+    Raises ConfigError if there is none; the message names `flag`, which set the budget, and the nearest ones.
     """
     priced = [(price(shape), shape) for shape in itertools.product(*(axes[axis] for axis in AXES))]
     inside = [shape for cost, shape in priced if (1 - slack) * budget <= cost <= budget]
@@ -145,7 +149,7 @@ def enumerate_within(
         above = min((x for x in priced if x[0] > budget), default=None)
         near = " and ".join(f"{describe(x[1])} at {x[0]:,.6g}" for x in (below, above) if x)
         raise ConfigError(
-            f"--budget={budget:,.6g}: none of {len(priced):,} architectures costs {(1 - slack) * budget:,.6g} to "
+            f"{flag}: none of {len(priced):,} architectures costs {(1 - slack) * budget:,.6g} to "
             f"{budget:,.6g}. Nearest: {near}. Change --budget, raise --slack, or add sizes with --over."
         )
     return inside

@@ -142,7 +142,7 @@ def fit(shapes: Sequence[Dimensions], errors: Sequence[Sequence[float]], scale: 
     different = len(set(shapes))
     if different < FEWEST:
         raise ConfigError(
-            f"{different} different architectures were trained, but the response surface needs {FEWEST}. Train more."
+            f"The response surface needs {FEWEST} different architectures, found {different}. Train more."
         )
     extremes = min(map(min, errors)), max(map(max, errors))
     if not 0 < extremes[0] <= extremes[1] < scale.limit:

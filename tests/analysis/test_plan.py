@@ -70,8 +70,8 @@ def test_shapes_use_the_budget_without_exceeding_it(costs):
     c = config.load(QUICK)
     c.mesh.tensor = 4
     assert all(n % 4 == 0 for n in shapes.axis_values(c, {})["num_heads"])
-    with refuses("depth=3", "1e+09", "--budget", "--slack", "--over"):
-        shapes.enumerate_within(axes, lambda s: costs.of("params", s), 1e9, 0.02)
+    with refuses("depth=3", "1e+09", "--budget=params:1e9", "--slack", "--over"):
+        shapes.enumerate_within(axes, lambda s: costs.of("params", s), 1e9, 0.02, "--budget=params:1e9")
 
 
 def test_budgets_are_parsed():
@@ -85,17 +85,17 @@ def test_memory_budget_of_a_gpu(monkeypatch):
     budget = plan.Budget.parse(["params:4e7", "memory:70e9@H100"])
     assert (budget.memory, budget.device) == (70e9, "h100")
     assert mentions(budget.notes()[0], "h100", "75%", "60 GB", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-    with refuses("memory:9e+10@h100", "80 GB"):
+    with refuses("memory:90e9@h100", "80 GB"):
         plan.Budget.parse(["params:4e7", "memory:90e9@h100"])
 
 
 def test_shapes_are_compiled_until_enough_fit(monkeypatch):
     c, ranked = config.load(QUICK), [(depth, 8, 1, 8, 8) for depth in (9, 4, 8, 3, 2, 1)]
     monkeypatch.setattr(compiled, "peak_bytes", lambda c, device: 10 * c.model.depth)
-    fit, notes = plan.select_fitting(c, plan.Budget("params", 1.0, 45.0), ranked, 2)
+    fit, notes = plan.select_fitting(c, plan.Budget.parse(["params:1", "memory:45"]), ranked, 2)
     assert fit == {ranked[1]: 40, ranked[3]: 30} and len(notes) == 2 and mentions(notes[1], "depth=8", 80)
-    with refuses("depth=9", 90):
-        plan.select_fitting(c, plan.Budget("params", 1.0, 39.0), ranked, 1)
+    with refuses("--budget=memory:3.9e1", "2 architectures", "depth=9", 90):
+        plan.select_fitting(c, plan.Budget.parse(["params:1", "memory:3.9e1"]), ranked, 1)
 
 
 def test_reported_memory_is_that_of_the_compiled_step(cached_costs, tmp_path):
@@ -276,11 +276,16 @@ FORMS = ("params", "flops", "memory")
         (["--budget=seconds:3"], ("--budget=seconds:3", *FORMS)),
         (["--budget=params:3@h100"], ("--budget=params:3@h100", *FORMS)),
         (["--budget=params:3", "--budget=flops:3"], ("params", "flops")),
+        (["--budget=params:3e5", "--budget=params:4e5"], ("--budget=params:3e5", "--budget=params:4e5")),
+        (["--budget=params:2e5", "--slack=-1"], ("--slack=-1", 0, 1)),
+        (["--budget=params:2e5", "--slack=5"], ("--slack=5", 0, 1)),
+        (["--budget=params:2e5", "--over=model.depth=0,-1"], ("--over=model.depth=0,-1", 1)),
+        (["--budget=params:2e5", "--proxies=-1"], ("--proxies=-1", 0)),
         (["--budget=memory:1e9"], ("--budget", "params", "flops")),
         (["--budget=params:2e5", "--budget=memory:1e9@"], ("--budget=memory:1e9@", *FORMS)),
         (["--budget=params:2e5", "--budget=memory:1e9@abacus"], ("abacus", "b200")),
         (["--budget=params:2e5", "--best=0"], ("--best=0",)),
-        (["--budget=params:1e12", *OVER], ("depth=5",)),
+        (["--budget=params:1e12", *OVER], ("--budget=params:1e12", "depth=5")),
         (["--budget=params:2e5", "--over=model.patch_size=7"], ("patch_size", "model.depth", "model.mlp_dim")),
         (["--budget=params:2e5", "--over=model.depth=two"], ("model.depth=two",)),
         (["--budget=params:2e5", "--over=model.depth=2", "--over=depth=3"], ("depth=3",)),
