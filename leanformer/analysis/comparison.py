@@ -12,6 +12,7 @@ import numpy as np
 from leanformer.analysis import statistics
 from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
+from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.tasks.scores import Score
 
@@ -60,7 +61,7 @@ class Pair:
     p: float  # p value of no difference
     p_holm: float  # p value of no difference with Holm's correction for all pairs
     same: str  # result of the equivalence test: SAME, OUTSIDE or UNKNOWN
-    # Approximate number of seeds per configuration for an equivalence test to succeed if the two are equal; None if it
+    # Approximate number of runs per configuration for an equivalence test to succeed if the two are equal; None if it
     # cannot be estimated.
     needed: int | None
     better: str | None  # name of the better configuration, None without a significant difference
@@ -70,7 +71,7 @@ class Pair:
         """Result in words. Absence of evidence is never reported as evidence of absence."""
         parts = [f"{self.better} is better"] if self.better else []
         if self.same == UNKNOWN:
-            more = f" (about {self.needed} seeds each needed if equal)" if self.needed else ""
+            more = f" (about {self.needed} runs each needed if equal)" if self.needed else ""
             return parts[0] if parts else f"inconclusive{more}"
         return ", ".join([*parts, "equivalent within the margin" if self.same == SAME else "by more than the margin"])
 
@@ -109,7 +110,7 @@ def compare(
         ConfigError: a key is in no run, the margin is not positive, or no configuration has the name `against`.
     """
     if margin is not None and not 0 < margin < math.inf:
-        raise ConfigError(f"--margin={margin}: the margin must be above 0. Give the largest difference to ignore.")
+        raise ConfigError(f"--margin={margin:g}: must be above 0 and finite. Give the largest difference to ignore.")
     shapes = sorted(group(data.runs, by), key=lambda shape: -shape.mean if data.score.higher else shape.mean)
     names = [shape.name for shape in shapes]
     if against is not None and against not in names:
@@ -133,10 +134,15 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
     """
     keys = {key for run in runs for key in run.keys}
     for key in by:
+        if key == SEED:
+            raise ConfigError(
+                f"--by={SEED}: results are averaged over seeds, so the seed does not define a configuration. Leave it "
+                "out."
+            )
         if key not in keys:
             similar = [name for name in keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
             hint = f" Did you mean {similar[0]}?" if similar else ""
-            raise ConfigError(f"--by={key}: no run has this key.{hint}")
+            raise ConfigError(f"--by={key}: no run has this key, or it changes no result.{hint}")
     vary = differing_keys(runs)
     defining = list(by) or vary
     rest = [key for key in vary if key not in defining]
@@ -232,8 +238,8 @@ def _suggest_pooled_test(pairs: Sequence[Pair], df: int) -> list[str]:
     if len(open_) * 2 <= len(pairs) or df <= 3 * least:
         return []
     return [
-        f"{len(open_)} pairs are inconclusive, with as few as {least:.0f} degrees of freedom. If all configurations "
-        f"can be assumed to have the same variance, use --test=pooled with {df} degrees of freedom."
+        f"{format_count(len(open_), 'pair')} inconclusive, with as few as {least:.0f} degrees of freedom. If all "
+        f"configurations can be assumed to have the same variance, use --test=pooled with {df} degrees of freedom."
     ]
 
 
@@ -243,16 +249,22 @@ def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
     made_by = {run.made_by for shape in shapes for run in shape.runs}
     if len(made_by) > 1:
         notes.append(f"Runs differ in commit or devices ({'; '.join(sorted(made_by))}): seconds may not be comparable.")
+    pooled = dict.fromkeys(key for shape in shapes for key in differing_keys(shape.runs))
+    if pooled:
+        notes.append(
+            f"--by pools runs that differ in {', '.join(pooled)}: means and intervals are over these runs, not only "
+            "over seeds. Add these keys to --by to separate them."
+        )
     alone = [shape.name for shape in shapes if len(shape.runs) == 1]
     if alone:
         notes.append(
-            f"{len(alone)} of {len(shapes)} configurations have only one {SEED}: no interval can be computed for them, "
+            f"Configurations with only one run: {len(alone)} of {len(shapes)}. No interval can be computed for them, "
             "and no difference shown or ruled out. Add seeds."
         )
     shared = [run for shape in shapes for run in shape.runs if run.vmapped_runs > 1]
     if shared:
         notes.append(
-            f"{len(shared)} runs were trained with --vmap: their seconds and memory are totals, not costs of one run."
+            f"Trained with --vmap: {format_count(len(shared), 'run')}. Seconds and memory are totals, not costs of one."
         )
     early = [run.workdir.name for shape in shapes for run in shape.runs if run.summary.get("stopped_early")]
     if early:

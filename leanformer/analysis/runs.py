@@ -8,6 +8,7 @@ from typing import Any
 
 from leanformer.analysis.dimensions import Dimensions, model_dimensions
 from leanformer.config import key_docs
+from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts, scores
@@ -67,7 +68,8 @@ def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
     for text in paths:
         path = Path(text).expanduser()
         if not path.is_dir():
-            raise ConfigError(f"{text}: the folder does not exist. Give folders of runs or of sweeps.")
+            problem = "it is a file, not a folder" if path.exists() else "the folder does not exist"
+            raise ConfigError(f"{text}: {problem}. Give folders of runs or of sweeps.")
         is_run = (path / "config.json").is_file()
         inside = [path] if is_run else sorted(child for child in path.iterdir() if (child / "config.json").is_file())
         if not inside:
@@ -103,7 +105,7 @@ def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
         else:
             left_out[workdir] = "not finished, or failed"
     if not summaries:
-        raise ConfigError(f"None of {len(left_out)} runs is finished. Run the same sweep again to resume.")
+        raise ConfigError(f"Finished: 0 of {format_count(len(left_out), 'run')}. Run the same sweep again to resume.")
     score = _select_score(summaries, metric)
     runs = []
     for workdir, summary in summaries.items():

@@ -16,7 +16,7 @@ from scipy import stats
 from leanformer.analysis import comparison, frontier, runs
 from leanformer.errors import WorkdirError
 from leanformer.reports import comparison as reports
-from leanformer.reports.comparison import tables
+from leanformer.reports.comparison import charts, tables
 
 
 def run_compare(*words):
@@ -65,6 +65,22 @@ def test_groups_by_one_key_are_paired_by_all_others(folder):
     assert (pair.difference.method, pair.difference.count, pair.better, pair.same) == ("paired", 6, "num_heads=4", "no")
     (unpaired,) = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"], test="welch").pairs
     assert unpaired.difference.method == "Welch" and unpaired.difference.value == pytest.approx(pair.difference.value)
+    assert any(mentions(note, "--by", "model.depth") for note in result.notes)
+    assert tables.shapes(result)[0][1] == "runs" and tables.shapes(result)[1][0][1] == "6"
+
+
+def test_only_keys_that_differ_within_a_configuration_are_reported_as_pooled(folder):
+    for by in ((), ["model.depth", "model.num_heads"]):
+        assert comparison.compare(runs.read([str(folder)]), by=by).notes == []
+
+
+def test_equal_condition_numbers_are_plotted_without_warnings(tmp_path):
+    """Warnings are errors in the tests; Matplotlib warns of an axis without extent."""
+    for depth, steps in ((2, (3, 6)), (3, (3, 6, 9, 12))):
+        fake_runs.write_run(tmp_path / str(depth), changes={"model.depth": depth}, steps=steps)
+    result = comparison.compare(runs.read([str(tmp_path)]))
+    ((low, high),) = (axes.get_xlim() for axes in charts.conditioned(result, frontier.score_correlations(result)).axes)
+    assert low < 100 < high
 
 
 def test_pooled_variance_needs_fewer_seeds(folder):
@@ -300,9 +316,11 @@ def test_excluded_runs_of_a_sweep_are_named(tmp_path):
         (["S", "S"], ["--out=DIR", 2]),
         (["S", "S", "--out=O"], ["S"]),
         (["S", "--by=num_heads"], ["--by=num_heads", "model.num_heads"]),
+        (["S", "--by=seed"], ["--by=seed"]),
+        (["F"], ["F"]),
         (["S", "--metric=top9:higher"], ["--metric=top9", "S", "top1", "loss"]),
         (["S", "--metric=examples"], ["--metric=examples:higher"]),
-        (["S", "--margin=0"], ["--margin=0.0", 0]),
+        (["S", "--margin=0"], ["--margin=0", 0]),
         (["S", "--against=x"], ["--against=x", "depth=2,num_heads=4"]),
         (["O"], ["O"]),
         (["E"], ["E", "config.json"]),
@@ -310,6 +328,8 @@ def test_excluded_runs_of_a_sweep_are_named(tmp_path):
 )
 def test_invalid_arguments_are_refused(words, parts, folder, tmp_path):
     (tmp_path / "empty").mkdir()
-    paths = {"S": folder, "O": tmp_path / "out", "E": tmp_path / "empty", "--out=O": f"--out={tmp_path}"}
+    (tmp_path / "file.png").touch()
+    paths = {"F": tmp_path / "file.png"}
+    paths |= {"S": folder, "O": tmp_path / "out", "E": tmp_path / "empty", "--out=O": f"--out={tmp_path}"}
     arguments, expected = ([paths.get(item, item) for item in items] for items in (words, parts))
     check_refused(["", "", "leanformer.compare", *arguments], *expected)

@@ -6,6 +6,7 @@ from pathlib import Path
 from leanformer.analysis import frontier
 from leanformer.analysis.comparison import Comparison
 from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
+from leanformer.costs.count import format_count
 from leanformer.reports.comparison import charts, html, tables
 from leanformer.reports.comparison.charts import Charts
 from leanformer.runtime import files
@@ -47,10 +48,10 @@ def make_page(result: Comparison, conditioning: Sequence[ScoreCorrelation], figu
     """Return the HTML page: the result first, then plots, tables and methods."""
     runs = [run for shape in result.shapes for run in shape.runs]
     direction = "higher" if result.score.higher else "lower"
-    keys = runs[0].keys
+    configurations, keys = format_count(len(result.shapes), "configuration"), runs[0].keys
     parts = [
         html.paragraph(
-            f"{len(runs)} runs of {len(result.shapes)} configurations on {keys.get('data.name')}, "
+            f"{format_count(len(runs), 'run')} of {configurations} on {keys.get('data.name')}, "
             f"{keys.get('data.eval_split')}. {direction.capitalize()} {result.score.name} is better.",
             "soft",
         ),
@@ -70,7 +71,7 @@ def make_page(result: Comparison, conditioning: Sequence[ScoreCorrelation], figu
     parts += [html.heading("Methods"), html.paragraph(tables.METHODS, "soft")]
     parts += [html.paragraph(text, "soft") for text in dict.fromkeys(run.made_by for run in runs)]
     parts += [html.folded("Folders of the runs", html.code("\n".join(str(run.workdir) for run in runs)))]
-    return html.page(f"{result.score.name} of {len(result.shapes)} configurations", parts)
+    return html.page(f"{result.score.name} of {configurations}", parts)
 
 
 def _differences(result: Comparison) -> str:

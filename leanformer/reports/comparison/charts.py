@@ -38,7 +38,7 @@ def draw_all(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> Ch
         charts["fronts"] = (fronts(result, priced), f"Score against cost. Line: Pareto front. {costs}.")
     if (figure := curves(result)) is not None:
         best = f" Coloured: the {NAMED} best." if len(result.shapes) > NAMED else ""
-        caption = f"Means over seeds with {LEVEL:.0%} confidence bands, at the steps common to all runs.{best}"
+        caption = f"Means over runs with {LEVEL:.0%} confidence bands, at the steps common to all runs.{best}"
         charts["curves"] = (figure, caption)
     shown = [measure for measure in conditioning if len(measure.numbers) > 1]
     if shown:
@@ -153,9 +153,12 @@ def _bar(axes: Axes, row: int, middle: float, ends: tuple[float, float], color: 
 
 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    """Set a logarithmic x axis with few ticks of two digits, even if the values differ little."""
+    """Set a logarithmic x axis with few ticks of two digits, even if the values differ little or not at all."""
+    low, high = min(values), max(values)
+    margin = max((high / low) ** axes.margins()[0], 1.1)  # wide enough for a tick rounded to two digits
+    axes.set_xlim(low / margin, high * margin)  # without limits Matplotlib warns of values equal up to rounding
     axes.set_xscale("log")
-    ticks = dict.fromkeys(float(f"{tick:.2g}") for tick in np.geomspace(min(values), max(values), TICKS))
+    ticks = dict.fromkeys(float(f"{tick:.2g}") for tick in np.geomspace(low, high, TICKS))
     axes.xaxis.set_major_locator(FixedLocator([*ticks]))
     axes.xaxis.set_major_formatter(lambda tick, _: format_number(float(tick)))
     axes.xaxis.set_minor_locator(NullLocator())

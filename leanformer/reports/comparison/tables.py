@@ -10,17 +10,17 @@ from leanformer.analysis import frontier
 from leanformer.analysis.comparison import SAME, UNKNOWN, Comparison, Pair, RunGroup
 from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
-from leanformer.costs.count import format_number
+from leanformer.costs.count import format_count, format_number
 from leanformer.training.metrics_log import to_json
 
 
 SHOWN = 20  # maximal number of rows of a table in a terminal
 METHODS = (
-    "Confidence intervals are Student's, over seeds. Differences are the first configuration minus the second: paired "
-    "by seed, of independent seeds (Welch), or with one variance for all configurations (pooled), as in the column "
-    "test. Different: p below 0.05 after Holm's correction for all pairs. Equivalent: two one-sided tests (TOST) at "
-    "5 %, with the same correction. "
-    f"Seeds needed: for {POWER:.0%} power, if there is no difference and the variance is as observed. "
+    "Confidence intervals are Student's, over the runs of a configuration. Differences are the first configuration "
+    "minus the second: paired by seed, of independent seeds (Welch), or with one variance for all configurations "
+    "(pooled), as in the column test. Different: p below 0.05 after Holm's correction for all pairs. Equivalent: two "
+    "one-sided tests (TOST) at 5 %, with the same correction. "
+    f"Runs needed: for {POWER:.0%} power, if there is no difference and the variance is as observed. "
     "The mean of the best of many configurations is optimistic, because it was selected."
 )
 Number = Callable[[float], str]
@@ -52,7 +52,7 @@ def fronts(result: Comparison) -> dict[str, list[str]]:
 
 
 def shapes(result: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of the table of configurations: name, seeds, costs, mean and Pareto fronts."""
+    """Return the head and rows of the table of configurations: name, runs, costs, mean and Pareto fronts."""
     on, show = fronts(result), number(result)
     rows = []
     for shape in result.shapes:
@@ -60,7 +60,7 @@ def shapes(result: Comparison) -> tuple[list[str], list[list[str]]]:
         shown = ["-" if price is None else format_number(float(price)) for price in prices]
         fronts_of = ", ".join(name for name, names in on.items() if shape.name in names)
         rows.append([shape.name, str(len(shape.runs)), *shown, with_interval(shape, show), fronts_of])
-    return ["configuration", "seeds", *COST_METRICS, result.score.name, "Pareto-optimal in"], rows
+    return ["configuration", "runs", *COST_METRICS, result.score.name, "Pareto-optimal in"], rows
 
 
 def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -104,17 +104,17 @@ def headline(result: Comparison) -> str:
     same = sum(pair.same == SAME for pair in result.pairs)
     open_ = sum(pair.same == UNKNOWN and pair.better is None for pair in result.pairs)
     return (
-        f"{sentence} Of {len(result.pairs)} pairs, {differ} differ, {same} are equivalent within "
-        f"±{show(result.margin)}, and {open_} are inconclusive."
+        f"{sentence} {format_count(len(result.pairs), 'pair')}: {differ} different, {same} equivalent within "
+        f"±{show(result.margin)}, {open_} inconclusive."
     )
 
 
 def format_text(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> str:
     """Return the comparison as text for a terminal."""
     direction = "higher" if result.score.higher else "lower"
-    runs = sum(len(shape.runs) for shape in result.shapes)
+    runs = format_count(sum(len(shape.runs) for shape in result.shapes), "run")
     blocks = [
-        f"{result.score.name} ({direction} is better), {runs} runs of {len(result.shapes)} configurations\n"
+        f"{result.score.name} ({direction} is better), {runs} of {format_count(len(result.shapes), 'configuration')}\n"
         + headline(result),
         align_columns(*shapes(result)),
     ]
