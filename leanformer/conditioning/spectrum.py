@@ -126,6 +126,8 @@ def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FL
     """
     finite = jnp.isfinite(s).all(axis=-1)
     s = jnp.where(finite[..., None], s, 0)
+    # XLA divides by multiplying with the reciprocal, and a subnormal one (here above 2^126) is flushed to zero.
+    s = jnp.where(s[..., :1] > 0.25 / jnp.finfo(s.dtype).tiny, s / 4, s)
     largest = s[..., :1]
     # Divided by the largest, so that neither squares nor sums overflow.
     relative = s / jnp.where(largest > 0, largest, 1)

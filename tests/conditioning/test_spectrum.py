@@ -146,6 +146,17 @@ def test_scale_does_not_matter(route, rng, scale):
         np.testing.assert_allclose(a, b, rtol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_largest_values_do_not_underflow(dtype):
+    """The reciprocal of a value above a quarter of the dtype's range is subnormal."""
+    highest = float(np.finfo(dtype).max)
+    for scale in (0.1, 0.2, 0.3, 0.9):
+        result = condition((np.diag([3.0, 1.0]) / 3 * scale * highest).astype(dtype))
+        np.testing.assert_allclose(result.condition_number, 3, rtol=1e-6)
+        np.testing.assert_allclose(result.stable_rank, 10 / 9, rtol=1e-6)
+        assert result.valid
+
+
 def test_ranks_of_given_spectra():
     s = jnp.array([[3.0, 3.0, 3.0, 3.0], [5.0, 0.0, 0.0, 0.0], [4.0, 2.0, 1.0, 1.0]])
     result = summarise(s, (4, 9))
