@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from messages import refuses
+from messages import mentions, refuses
 
 from leanformer.data import Batches
 from leanformer.data.text import Packed, Stream, Windows, open_corpus, rows
@@ -61,6 +61,21 @@ def test_files_of_a_split_are_read_in_order(texts):
     expected = ["second", "before it", "first", *LINES]
     np.testing.assert_array_equal(read_all(load_corpus(texts)), encode_lines(expected))
     assert len(load_corpus(texts, "all").ends) == len(expected) + 5
+
+
+def test_hidden_files_and_other_suffixes_are_ignored_and_named(texts):
+    before = read_all(load_corpus(texts, "all"))
+    for name in (".b.txt", "._train.txt", ".git/objects/c.txt", "train/.d.txt", "notes.md"):
+        (texts / name).parent.mkdir(parents=True, exist_ok=True)
+        (texts / name).write_bytes(b"\x00\x05\x16\x07 \xb0")
+    with pytest.warns(UserWarning) as warned:
+        np.testing.assert_array_equal(read_all(load_corpus(texts, "all")), before)
+    assert mentions(str(warned[0].message), texts, "5 (._train.txt, .b.txt, .git, notes.md, train/.d.txt)")
+
+
+def test_byte_order_mark_is_dropped(texts):
+    (texts / "train.txt").write_bytes(b"\xef\xbb\xbf" + (texts / "train.txt").read_bytes())
+    np.testing.assert_array_equal(read_all(load_corpus(texts)), encode_lines(LINES))
 
 
 def write_parquet(path, texts, name="text", **columns):
@@ -226,6 +241,11 @@ def test_unreadable_texts_are_refused(texts, file, content, parts):
 def test_invalid_splits_and_tokenizers_are_refused(texts, changes, parts):
     with refuses(*parts, error=DataError):
         load_corpus(texts, **changes)
+
+
+def test_missing_folder_is_refused(tmp_path):
+    with refuses(f"text:{tmp_path / 'texts'}", "not found", error=DataError):
+        load_corpus(tmp_path / "texts")
 
 
 def test_short_texts_and_invalid_tokenizer_files_are_refused(texts, tmp_path):

@@ -25,6 +25,7 @@ def reviews(tmp_path):
             for number in (0, 1, 10):
                 (tmp_path / split / kind / f"{number}_3.txt").write_bytes(b"\x00 %s %d \xff" % (kind.encode(), number))
     (tmp_path / "train" / "pos" / "notes.md").write_text("not a review")
+    (tmp_path / "train" / "pos" / "._0_3.txt").write_text("of macOS")
     return tmp_path
 
 

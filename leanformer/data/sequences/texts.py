@@ -48,6 +48,7 @@ class Imdb:
             if not (root / kind).is_dir():
                 raise DataError(f"{root} has no folder {kind}. Give the folder that holds train/neg, train/pos, ...")
             entries = [entry for entry in os.scandir(root / kind) if entry.name.endswith(".txt")]
+            entries = [entry for entry in entries if not entry.name.startswith(".")]  # such as ._1_2.txt of macOS
             if not entries:
                 raise DataError(f"{root / kind} holds no .txt file. Unpack the reviews again.")
             if empty := [entry.path for entry in entries if not entry.stat().st_size]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import lzma
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,12 @@ def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -
 
     Args:
         stem: stem of the files <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, ...; name of a folder
-            of files; or "all" for every file in the folder.
+            of files; or "all" for every file in the folder. Hidden files are ignored.
         separator, most: as in `Documents`.
 
     Raises:
         ConfigError: the type of the name is unknown.
-        DataError: there are no files.
+        DataError: there is no folder, or no file of the split.
     """
     kind, rest = source.find(name, KINDS)
     return kind.open(rest, stem, {"separator": separator, "most": most})
@@ -110,7 +111,12 @@ def _austen(name: str, stem: str, how: Mapping[str, Any]) -> Documents:
 
 def _folder(path: str, stem: str, how: Mapping[str, Any]) -> Documents:
     folder = Path(path).expanduser()
-    every = sorted(file for file in folder.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+    if not folder.is_dir():
+        raise DataError(f'data.name="text:{path}": folder not found. Set the path of the folder that contains the texts.')
+    every, ignored = _scan(folder)
+    if ignored:
+        message = f"Ignored in {folder}, because they are hidden or no texts: {source.quote(ignored)}"
+        warnings.warn(message, stacklevel=2)
     files = tuple(file for file in every if stem == ALL or _stem(file, folder) == stem)
     if not files:
         stems = ", ".join(sorted({_stem(file, folder) for file in every})) or f"no file with {' '.join(SUFFIXES)}"
@@ -125,6 +131,21 @@ KINDS = {
     "text": Kind("text:<folder>", _folder, "of .txt, .jsonl or .parquet, named by split"),
     "bundled": Kind("bundled:austen", _austen, "five novels by Jane Austen"),
 }
+
+
+def _scan(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the texts in a folder and its subfolders, sorted; and the ignored entries, relative to the folder: hidden
+    ones, such as `._x.txt` beside `x.txt`, and files with another suffix.
+    """
+    every, ignored = [], set()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        parts = file.relative_to(folder).parts
+        hidden = next((end for end, part in enumerate(parts, 1) if part.startswith(".")), None)
+        if hidden or not file.name.endswith(SUFFIXES):
+            ignored.add("/".join(parts[:hidden]))
+        else:
+            every.append(file)
+    return every, sorted(ignored)
 
 
 def _stem(file: Path, folder: Path) -> str:
@@ -151,13 +172,14 @@ def _pieces(file: Path, separator: str | None) -> Iterator[str]:
 
 
 def _decode(file: Path, raw: bytes, start: int) -> str:
-    """Decode bytes that start at a position of a file. Raise DataError if they are not UTF-8."""
+    """Decode bytes that start at a position of a file, without byte-order mark. Raise DataError if not UTF-8."""
     try:
-        return raw.decode()
+        text = raw.decode()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file} is not UTF-8: byte {start + error.start:,} is {raw[error.start]:#04x}. Convert it, or remove it."
         ) from error
+    return text if start else text.removeprefix("\ufeff")
 
 
 def _lines(file: Path) -> Iterator[str]:
