@@ -36,6 +36,12 @@ def split_header(line: bytes) -> list[str]:
     return line.decode("utf-8", "replace").split("\t")
 
 
+def check_header(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
+    """Raise DataError if a header repeats one of the columns that are read."""
+    if repeated := [name for name in names if header.count(name) > 1]:
+        raise DataError(f"{path}, line 1: the header repeats the column {repeated[0]}. Rename or delete the others.")
+
+
 def quote(text: bytes | str) -> str:
     """Return the beginning of a text, quoted for messages."""
     text = text.decode("latin-1") if isinstance(text, bytes) else text

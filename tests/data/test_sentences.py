@@ -157,6 +157,8 @@ GOOD = b"sentence\tlabel\nit is good\t1\nit is bad\t0\n"
         (GOOD + b"short\n", ("line 4", "1 columns", 2)),
         (GOOD + b"a\t2\n", ("line 4", "'2'", 0, 1, "SST-2")),
         (GOOD + b"  \t1\n", ("line 4",)),
+        (GOOD + b"a\t \n", ("line 4", "label")),
+        (b"sentence\tlabel\tlabel\na\t0\t1\n", ("line 1", "label")),
         (GOOD + b"caf\xe9\t1\n", ("line 4", "UTF-8", "0xe9")),
         (GOOD + b"a\t-1\n", ("line 4", "-1")),
         (GOOD + b"\na\t1\n\n", ("line 4", "1 columns", 2, "line 6")),
@@ -206,6 +208,13 @@ def test_other_tables_are_read(tmp_path):
     assert pair.texts == ("a", "b") and pair.label == 2
     with refuses(tmp_path / "dev.tsv", "1 (yes)", error=DataError):
         open_table(f"tsv:{tmp_path}", "dev")
+    for content, parts in (
+        (b"sentence\nb\n", ("line 1", "label", "(sentence)")),
+        (GOOD + b"b\t \n", ("line 4", "label")),
+    ):
+        (tmp_path / "test.tsv").write_bytes(content)
+        with refuses(tmp_path / "test.tsv", *parts, error=DataError):
+            open_table(f"tsv:{tmp_path}", "test")
     with refuses("line 2", "'yes'", "no, never", error=DataError):
         open_table(f"tsv:{tmp_path}", "dev", classes=("no", "never"))
     write_table(tmp_path / "dev.tsv", ["sentence", "label"], [["a", "-7.5"], ["b", "2e3"]])

@@ -118,6 +118,9 @@ def test_quoted_text_may_span_lines_and_be_long(tmp_path):
     [
         (".tsv", b"text\tlabel\na\t1\nb\n", ("line 3", "1 columns", 2)),
         (".tsv", b"text\tlabel\n\t1\n", ("line 2",)),
+        (".tsv", b"text\tlabel\na\t1\nb\t \n", ("line 3", "label")),
+        (".tsv", b"text\tlabel\tlabel\na\t1\t2\n", ("line 1", "label")),
+        (".csv", b"text,text,label\na,b,1\n", ("line 1", "text")),
         (".tsv", b"review\tlabel\na\t1\n", ("line 2", "label, review", "text")),
         (".csv", b"text,label\na,1\nb\n", ("line 3", "1 columns", 2)),
         (".csv", b'text,label\n"a,1\n', ("line 2", "CSV")),

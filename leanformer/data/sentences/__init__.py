@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanformer.data import delimited
 from leanformer.data.sentences import glue, tables
 from leanformer.data.sentences.encoded import Sentences
 from leanformer.data.sentences.tables import Columns, Row
@@ -88,9 +89,10 @@ def _open_tsv(path: str, split: str, w: SourceSpec) -> Table:
     if not file.is_file():
         names = ", ".join(sorted(path.name for path in file.parent.glob("*.tsv"))) or "none"
         raise DataError(f"{file} not found: each split needs a file. Found in the folder: {names}.")
-    with file.open("rb") as opened:
-        header = opened.readline().rstrip(b"\r\n").split(b"\t")
-    columns = Columns("sentence", "label", "sentence2" if b"sentence2" in header else None)
+    header = delimited.split_header(next(delimited.lines(file), (1, b""))[1])
+    if "sentence" in header and "label" not in header:
+        raise DataError(f"{file}, line 1 has no column label. Found: {quote(header)}. Add the column, or rename it.")
+    columns = Columns("sentence", "label", "sentence2" if "sentence2" in header else None)
     if w.numbers:
         return tables.read(file, columns, tables.score_parser(-math.inf, math.inf)), None
     names = w.classes or listed(file.parent) or sorted({row.label for row in tables.read(file, columns, str)})

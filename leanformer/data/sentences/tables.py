@@ -46,8 +46,9 @@ def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float 
         torn: fraction of lines that may have too few or too many columns; they are skipped with a warning.
 
     Raises:
-        DataError: the file is missing, has no rows or no labels, or its header has other columns; or a row (named in
-            the message) has too few or too many columns, is not UTF-8, or has an empty text or an invalid label.
+        DataError: the file is missing, has no rows or no labels, or its header has other or repeated columns; or a row
+            (named in the message) has too few or too many columns, is not UTF-8, or has an empty text, or an empty or
+            invalid label.
     """
     if not path.is_file():
         raise DataError(f"{path} not found.")
@@ -71,6 +72,7 @@ def _places(path: Path, columns: Columns, line: bytes) -> tuple[int, Sequence[in
             f"{path}, line 1 should be a header with {', '.join(map(str, (*columns.texts, columns.label)))}, and lacks "
             f"{', '.join(map(str, missing))}. Found: {', '.join(word[:40] for word in words[:8])}."
         )
+    delimited.check_header(path, words, [*columns.texts, columns.label])
     if columns.label not in words:
         raise _no_labels_error(path)
     return 1, [words.index(name) for name in (*columns.texts, columns.label)], len(words)
@@ -85,6 +87,8 @@ def _row(places: Sequence[int], width: int, label: Callable[[str], Any], raw: by
         raise ValueError(f"is not UTF-8: a byte {error.object[error.start]:#04x}") from error
     if not all(texts):
         raise ValueError("has an empty text")
+    if not word:
+        raise ValueError("has an empty label")
     if word == HIDDEN:
         raise ValueError(f"has the label {HIDDEN}, a placeholder for labels that are not public: it cannot be scored")
     return tuple(texts), label(word)

@@ -19,6 +19,7 @@ from leanformer.errors import DataError
 
 
 BYTES = 257  # ids: padding, then a byte each; LRA's models have a table of 512
+COLUMNS = ("text", "label")  # of a table of labelled texts
 DOCUMENT = 10_000  # bytes of a paper that LRA's retrieval task encodes before it cuts to the model's length
 
 
@@ -81,7 +82,7 @@ class LabelledText:
 
     Raises:
         DataError: the file is missing or of another kind, or has labels that are none of `classes`; or, with its line,
-            a row is malformed or its text is empty.
+            a row is malformed, or its text or label is empty.
     """
 
     vocabulary = BYTES
@@ -115,11 +116,13 @@ class LabelledText:
 
 def _labelled(row: Mapping[str, bytes]) -> tuple[bytes, str]:
     """Return text and label of a row. Raise ValueError with a readable message if it is invalid."""
-    if absent := {"text", "label"} - row.keys():
+    if absent := set(COLUMNS) - row.keys():
         raise ValueError(f"has {', '.join(sorted(row))}, but not {', '.join(sorted(absent))}")
     if not row["text"]:
         raise ValueError("has an empty text")
-    return row["text"], row["label"].decode("utf-8", "backslashreplace").strip()
+    if not (label := row["label"].decode("utf-8", "backslashreplace").strip()):
+        raise ValueError("has an empty label")
+    return row["text"], label
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
@@ -133,6 +136,7 @@ def sorted_labels(labels: set[str]) -> list[str]:
 def _tsv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
     rows = delimited.lines(path)
     header = delimited.split_header(next(rows, (1, b""))[1])
+    delimited.check_header(path, header, COLUMNS)
     for line, row in rows:
         if row:
             yield line, _named(path, line, header, row.split(b"\t"))
@@ -150,6 +154,7 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
         limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than 128 KiB
         try:
             header = next(rows, [])
+            delimited.check_header(path, header, COLUMNS)
             for row in rows:
                 if row:
                     values = [value.encode("utf-8", "surrogateescape") for value in row]

@@ -112,7 +112,9 @@ def _austen(name: str, stem: str, how: Mapping[str, Any]) -> Documents:
 def _folder(path: str, stem: str, how: Mapping[str, Any]) -> Documents:
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise DataError(f'data.name="text:{path}": folder not found. Set the path of the folder that contains the texts.')
+        raise DataError(
+            f'data.name="text:{path}": folder not found. Set the path of the folder that contains the texts.'
+        )
     every, ignored = _scan(folder)
     if ignored:
         message = f"Ignored in {folder}, because they are hidden or no texts: {source.quote(ignored)}"
