@@ -38,7 +38,7 @@ class TrainingError(LeanformerError):
     """Training that failed: diverged, too many skipped steps, or out of memory."""
 
 
-class CorruptExample(ValueError):
+class CorruptExample(DataError, ValueError):
     """Unreadable example, which is counted, reported and replaced by another."""
 
 

@@ -132,7 +132,8 @@ class Batches:
                 continue
             return {**inputs, "index": np.int64(index), "corrupt": np.int64(first if shift else -1)}
         raise DataError(
-            f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(first)} on. Last: {reason}"
+            f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(first)} on. Fix or remove them. "
+            f"Last: {reason}."
         )
 
     def unreadable_reason(self, index: int) -> str:

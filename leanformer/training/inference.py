@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from leanformer import conditioning, tasks
-from leanformer.errors import CheckpointError, ConfigError, DataError
+from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
 from leanformer.stores import downloads
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.training import model_setup, restoring
@@ -130,7 +130,14 @@ class LoadedModel:
         Raises:
             CorruptExample, DataError: the example has another type, or cannot be read.
         """
-        return self.task.data.prepare(self.task.data.read(_read_content(example, images=self.takes_images)))
+        content = _read_content(example, images=self.takes_images)
+        try:
+            return self.task.data.prepare(self.task.data.read(content))
+        except DataError as error:
+            if not isinstance(example, str | os.PathLike):
+                raise
+            fix = ". Replace or remove it." if isinstance(error, CorruptExample) else ""
+            raise type(error)(f"The file {example} cannot be read: {error}{fix}") from error
 
     def preprocess(self, examples: Any) -> tuple[jax.Array, ...]:
         """Return the inputs of `model` for one or several examples. Raises the errors of `prepare`."""

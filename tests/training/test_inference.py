@@ -17,6 +17,7 @@ from small_runs import make_initial_state
 
 import leanformer
 from leanformer import conditioning, data
+from leanformer.data.images.decoding import CorruptImage
 from leanformer.errors import CheckpointError, ConfigError, DataError, WeightsError
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
@@ -127,6 +128,8 @@ def test_encode_makes_token_sequences_of_files():
     np.testing.assert_array_equal(data.encode("pixels:tfds:cifar10", black, 9), np.zeros(9))
     with pytest.raises(DataError):
         data.encode("listops:x", b"[MAX 4", 8)
+    with refuses("3 bytes", error=CorruptImage):
+        data.encode("pixels:tfds:cifar10", b"ab\n", 9)
     with refuses('data.name="pairs:x"', "listops", "imdb", "text", "pixels", error=DataError):
         data.encode("pairs:x", b"ab", 8)
 

@@ -186,7 +186,11 @@ def test_invalid_examples_are_refused(workdir, tmp_path):
         with refuses(*parts, error=(DataError, CorruptExample)):
             model.probabilities(example)
     (tmp_path / "cut.png").write_bytes(write_picture(tmp_path).read_bytes()[:45])
-    with pytest.raises(CorruptExample), Image.open(tmp_path / "cut.png") as image:
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    for name, part in (("empty.jpg", "0 bytes"), ("cut.png", "bytes")):
+        with refuses(tmp_path / name, part, error=CorruptExample):
+            model.predict([tmp_path / "a.png", tmp_path / name])
+    with pytest.raises(DataError), Image.open(tmp_path / "cut.png") as image:
         model.probabilities(image)
 
 

@@ -4,7 +4,7 @@ import io
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from leanformer.errors import CorruptExample
 
@@ -26,13 +26,24 @@ def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.n
     if not isinstance(image, np.ndarray):
         try:
             return _pixels(Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image, channels)
+        except CorruptImage:
+            raise
         except Exception as error:  # malformed bytes, decoded only now, make Pillow's parsers raise almost anything
             what = f"these {len(image)} bytes" if isinstance(image, bytes) else f"this image of mode {image.mode}"
-            raise CorruptImage(f"Pillow cannot decode {what}: {error}") from error
+            raise CorruptImage(f"Pillow cannot decode {what}: {explain(error)}") from error
     image = image[..., 0] if image.shape[2:] == (1,) else image
     if image.shape[2:] == {1: (), 3: (3,)}[channels]:
         return image
     return np.asarray(Image.fromarray(image).convert({1: "L", 3: "RGB"}[channels]))
+
+
+def explain(error: Exception) -> str:
+    """Return the reason why Pillow cannot decode an image."""
+    if isinstance(error, UnidentifiedImageError):  # its message has the address of an object
+        return "not an image in a known format"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {MAX_PIXELS:,} pixels. Shrink the image"
+    return str(error)
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:
@@ -47,7 +58,7 @@ def _pixels(image: Image.Image, channels: int) -> np.ndarray:
 
 def _check_size(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
-        raise CorruptImage(f"The header claims {width} x {height} pixels, more than {MAX_PIXELS}.")
+        raise CorruptImage(f"The header claims {width} x {height} pixels, more than {MAX_PIXELS:,}. Shrink the image")
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
@@ -68,7 +79,7 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     # Some OpenCV versions return a half-grey image for a truncated file. In compressed data FF D9 can only be
     # the end marker; that of an embedded thumbnail comes earlier. Bytes after the marker are ignored.
     if data.rfind(b"\xff\xd9", at) < 0:
-        raise CorruptImage(f"Truncated JPEG: no end-of-image marker in {len(data)} bytes.")
+        raise CorruptImage(f"Truncated JPEG: no end-of-image marker in {len(data)} bytes")
     return size
 
 
@@ -79,5 +90,5 @@ def decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
     order = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), scale | order | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
-        raise CorruptImage(f"OpenCV cannot decode this JPEG of {len(data)} bytes.")
+        raise CorruptImage(f"OpenCV cannot decode this JPEG of {len(data)} bytes")
     return pixels

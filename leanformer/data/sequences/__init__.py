@@ -16,7 +16,7 @@ from leanformer.data.sequences import listops, pathfinder, texts
 from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
 from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs
 from leanformer.data.source import Kind, Source, build, find, listed
-from leanformer.errors import ConfigError, DataError
+from leanformer.errors import ConfigError, CorruptExample, DataError
 
 
 BUILD = "python -m leanformer.prepare build --config=FILE"
@@ -79,6 +79,8 @@ def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
         raise DataError(f'data.name="{name}": a file cannot be an example. Use one of {types}.')
     try:
         return kind.encode(raw, length)
+    except CorruptExample:
+        raise
     except ValueError as error:
         raise DataError(f"It {error}.") from error
 

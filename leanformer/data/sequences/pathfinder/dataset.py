@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from leanformer.data import generated
-from leanformer.data.images.decoding import CorruptImage
+from leanformer.data.images.decoding import CorruptImage, explain
 from leanformer.data.pool import map_ordered
 from leanformer.data.sequences.pathfinder.paddles import SIZE
 from leanformer.data.sequences.pathfinder.snakes import Random, Snakes, distractors, pairs, render
@@ -240,14 +240,14 @@ def _place(row: list[str]) -> tuple[int, int, int]:
 def _pixels(path: Path) -> np.ndarray:
     data = path.read_bytes()
     if END not in data:  # Pillow accepts a file without it
-        raise CorruptImage(f"{path} ({len(data)} bytes) is truncated: it has no PNG end chunk.")
+        raise CorruptImage(f"{path} ({len(data)} bytes) is truncated: it has no PNG end chunk")
     try:
         picture = Image.open(io.BytesIO(data), formats=("PNG",))
         shape, pixels = (picture.mode, picture.size), None
         if shape == ("L", (SIZE, SIZE)):
             pixels = np.asarray(picture)
     except Exception as error:  # malformed bytes make Pillow's parser raise almost anything
-        raise CorruptImage(f"Pillow cannot decode {path} ({len(data)} bytes): {error}") from error
+        raise CorruptImage(f"Pillow cannot decode {path} ({len(data)} bytes): {explain(error)}") from error
     if pixels is None:
         raise DataError(f"{path} has mode and size {shape}; published images have ('L', (32, 32)), 8-bit grey.")
     return pixels
