@@ -205,12 +205,16 @@ def digest(measured: Summary | Reading) -> list[dict[str, Any]]:
     an infinity are left out and counted. Singular ones stay in at their lower bound, since leaving out the worst would
     lower the median. A value is None if no matrix is left. `flags` are sentences about problems, if there are any.
 
+    Raises ValueError if there is no axis of layers.
+
     >>> layers = digest(condition(np.stack([np.eye(3), np.diag([4.0, 2.0, 1.0])])[:, None]))
     >>> [layer["median"] for layer in layers]
     [1.0, 4.0]
     """
     measured = jax.device_get(measured)
     usable = np.asarray(measured.finite if isinstance(measured, Summary) else measured.valid)
+    if not usable.ndim:
+        raise ValueError("digest() takes a batch with a leading axis of layers, found one matrix: condition(x[None]).")
     return [
         _layer(jax.tree.map(lambda x, i=i: np.ravel(x[i]), measured), usable[i].ravel()) for i in range(len(usable))
     ]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from messages import refuses
 
 from leanformer.conditioning import ACTIVATIONS, digest, tap
 from leanformer.conditioning.spectrum import FLOOR, Summary, condition
@@ -33,6 +34,11 @@ def compute_digests(arrays):
 
 def list_summaries(measures):
     return [name for name, value in measures.items() if isinstance(value, Summary)]
+
+
+def test_digest_needs_an_axis_of_layers():
+    with refuses("x[None]", error=ValueError):
+        digest(condition(np.eye(3)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
