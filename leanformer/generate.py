@@ -16,7 +16,7 @@ if __name__ == "__main__":
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
@@ -66,27 +66,6 @@ def read_prompts(f: cli.Values) -> list[str]:
     return [line for line in files.lines(f.prompts, "--prompts") if line.strip()]
 
 
-def tokens_available(prompts: Sequence[np.ndarray], most: int, requested: int | None) -> int:
-    """Return the number of tokens to generate.
-
-    Args:
-        prompts: tokens of the prompts, with the token that begins a document.
-        most: maximal length of the model in tokens.
-        requested: requested number; by default as many as the model's length allows.
-
-    Raises:
-        ConfigError: prompt and generated tokens are longer than the model's length.
-    """
-    longest = max(map(len, prompts))
-    number = most - longest if requested is None else requested
-    if number < 1 or longest + number > most:
-        raise ConfigError(
-            f"model.max_length={most}: the longest prompt has {longest} tokens, including the one that begins a "
-            f"document, so at most {max(most - longest, 0)} can be generated. Lower --tokens, or shorten the prompt."
-        )
-    return number
-
-
 @cli.body("generate")
 def main(f: cli.Values) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -102,7 +81,7 @@ def main(f: cli.Values) -> None:
             f"{tokenizer.vocabulary:,} tokens. Restore the tokenizer with which the model was trained."
         )
     given = [np.append(np.int32(tokenizer.end), tokens) for tokens in tokenizer.encode(prompts)]
-    number = tokens_available(given, model.config.model.max_length, f.tokens)
+    number = generation.tokens_available(given, model.config.model.max_length, f.tokens)
     key = jax.random.key(f.seed)
     columns = generation.generate(model.model, given, number, end=tokenizer.end, key=key, how=how)
     if f.prompts is None:

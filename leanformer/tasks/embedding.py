@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from leanformer.data.sentences.encoded import join_pair, special_tokens
 from leanformer.data.text import Tokenizer
-from leanformer.errors import ConfigError
+from leanformer.errors import ConfigError, DataError
 from leanformer.layers.masks import mean_pool
 
 
@@ -29,17 +29,20 @@ def embeddings(
 
     Raises:
         ConfigError: the model has another architecture, or a smaller vocabulary than the tokenizer.
-        DataError: the tokenizer has no [CLS] or no [SEP].
+        DataError: the tokenizer has no [CLS] or no [SEP]; or there is no text, or one that is empty or not a text.
     """
-    if not hasattr(model, "decoded"):
-        raise ConfigError('Embeddings require a bidirectional model: model.name="bert".')
+    check_model(model, "The model")
     marks, vocabulary = special_tokens(tokenizer), model.embed.shape[0]
     if tokenizer.vocabulary > vocabulary:
         raise ConfigError(
             f"The tokenizer has {tokenizer.vocabulary:,} tokens, but model.vocabulary={vocabulary}. Use "
             "the tokenizer that the model was trained with."
         )
+    if not len(texts):
+        raise DataError("There are no texts. Pass at least one.")
     encoded = tokenizer.encode(texts)
+    if empty := [index for index, text in enumerate(texts) if not text.strip()]:
+        raise DataError(f"{len(empty)} of {len(texts)} texts are empty, the first is texts[{empty[0]}]. Remove them.")
     sizes = np.array([len(tokens) + 2 for tokens in encoded])
     vectors = np.empty((len(texts), model.embed.shape[1]), np.float32)
     order = np.argsort(sizes, kind="stable")  # similar lengths per batch reduce padding
@@ -50,6 +53,12 @@ def embeddings(
         tokens, lengths = (jnp.asarray(np.stack([row[name] for row in rows])) for name in ("tokens", "lengths"))
         vectors[some] = np.asarray(_embed(model, tokens, lengths))[: len(some)]
     return vectors, np.flatnonzero(sizes > model.max_length)
+
+
+def check_model(model: Any, name: str) -> None:
+    """Raise ConfigError, with the name of the model, if it is no bidirectional model of texts."""
+    if not hasattr(model, "decoded"):
+        raise ConfigError(f'{name} is no bidirectional language model. Embeddings of texts require model.name="bert".')
 
 
 @nnx.jit

@@ -14,9 +14,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.errors import ConfigError
 
 
+LOWEST = 1e-30  # temperature; logits divided by less may overflow, and the division flushes less than 1.2e-38 to zero
 NOTHING = -1  # marks rows that still read their prompt, or have ended
 
 
@@ -29,14 +31,43 @@ class Sampling:
     top_p: float | None = None  # probability mass of the tokens to sample from (Holtzman et al. 2020); None for all
 
     def __post_init__(self):
-        if not 0 <= self.temperature < float("inf"):
+        if self.temperature and not LOWEST <= self.temperature < float("inf"):
             raise ConfigError(
-                f"--temperature={self.temperature}: must be finite and not negative. 0 = most likely token."
+                f"--temperature={self.temperature}: must be 0, for the most likely token, or finite and at least "
+                f"{LOWEST}."
             )
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"--top_k={self.top_k} must be at least 1.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"--top_p={self.top_p} must be a probability mass above 0 and at most 1.")
+
+
+def check_numbers(seed: int, tokens: int | None) -> None:
+    """Raise ConfigError unless the seed, and the number of tokens if given, are whole numbers in range."""
+    for name, value, least in (("seed", seed, 0), ("tokens", 1 if tokens is None else tokens, 1)):
+        if not isinstance(value, int | np.integer) or not least <= value <= WHOLE_NUMBER:
+            raise ConfigError(f"--{name}={value}: must be a whole number from {least} to {WHOLE_NUMBER:,}.")
+
+
+def tokens_available(prompts: Sequence[np.ndarray], most: int, requested: int | None) -> int:
+    """Return the number of tokens to generate.
+
+    Args:
+        prompts: tokens of the prompts, with the token that begins a document.
+        most: maximal length of the model in tokens.
+        requested: requested number; by default as many as the model's length allows.
+
+    Raises:
+        ConfigError: prompt and generated tokens are longer than the model's length.
+    """
+    longest = max(map(len, prompts))
+    number = most - longest if requested is None else requested
+    if number < 1 or longest + number > most:
+        raise ConfigError(
+            f"model.max_length={most}: the longest prompt has {longest} tokens, including the one that begins a "
+            f"document, so at most {max(most - longest, 0)} can be generated. Lower --tokens, or shorten the prompt."
+        )
+    return number
 
 
 def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) -> Int[Array, "b"]:

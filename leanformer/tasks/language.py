@@ -82,6 +82,24 @@ class TextData(DataModule):
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {name: np.asarray(example[name], np.int32) for name in self.input_specs()}
 
+    def read_text(self, raw: bytes, tokenizer: Any) -> dict[str, np.ndarray]:
+        """Return the example of a document in UTF-8: its first row, without masks.
+
+        Raises:
+            DataError: it is not UTF-8, or has fewer tokens than a row.
+        """
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"It is not UTF-8: byte {error.start:,} is {raw[error.start]:#04x}.") from error
+        tokens = np.append(np.int32(tokenizer.end), tokenizer.encode([text])[0])[: self.length]
+        if len(tokens) < self.length:
+            raise DataError(
+                f"model.max_length={self.length}: the text has only {len(tokens):,} tokens, including the one that "
+                "begins a document. Pass a text that fills a row of the model."
+            )
+        return {"tokens": tokens, "segments": np.ones(self.length, np.int32)}
+
     def input_specs(self) -> dict[str, Spec]:
         return dict.fromkeys(("tokens", *(("segments",) * self.packed)), ((self.length,), np.int32))
 
@@ -123,11 +141,6 @@ class LanguageData(TextData):
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
         specs = {"targets": ((self.length,), np.int32)}
         return specs if train else specs | {"bytes": ((), np.int32)}
-
-    def read(self, raw: Any) -> dict[str, Any]:
-        raise DataError(
-            "A file cannot be an example of language modelling. Run python -m leanformer.generate to continue a text."
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

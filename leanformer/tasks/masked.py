@@ -58,11 +58,6 @@ class MaskedData(TextData):
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
         return dict.fromkeys(("places", "targets"), ((num_masked(self.share, self.length),), np.int32))
 
-    def read(self, raw: Any) -> dict[str, Any]:
-        raise DataError(
-            "A file cannot be an example of masked language modelling. Run python -m leanformer.embed to embed texts."
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModelling(TokenObjective):

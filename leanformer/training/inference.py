@@ -8,6 +8,7 @@ model.probe(images)                   # conditioning of every layer
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from leanformer import conditioning, tasks
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
 from leanformer.stores import downloads
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
+from leanformer.tasks.language import TextData
 from leanformer.training import model_setup, restoring
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
@@ -32,7 +34,8 @@ from leanformer.training.restoring import RestoredWeights
 
 
 SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
-EXPECTED = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, channels]), or a list of these."
+IMAGES = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, channels]), or a list of these."
+TEXTS = "Expected the path of a text file, a text as bytes, such as text.encode(), or a list of these."
 
 
 class OpenRun(NamedTuple):
@@ -125,14 +128,15 @@ class LoadedModel:
 
         Args:
             example: path of a file, or its content as bytes. For a model of images also a PIL image, or a uint8 array
-                (height, width[, channels]).
+                (height, width[, channels]). A language model takes the first row of a text, of model.max_length tokens.
 
         Raises:
             CorruptExample, DataError: the example has another type, or cannot be read.
         """
-        content = _read_content(example, images=self.takes_images)
+        content, data = _read_content(example, images=self.takes_images), self.task.data
         try:
-            return self.task.data.prepare(self.task.data.read(content))
+            whole = data.read_text(content, self.tokenizer) if isinstance(data, TextData) else data.read(content)
+            return data.prepare(whole)
         except DataError as error:
             if not isinstance(example, str | os.PathLike):
                 raise
@@ -150,17 +154,15 @@ class LoadedModel:
             examples: one example as in `prepare`, a list of examples, or an array of images (B height width channels).
 
         Raises:
+            ConfigError: the model has no classes.
             CorruptExample, DataError: an error of `prepare`.
-        """
-        return self.scores(self._prepare_all(examples))
-
-    def predict(self, examples: Any) -> list[str]:
-        """Return the name of the most likely class of each example. Arguments and errors as in `probabilities`.
-
-        Raises ConfigError if the model has no classes.
         """
         if not self.classes:
             raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no classes. Use `generate` or `embed`.')
+        return self.scores(self._prepare_all(examples))
+
+    def predict(self, examples: Any) -> list[str]:
+        """Return the name of the most likely class of each example. Arguments and errors as in `probabilities`."""
         return [self.classes[i] for i in self.probabilities(examples).argmax(axis=1)]
 
     @functools.cached_property
@@ -169,9 +171,17 @@ class LoadedModel:
         return artifacts.load_tokenizer(self.workdir)
 
     def embed(self, texts: str | Sequence[str]) -> Float[np.ndarray, "n d"]:
-        """Return one vector per text, scaled to norm 1. Arguments and errors as in `tasks.embedding.embeddings`."""
-        several = [texts] if isinstance(texts, str) else list(texts)
-        return embedding.embeddings(self.model, self.tokenizer, several)[0]
+        """Return one vector per text, scaled to norm 1, with a warning if texts are truncated to the model's length.
+
+        Arguments and errors as in `tasks.embedding.embeddings`.
+        """
+        embedding.check_model(self.model, str(self.workdir))
+        several = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, SINGLE) else [texts]
+        vectors, cut = embedding.embeddings(self.model, self.tokenizer, several)
+        if len(cut):
+            message = f"{len(cut)} of {len(several)} texts were truncated to the model's length, the first is texts"
+            warnings.warn(f"{message}[{cut[0]}]: {several[cut[0]][:40]!r}.", stacklevel=2)
+        return vectors
 
     def generate(
         self,
@@ -187,42 +197,48 @@ class LoadedModel:
 
         Args:
             prompt: beginning of a document.
-            tokens: maximal number of tokens; by default up to the model's length.
+            tokens: maximal number of tokens, at least 1; by default up to the model's length.
             temperature, top_k, top_p: see `tasks.generation.Sampling`.
 
         Raises:
-            ConfigError: the model is not a causal language model, or the text is too long for it.
+            ConfigError: the model is not a causal language model, the text is too long for it, or a setting is out of
+                range.
+            DataError: the prompt is not a text.
         """
         if not hasattr(self.model, "extend"):
             raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no causal language model to generate.')
+        generation.check_numbers(seed, tokens)
         tokenizer, how = self.tokenizer, generation.Sampling(temperature, top_k, top_p)
         given = np.append(np.int32(tokenizer.end), tokenizer.encode([prompt])[0])
-        number = self.config.model.max_length - len(given) if tokens is None else tokens
+        number = generation.tokens_available([given], self.config.model.max_length, tokens)
         key = jax.random.key(seed)
-        columns = generation.generate(self.model, [given], max(number, 1), end=tokenizer.end, key=key, how=how)
+        columns = generation.generate(self.model, [given], number, end=tokenizer.end, key=key, how=how)
         return tokenizer.decode(column[0] for column in columns)
 
-    def probe(self, examples: Any, measures: Sequence[str] = ("attention_output",)) -> dict[str, list[dict[str, Any]]]:
+    def probe(
+        self, examples: Any, measures: str | Sequence[str] = ("attention_output",)
+    ) -> dict[str, list[dict[str, Any]]]:
         """Return the conditioning of every layer on examples: a dictionary per measure and layer.
 
         Args:
-            measures: names in `conditioning.ACTIVATIONS`.
+            measures: name in `conditioning.ACTIVATIONS`, or several.
 
         Raises:
             CorruptExample, DataError: an error of `prepare`.
             ConfigError: a measure is unknown.
         """
-        measured = _measure(self.model, self.preprocess(examples), tuple(measures))
+        names = (measures,) if isinstance(measures, str) else tuple(measures)
+        measured = _measure(self.model, self.preprocess(examples), names)
         return {name: conditioning.digest(jax.device_get(summary)) for name, summary in measured.items()}
 
     def _prepare_all(self, examples: Any) -> list[dict[str, np.ndarray]]:
         array = hasattr(examples, "__array__") and not isinstance(examples, Image.Image)
         several = np.ndim(examples) == 4 if array else not isinstance(examples, SINGLE)
         if several and (isinstance(examples, Mapping) or not isinstance(examples, Iterable)):
-            raise DataError(f"{_describe(examples)} is not an example. {EXPECTED}")
+            raise DataError(f"{_describe(examples)} is not an example. {_expected(self.takes_images)}")
         rows = [self.prepare(example) for example in (examples if several else [examples])]
         if not rows:
-            raise DataError(f"{_describe(examples)} contains no example. {EXPECTED}")
+            raise DataError(f"{_describe(examples)} contains no example. {_expected(self.takes_images)}")
         return rows
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
@@ -256,16 +272,19 @@ def _read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.I
             ValueError,
             RuntimeError,
         ) as error:  # missing file; null byte in its name; unknown user after "~"
-            text = "" if images else " Pass a text as bytes: text.encode()."
             reason = getattr(error, "strerror", None) or error
-            raise DataError(f"The file {str(example)[:200]} cannot be read: {reason}.{text} {EXPECTED}") from error
+            raise DataError(f"The file {str(example)[:200]} cannot be read: {reason}. {_expected(images)}") from error
     if images and isinstance(example, Image.Image):
         return example
     if images and hasattr(example, "__array__"):
         array = np.asarray(example)
         if array.dtype == np.uint8 and array.size and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] < 5)):
             return array
-    raise DataError(f"{_describe(example)} is not an example. {EXPECTED}")
+    raise DataError(f"{_describe(example)} is not an example. {_expected(images)}")
+
+
+def _expected(images: bool) -> str:
+    return IMAGES if images else TEXTS
 
 
 def _describe(value: Any) -> str:
@@ -295,10 +314,14 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         best: True for the best checkpoint by validation score.
 
     Raises:
-        ConfigError: the folder is not that of a run.
+        ConfigError: the folder is not that of a run, or `step` is not a whole number.
         CheckpointError: the checkpoint does not exist or is damaged.
         WeightsError: the weights are not finite.
     """
+    if step is not None:
+        if not isinstance(step, int | np.integer):
+            raise ConfigError(f"step={step!r}: expected a whole number, such as step=100.")
+        step = int(step)  # Orbax takes no integers of NumPy
     run = open_run(downloads.local_copy(workdir, step, best=best))
     restored = run.restore(step, best=best)
     classes = tuple(artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0)))

@@ -191,7 +191,19 @@ def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
     (tmp_path / "tokenizer.json").write_text(tokenizer.json())
     c = config.masked()
     loaded = inference.LoadedModel(model, c, tasks.build(c), 0, False, (), tmp_path)
-    np.testing.assert_array_equal(loaded.embed(texts), embeddings(model, tokenizer, texts)[0])
+    with pytest.warns(UserWarning, match="1 of 4") as warned:
+        np.testing.assert_array_equal(loaded.embed(texts), embeddings(model, tokenizer, texts)[0])
+    assert mentions(str(warned[0].message), "texts[2]")
+    for value, part in (
+        ("", "texts[0]"),
+        (["a", " "], "texts[1]"),
+        ([], "texts"),
+        ([1], "1"),
+        (b"a", "b'a'"),
+        (None, "None"),
+    ):
+        with refuses(part, error=DataError):
+            loaded.embed(value)
     np.testing.assert_allclose(loaded.embed("day"), result[3:], atol=1e-6)
     assert cut.tolist() == [2] and np.abs(result[0] - result[1]).max() > 0.01
     with refuses(40, "model.vocabulary=9"):

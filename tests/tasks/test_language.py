@@ -101,6 +101,16 @@ def test_output_of_the_generate_command(finished_run, loaded_model, tmp_path, mo
         loaded_model.generate("bear " * 30)
     with refuses("task", "language"):
         loaded_model.predict(b"the bear")
+    for value, part in ((None, "None"), (b"a", "b'a'"), ("a\ud800", "ud800")):
+        with refuses(part, "Unicode", error=DataError):
+            loaded_model.generate(value)
+    for options, part in (
+        ({"tokens": 0}, "--tokens=0"),
+        ({"tokens": 2.5}, "--tokens=2.5"),
+        ({"seed": -1}, "--seed=-1"),
+    ):
+        with refuses(part):
+            loaded_model.generate("bear", **options)
     (tmp_path / "prompts.txt").write_text("\n\n".join([*TWO_PROMPTS, ""]))
     flags = [f"--prompts={tmp_path / 'prompts.txt'}", "--tokens=9", "--temperature=0"]
     printed = run_generate(*flags)
@@ -116,6 +126,10 @@ def test_output_of_the_generate_command(finished_run, loaded_model, tmp_path, mo
         ([], ("--prompt", "--prompts")),
         (["--prompt=a", "--prompts=b"], ("--prompt", "--prompts")),
         (["--prompt=a", "--temperature=-1"], ("--temperature=-1.0",)),
+        (["--prompt=a", "--temperature=1e-39"], ("--temperature=1e-39",)),
+        (["--prompt=a", "--temperature=nan"], ("--temperature=nan",)),
+        (["--prompt=a", "--tokens=0"], ("--tokens=0",)),
+        (["--prompt=a", "--seed=9999999999999999999999"], ("--seed=9999999999999999999999", 2147483647)),
         (["--prompt=a", "--top_p=0"], ("--top_p=0.0",)),
         (["--prompt=a", "--top_k=0"], ("--top_k=0",)),
         (["--prompt=a", "--out=x"], ("--out", "--prompts")),
@@ -129,14 +143,29 @@ def test_flags_of_generate_are_checked(flags, parts, tmp_path, capsys):
     assert mentions(capsys.readouterr().err, *parts)
 
 
+def test_language_model_is_probed_on_texts(loaded_model, tmp_path):
+    """A text fills a row, which begins with the token before a document."""
+    text = "the bear saw a bird and sang of it " * 9
+    (tmp_path / "a.txt").write_text(text)
+    (tokens,) = loaded_model.preprocess(text.encode())
+    tokenizer = loaded_model.tokenizer
+    np.testing.assert_array_equal(tokens[0], [tokenizer.end, *tokenizer.encode([text])[0][:23]])
+    result = loaded_model.probe([text.encode(), tmp_path / "a.txt"], "tokens")
+    assert [layer["count"] for layer in result["tokens"]] == [2, 2]
+    for example, parts in ((b"bear", ("model.max_length=24",)), ("bear", ("bear", ".encode()")), (b"\xff", ("0xff",))):
+        with refuses(*parts, error=DataError) as error:
+            loaded_model.probe(example)
+        assert "PIL" not in str(error.value)
+
+
 def test_available_tokens_depend_on_the_longest_prompt():
     prompts = [np.zeros(length, np.int32) for length in (3, 20)]
-    assert [generate.tokens_available(prompts, 24, tokens) for tokens in (None, 4, 1)] == [4, 4, 1]
+    assert [generation.tokens_available(prompts, 24, tokens) for tokens in (None, 4, 1)] == [4, 4, 1]
     for tokens in (5, 0):
         with refuses("model.max_length=24", 20, 4, "--tokens"):
-            generate.tokens_available(prompts, 24, tokens)
+            generation.tokens_available(prompts, 24, tokens)
     with refuses("model.max_length=20", 0, "--tokens"):
-        generate.tokens_available(prompts, 20, None)
+        generation.tokens_available(prompts, 20, None)
 
 
 def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path, capsys):
@@ -151,8 +180,6 @@ def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path, cap
     run_files.write_config(tmp_path, texts)
     assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
-    with refuses("leanformer.generate", error=DataError):  # `predict` reads files through this
-        tasks.build(texts).data.read(b"the bear")
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7, top_k=7, top_p=0.9)], ids=["greedy", "sampled"])
@@ -195,6 +222,7 @@ def test_tokens_are_sampled_by_probability():
         (Sampling(top_p=0.75 - 1e-6), [2 / 3, 0, 1 / 3, 0]),
         (Sampling(0.5), np.square(shares) / np.square(shares).sum()),
         (Sampling(0.0), [1, 0, 0, 0]),
+        (Sampling(generation.LOWEST), [1, 0, 0, 0]),
         (Sampling(top_k=1), [1, 0, 0, 0]),
         (Sampling(top_p=1e-9), [1, 0, 0, 0]),
     ]:

@@ -61,8 +61,16 @@ class Tokenizer:
         return sizes
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens of each text, int32, without added special tokens. All cores are used."""
-        encoded = self._base.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Return the tokens of each text, int32, without added special tokens. All cores are used.
+
+        Raises:
+            DataError: a value is not a string of valid Unicode.
+        """
+        try:
+            encoded = self._base.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            text = next((text for text in texts if not _is_text(text)), texts)
+            raise DataError(f"{ascii(text)[:60]} is not a text. Pass a str of valid Unicode.") from error
         return [np.array(one.ids, np.int32) for one in encoded]
 
     def number(self, token: str) -> int | None:
@@ -76,6 +84,11 @@ class Tokenizer:
     def json(self) -> str:
         """Return the content of `tokenizer.json`, equal for equal tokenizers."""
         return json.dumps(json.loads(self._base.to_str()), sort_keys=True, ensure_ascii=False)
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether a value is a string without surrogates, which UTF-8 cannot encode."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def parse(text: str, name: str) -> Tokenizer:
