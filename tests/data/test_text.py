@@ -243,6 +243,16 @@ def test_invalid_splits_and_tokenizers_are_refused(texts, changes, parts):
         load_corpus(texts, **changes)
 
 
+@pytest.mark.parametrize(
+    ("text", "tokenizer", "part"),
+    [(" \n", "bpe:300", "train.txt"), (" \n", "wordpiece:20", "train.txt"), ("a", "bpe:300", '"bytes"')],
+)
+def test_texts_that_train_no_tokenizer_are_refused(texts, text, tokenizer, part):
+    (texts / "train.txt").write_text(text)
+    with refuses(texts if "txt" in part else tokenizer, part, error=DataError):
+        load_corpus(texts, tokenizer=tokenizer)
+
+
 def test_missing_folder_is_refused(tmp_path):
     with refuses(f"text:{tmp_path / 'texts'}", "not found", error=DataError):
         load_corpus(tmp_path / "texts")

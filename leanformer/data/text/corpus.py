@@ -155,9 +155,17 @@ def _digest(recipe: Mapping[str, Any]) -> str:
 
 
 def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folder: Path) -> dict[str, Any]:
-    tokenizer = train(iter(texts), vocabulary)
+    several = iter(texts)
+    if (first := next(several, None)) is None:
+        raise _no_text_error(texts)
+    tokenizer = train(itertools.chain([first], several), vocabulary)
     (folder / tokens.FILE).write_text(tokenizer.json(), encoding="utf-8")
     return {}
+
+
+def _no_text_error(texts: Any) -> DataError:
+    files = ", ".join(map(os.fspath, texts.files[:3])) + " ..." * (len(texts.files) > 3)
+    return DataError(f"{texts.name} has no text, its files are empty: {files}. Add text, or set another split.")
 
 
 def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> dict[str, int]:
@@ -171,7 +179,7 @@ def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> d
             size += read
     ends = np.cumsum(np.concatenate(counts), dtype=np.int64)
     if not len(ends):
-        raise DataError(f"{texts.name} has no text: {', '.join(map(os.fspath, texts.files[:3]))} ...")
+        raise _no_text_error(texts)
     np.save(folder / ENDS, ends)
     return {"documents": len(ends), "tokens": int(ends[-1]), "bytes": size}
 

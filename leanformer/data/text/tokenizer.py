@@ -180,9 +180,8 @@ def _wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
 def _check_size(kind: str, vocabulary: int, trained: int) -> None:
     """Raise DataError unless a trained vocabulary has the configured size."""
     if trained < vocabulary:
-        raise DataError(
-            f"data.tokenizer={kind}:{vocabulary}: the texts have only {trained} tokens. Use {trained} or fewer."
-        )
+        fix = f"Use {trained} or fewer." if (kind, trained) != (BPE, FEWEST) else f'Give more text, or use "{BYTES}".'
+        raise DataError(f"data.tokenizer={kind}:{vocabulary}: the texts have only {trained} tokens. {fix}")
     if trained > vocabulary:
         raise DataError(
             f"data.tokenizer={kind}:{vocabulary}: letters and special tokens are already {trained}. Use more."
