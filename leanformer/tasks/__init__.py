@@ -75,8 +75,13 @@ def fill_num_classes(c: Any) -> None:
 
 
 def check_names(c: Any, source: Source) -> None:
-    """Raise DataError if a new model's number of outputs differs from the number of classes of its training split."""
+    """Raise DataError if the training split of a new model has fewer than two classes, or not one per output."""
     named = class_names(source)
+    if named is not None and len(named) < 2:
+        raise DataError(
+            f'data.name="{c.data.name}", split "{c.data.train_split}": found classes: {quote(named)}. A classifier '
+            "needs at least 2. Check the names of the class folders, or the labels."
+        )
     if named is not None and len(named) != c.model.num_classes:
         raise DataError(
             f'data.name="{c.data.name}", split "{c.data.train_split}" has the classes '

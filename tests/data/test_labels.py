@@ -45,6 +45,14 @@ def small_config(plain, pictures, one_device):
     return plain
 
 
+def test_single_class_is_refused(small_config, tmp_path):
+    write_images(tmp_path / "one", train=["ape"], val=["ape"])
+    small_config.data.name, small_config.model.num_classes = f"folder:{tmp_path / 'one'}", 1
+    for call in (lambda: prepare.check(small_config), lambda: train(small_config, tmp_path / "run")):
+        with refuses(f"folder:{tmp_path / 'one'}", "1 (ape)", 2, error=DataError):
+            call()
+
+
 def list_labels(source):
     return [source[i]["label"] for i in range(len(source))]
 
