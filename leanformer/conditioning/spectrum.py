@@ -155,11 +155,13 @@ def condition(x: Any) -> Summary:
 
     Raises:
         TypeError: the entries are not numbers, or have more than 64 bits; under `jit`, anything above float32.
-        ValueError: the input is not a batch of matrices, rows differ in length, or a side is empty.
+        ValueError: the input is not a batch of matrices, rows differ in length, a side is empty, or entries are masked.
 
     >>> float(condition([[4.0, 0.0], [0.0, 2.0]]).condition_number)
     2.0
     """
+    if np.ma.is_masked(x):
+        raise ValueError("condition() found a NumPy array with masked entries. Fill them, or leave the rows out.")
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     if x.ndim < 2 or 0 in x.shape[-2:]:
         raise ValueError(f"condition() takes matrices, (..., m, n) and none of them empty; found shape {x.shape}.")

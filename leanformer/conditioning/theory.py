@@ -24,9 +24,12 @@ def formula(tokens: int, width: int) -> float:
     The paper states it for D > N. For D < N this is the formula of the transpose, whose singular values are the same.
     For D = N it is infinite, although the matrix is invertible with probability one (see `gaussian`).
 
+    Raises ValueError if a size is below 1.
+
     >>> formula(tokens=4, width=16)
     3.0
     """
+    _check_sizes(tokens, width)
     a, b = math.sqrt(tokens), math.sqrt(width)
     return math.inf if tokens == width else (a + b) / abs(a - b)
 
@@ -42,9 +45,10 @@ def gaussian_condition(tokens: int, width: int, draws: int = 1000, seed: int = 0
     Raises:
         ValueError: a size or the number of draws is below 1.
     """
+    _check_sizes(tokens, width)
+    if draws < 1:
+        raise ValueError(f"{draws=} must be at least 1.")
     small, large = sorted((tokens, width))
-    if small < 1 or draws < 1:
-        raise ValueError(f"Sizes and draws must be positive, found {tokens} x {width} and {draws}.")
     rng = np.random.default_rng(seed)
     # Symmetric tridiagonal: zero diagonal, and the two diagonals of the bidiagonal matrix interleaved as the
     # off-diagonal. Its eigenvalues are ± the singular values.
@@ -54,6 +58,11 @@ def gaussian_condition(tokens: int, width: int, draws: int = 1000, seed: int = 0
     conditions = np.sort([_eigenvalue(row, 2 * small - 1) / _eigenvalue(row, small) for row in off_diagonal])
     conditions.flags.writeable = False  # the cache returns this same array to every caller
     return conditions
+
+
+def _check_sizes(tokens: int, width: int) -> None:
+    if min(tokens, width) < 1:
+        raise ValueError(f"{tokens} x {width}: both sides of a matrix must be at least 1.")
 
 
 def _eigenvalue(off_diagonal: np.ndarray, index: int) -> float:

@@ -219,6 +219,7 @@ def test_invalid_matrices_are_refused():
         ([1.0, 2.0], ValueError, "(2,)"),
         (np.zeros((3, 0)), ValueError, "(3, 0)"),
         ([["a", "b"]], TypeError, "<U1"),
+        (np.ma.masked_equal(np.eye(3), 0), ValueError, "masked"),
         (np.eye(2, dtype=np.longdouble), TypeError, np.dtype(np.longdouble).name),
     ):
         with refuses(value, error=error):

@@ -58,5 +58,8 @@ def test_draws_are_deterministic():
     gaussian_condition.cache_clear()
     np.testing.assert_array_equal(gaussian_condition(7, 13, draws=50), first)
     assert not np.array_equal(gaussian_condition(7, 13, draws=50, seed=1), first)
-    with refuses("0 x 3", error=ValueError):
-        gaussian_condition(0, 3)
+    for function in (gaussian_condition, formula, gaussian):
+        with refuses("0 x 3", error=ValueError):
+            function(0, 3)
+    with refuses("draws=0", error=ValueError):
+        gaussian_condition(2, 3, draws=0)
