@@ -8,6 +8,7 @@ those in `classes.txt` beside the splits, one per line in the order of the model
 
 import codecs
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from etils import epath
+from PIL import Image
 
 from leanformer import stores
 from leanformer.errors import ConfigError, DataError, LeanformerError, first_line
@@ -22,6 +24,9 @@ from leanformer.errors import ConfigError, DataError, LeanformerError, first_lin
 
 FILE = "classes.txt"
 NONE: Mapping[str, Any] = MappingProxyType({})
+SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)  # types of one example
+EXPECTED_IMAGES = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, channels]), or a list of these."
+EXPECTED_TEXTS = "Expected the path of a text file, a text as bytes, such as text.encode(), or a list of these."
 
 
 @runtime_checkable
@@ -196,3 +201,40 @@ def quote(names: Sequence[str]) -> str:
     """Format the number of names and the first eight of them."""
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"{len(names)} ({', '.join(names[:8])}{more})"
+
+
+def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
+    """Return the content of an example: bytes of a file or of a given path, or the array or PIL image as given.
+
+    Raises DataError if the example has another type, or the file cannot be read.
+    """
+    if isinstance(example, bytes | bytearray | memoryview):
+        return bytes(example)
+    if isinstance(example, str | os.PathLike):
+        try:
+            return Path(example).expanduser().read_bytes()
+        # A missing file; a null byte in its name; an unknown user after "~".
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(
+                f"The file {str(example)[:200]} cannot be read: {reason}. {expected_examples(images)}"
+            ) from error
+    if images and isinstance(example, Image.Image):
+        return example
+    if images and hasattr(example, "__array__"):
+        array = np.asarray(example)
+        if array.dtype == np.uint8 and array.size and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] < 5)):
+            return array
+    raise DataError(f"{describe(example)} is not an example. {expected_examples(images)}")
+
+
+def expected_examples(images: bool) -> str:
+    """Return the sentence of messages that lists the valid examples: images or texts."""
+    return EXPECTED_IMAGES if images else EXPECTED_TEXTS
+
+
+def describe(value: Any) -> str:
+    """Return the type of a value as text, such as "int"; for an array with dtype and shape."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
+    return f"{type(value).__name__} {str(value)[:60]!r}"

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from leanformer import conditioning, tasks
+from leanformer.data import source
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
 from leanformer.stores import downloads
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
@@ -31,11 +32,6 @@ from leanformer.training import model_setup, restoring
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.restoring import RestoredWeights
-
-
-SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
-IMAGES = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, channels]), or a list of these."
-TEXTS = "Expected the path of a text file, a text as bytes, such as text.encode(), or a list of these."
 
 
 class OpenRun(NamedTuple):
@@ -133,7 +129,7 @@ class LoadedModel:
         Raises:
             CorruptExample, DataError: the example has another type, or cannot be read.
         """
-        content, data = _read_content(example, images=self.takes_images), self.task.data
+        content, data = source.read_content(example, images=self.takes_images), self.task.data
         try:
             whole = data.read_text(content, self.tokenizer) if isinstance(data, TextData) else data.read(content)
             return data.prepare(whole)
@@ -176,7 +172,7 @@ class LoadedModel:
         Arguments and errors as in `tasks.embedding.embeddings`.
         """
         embedding.check_model(self.model, str(self.workdir))
-        several = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, SINGLE) else [texts]
+        several = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, source.SINGLE) else [texts]
         vectors, cut = embedding.embeddings(self.model, self.tokenizer, several)
         if len(cut):
             message = f"{len(cut)} of {len(several)} texts were truncated to the model's length, the first is texts"
@@ -233,12 +229,16 @@ class LoadedModel:
 
     def _prepare_all(self, examples: Any) -> list[dict[str, np.ndarray]]:
         array = hasattr(examples, "__array__") and not isinstance(examples, Image.Image)
-        several = np.ndim(examples) == 4 if array else not isinstance(examples, SINGLE)
+        several = np.ndim(examples) == 4 if array else not isinstance(examples, source.SINGLE)
         if several and (isinstance(examples, Mapping) or not isinstance(examples, Iterable)):
-            raise DataError(f"{_describe(examples)} is not an example. {_expected(self.takes_images)}")
+            raise DataError(
+                f"{source.describe(examples)} is not an example. {source.expected_examples(self.takes_images)}"
+            )
         rows = [self.prepare(example) for example in (examples if several else [examples])]
         if not rows:
-            raise DataError(f"{_describe(examples)} contains no example. {_expected(self.takes_images)}")
+            raise DataError(
+                f"{source.describe(examples)} contains no example. {source.expected_examples(self.takes_images)}"
+            )
         return rows
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
@@ -255,43 +255,6 @@ class LoadedModel:
     def takes_images(self) -> bool:
         """True if files of examples are images, False if they are texts."""
         return "image" in self.task.data.input_specs() or self.config.data.name.startswith("pixels:")
-
-
-def _read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
-    """Return the content of an example: bytes of a file or of a given path, or the array or PIL image as given.
-
-    Raises DataError if the example has another type, or the file cannot be read.
-    """
-    if isinstance(example, bytes | bytearray | memoryview):
-        return bytes(example)
-    if isinstance(example, str | os.PathLike):
-        try:
-            return Path(example).expanduser().read_bytes()
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # missing file; null byte in its name; unknown user after "~"
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(f"The file {str(example)[:200]} cannot be read: {reason}. {_expected(images)}") from error
-    if images and isinstance(example, Image.Image):
-        return example
-    if images and hasattr(example, "__array__"):
-        array = np.asarray(example)
-        if array.dtype == np.uint8 and array.size and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] < 5)):
-            return array
-    raise DataError(f"{_describe(example)} is not an example. {_expected(images)}")
-
-
-def _expected(images: bool) -> str:
-    return IMAGES if images else TEXTS
-
-
-def _describe(value: Any) -> str:
-    """Return the type of a value as text, such as "int"; for an array with dtype and shape."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
-    return f"{type(value).__name__} {str(value)[:60]!r}"
 
 
 @nnx.jit

@@ -214,6 +214,7 @@ def test_windows_depend_only_on_seed_and_position(texts):
         ("train.txt", b" \n <|end|>\n", ()),
         ("train.jsonl", b'{"text": "a"}\n{"texts": "b"}', ("line 2", "JSON")),
         ("train.jsonl", b'{"text": 3}', ("line 1", '"text"', "int")),
+        ("train.jsonl", b'{"text": "\\ud800"}', ("line 1", "ud800")),
         ("train.txt.xz", b"\xfd7zXZ\x00not", (".xz",)),
     ],
 )

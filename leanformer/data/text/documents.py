@@ -192,6 +192,8 @@ def _lines(file: Path) -> Iterator[str]:
             try:
                 row = json.loads(line.decode("utf-8-sig"))
                 text = row["text"]
+                if isinstance(text, str):
+                    text.encode()  # raises for half of a surrogate pair, such as "\ud800"
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 raise DataError(
                     f'{file}, line {number} is not a JSON object in UTF-8 with a "text" ({error}). Fix or remove it.'
