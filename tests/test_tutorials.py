@@ -68,7 +68,7 @@ def test_image_tutorial(tmp_path, rng):
         assert line in trial_output, line
     assert len(re.findall(r'"file": "data/flowers/val/rose', outputs["predict"][0])) == 16
     assert (tmp_path / "runs" / "heads" / "compare" / "compare.html").is_file()
-    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    assert (tmp_path / "flowers_timm" / "model.safetensors").is_file()
 
 
 def test_text_tutorial(tmp_path):
@@ -78,5 +78,5 @@ def test_text_tutorial(tmp_path):
     outputs = follow("own_text.md", tmp_path)
     assert "bits_per_byte" in outputs["evaluate"][0] and outputs["generate"][0].startswith("It is a")
     assert (tmp_path / "runs" / "depth" / "compare" / "compare.html").is_file()
-    exported = {path.name for path in (tmp_path / "exported").iterdir()}
+    exported = {path.name for path in (tmp_path / "novel_gpt2").iterdir()}
     assert {"model.safetensors", "tokenizer.json", "README.md"} <= exported
