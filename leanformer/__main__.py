@@ -51,10 +51,13 @@ def run(name: str) -> None:
         from leanformer.runtime import signals
 
         signals.exit_on_stop()
-    from leanformer import cli
-
     try:
+        from leanformer import cli
+
         cli.run(cli.main_of(name))
+    except KeyboardInterrupt:
+        print("\nInterrupted by Ctrl-C.", file=sys.stderr, flush=True)
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         if name in TRAINING:
             raise  # the end of a run must be explained

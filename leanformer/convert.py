@@ -37,7 +37,6 @@ from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.exports import folders, head_padding, stablehlo, verification
 from leanformer.pretrained import storage
-from leanformer.runtime import files
 from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, restoring
 from leanformer.training.model_setup import ModelSetup
@@ -142,7 +141,6 @@ def _write(
 @cli.body("convert")
 def main(f: cli.Values) -> None:
     path, of_run = _sources(f)
-    files.check_empty(Path(f.out).expanduser(), "--out")
     if f.max_shard_size is not None:
         storage.parse_size(f.max_shard_size)
     reference = pretrained.read(f.reference) if f.reference else None

@@ -42,6 +42,7 @@ class CorruptExample(DataError, ValueError):
     """Unreadable example, which is counted, reported and replaced by another."""
 
 
+NO_HOME = "Could not determine home directory."  # message of pathlib.Path.expanduser
 REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder with read and write permission."),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Free space, then run the same command to resume."),
@@ -71,6 +72,8 @@ def user_message(error: BaseException) -> str | None:
             f"This host is out of memory: {first_line(error)}. Lower batch_size, eval.batch_size, data.workers or the "
             "size of the model."
         )
+    if isinstance(error, RuntimeError) and str(error) == NO_HOME:
+        return 'A path begins with "~" and the name of an unknown user. Write the path without "~".'
     return system_error_message(error) if isinstance(error, OSError) else None
 
 

@@ -176,7 +176,7 @@ COMMANDS = {
                 "step", "Checkpoint step of the run to convert; the newest if neither --step nor --best is given.", int
             ),
             Flag("best", "Convert the run's best checkpoint by validation score.", bool, default=False),
-            Flag("out", "Folder to write to.", required=True, writes=True),
+            Flag("out", "New folder to write to.", required=True, writes=True, new=True),
             Flag("max_shard_size", "Maximal size per file, such as 5GB or 500MiB; writes several files with an index."),
             Flag(
                 "pad_heads", "Fill the width with heads and channels of zeros, for BERT and GPT-2.", bool, default=False

@@ -1,6 +1,5 @@
 """Execution of a command whose command line is parsed: processes, validation of its configs, its body, and errors."""
 
-import signal
 import sys
 from collections.abc import Callable
 
@@ -10,9 +9,6 @@ from leanformer.cli.flags import MULTIHOST_FLAGS, CommandLine, Values
 from leanformer.errors import USER_ERROR, user_message
 from leanformer.runtime import determinism, distributed, multihost
 from leanformer.training import checks
-
-
-INTERRUPTED = 128 + signal.SIGINT
 
 
 def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Values], int | None]]) -> int:
@@ -36,9 +32,6 @@ def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Valu
         text = user_message(error)
         if text is None and multihost.count() > 1:
             distributed.crash(error)
-        if isinstance(error, KeyboardInterrupt):
-            print("\nInterrupted by Ctrl-C.", file=sys.stderr, flush=True)
-            return INTERRUPTED
         if text is None:
             raise
         print(f"\nError: {text}", file=sys.stderr, flush=True)

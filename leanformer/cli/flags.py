@@ -49,6 +49,7 @@ class Flag:
         required: True if the flag must be given.
         many: True if the flag may be given several times; its value is then the list of all values.
         writes: True if it names a folder that the command writes to; the command checks first that it is writable.
+        new: True if this folder must not contain anything.
         minimum: smallest allowed number; None without a limit.
         maximum: largest allowed number; None without a limit.
     """
@@ -60,8 +61,9 @@ class Flag:
     required: bool = False
     many: bool = False
     writes: bool = False
-    minimum: float | None = None
-    maximum: float | None = None
+    new: bool = False
+    minimum: int | float | None = None
+    maximum: int | float | None = None
 
     @property
     def shown(self) -> str:
@@ -138,9 +140,12 @@ class CommandLine:
         """
         values = parse(self.all_flags, argv, self.urls)
         self._check_words(values.words)
-        for folder in (getattr(values, flag.name) for flag in self.all_flags if flag.writes):
+        for flag in self.all_flags:
+            folder = getattr(values, flag.name) if flag.writes else None
             if folder is not None and not stores.is_url(folder):
                 files.check_writable(Path(folder).expanduser())
+                if flag.new:
+                    files.check_empty(Path(folder).expanduser(), f"--{flag.name}")
         return values
 
     def _check_words(self, given: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from leanformer import stores
 from leanformer.cli.flags import CommandLine, Values
+from leanformer.errors import LeanformerError
 from leanformer.stores import downloads, staging
 
 
@@ -18,15 +19,26 @@ def staged(line: CommandLine, values: Values) -> Iterator[None]:
         ConfigError, StoreError: the errors of `staging.mirrored` and `downloads.downloaded`.
     """
     with contextlib.ExitStack() as stack:
+        urls: dict[str, str] = {}
 
         def replace(path: str | None) -> str | None:
-            return str(stack.enter_context(_open(line, values, path))) if path and stores.is_url(path) else path
+            if not path or not stores.is_url(path):
+                return path
+            folder = str(stack.enter_context(_open(line, values, path)))
+            urls[folder] = path.rstrip("/")
+            return folder
 
         if line.urls == "words":
             values.words = [replace(word) for word in values.words]
         elif line.urls:
             setattr(values, line.urls, replace(getattr(values, line.urls)))
-        yield
+        try:
+            yield
+        except LeanformerError as error:  # users know the URL, not the copy
+            text = str(error)
+            for folder, url in urls.items():
+                text = text.replace(folder, url)
+            raise type(error)(text) from error
 
 
 def _open(line: CommandLine, values: Values, url: str) -> contextlib.AbstractContextManager:

@@ -155,7 +155,7 @@ def condition(x: Any) -> Summary:
 
     Raises:
         TypeError: the entries are not numbers, or have more than 64 bits; under `jit`, anything above float32.
-        ValueError: the input is not a batch of matrices, rows differ in length, a side is empty, or entries are masked.
+        ValueError: the input is not a batch of matrices, rows differ in length, a side is empty, or it is masked.
 
     >>> float(condition([[4.0, 0.0], [0.0, 2.0]]).condition_number)
     2.0

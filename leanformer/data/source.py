@@ -215,7 +215,7 @@ def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Im
             return Path(example).expanduser().read_bytes()
         # A missing file; a null byte in its name; an unknown user after "~".
         except (OSError, ValueError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
             raise DataError(
                 f"The file {str(example)[:200]} cannot be read: {reason}. {expected_examples(images)}"
             ) from error

@@ -109,9 +109,12 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
 
 
 def _check_refused(tensors: Tensors, layout: Sequence[Entry]) -> None:
-    """Raise WeightsError if the file has a tensor that an entry refuses."""
+    """Raise WeightsError if the file has a tensor that an entry refuses, or one that differs from its copy."""
     for entry in layout:
-        if entry.refused and (present := [name for name in entry.names() if name in tensors]):
+        present = [name for name in entry.names() if name in tensors]
+        if entry.copy_of is not None:
+            present = [name for name in present if not np.array_equal(tensors[name], tensors.get(entry.copy_of))]
+        if entry.refused and present:
             more = f", and {len(present) - 1} more," if len(present) > 1 else ""
             raise WeightsError(f"The file has {present[0]}{more} {entry.refused}")
 

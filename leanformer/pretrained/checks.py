@@ -101,7 +101,7 @@ def check_published(path: str | Path, model: Mapping[str, Any]) -> None:
         if theirs != ours and (ours is not None or key in OFF):
             raise WeightsError(
                 f"{config}: these weights need model.{key}={theirs}, but the model has {ours}: logits would differ. "
-                f"Set --config.model.{key}={theirs}."
+                + (f"Set --config.model.{key}={theirs}." if theirs is not None else f"Leave model.{key} unset.")
             )
 
 

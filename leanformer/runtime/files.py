@@ -64,8 +64,15 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_user_write(out: str) -> Iterator[Path]:
-    """Yield a temporary file for a path that a user gave, as `atomic_write`; create missing folders."""
+    """Yield a temporary file for a path that a user gave, as `atomic_write`; create missing folders.
+
+    Links are followed, and devices and pipes, such as /dev/stdout, are written to directly.
+    """
     path = Path(out).expanduser()
+    if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):
+        yield path
+        return
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as draft:
         yield draft

@@ -75,9 +75,10 @@ class Store:
 
             # Limits on silence. The default limits the whole transfer of a file to five minutes.
             options["requests_timeout"] = aiohttp.ClientTimeout(sock_connect=30, sock_read=SILENCE)
-            options["consistency"] = "md5"  # compare the checksum in the answer to each upload; s3fs does so by default
         self.fs = fsspec.filesystem(scheme, **options)
         self._root = self.fs._strip_protocol(self.url)
+        # Compare the checksum in the answer to each upload. s3fs does so by default.
+        self._verified = {"consistency": "md5"} if scheme == "gs" else {}
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -126,7 +127,8 @@ class Store:
         # then take a carriage return at the end of the content for part of the line end; so these are sent in two.
         two_requests = self.url.startswith("gs:") and content.endswith(b"\r")
         with self._errors():
-            self.fs.pipe_file(self.path(name), content, **({"chunksize": len(content)} if two_requests else {}))
+            options = self._verified | ({"chunksize": len(content)} if two_requests else {})
+            self.fs.pipe_file(self.path(name), content, **options)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object and return True if it does not exist; otherwise return False."""
@@ -149,7 +151,7 @@ class Store:
             return
         if content is None:
             with self._errors():
-                self.fs.put_file(str(path), self.path(name))
+                self.fs.put_file(str(path), self.path(name), **self._verified)
         else:
             self.write(name, content)
 

@@ -31,7 +31,7 @@ class Sampling:
     top_p: float | None = None  # probability mass of the tokens to sample from (Holtzman et al. 2020); None for all
 
     def __post_init__(self):
-        if self.temperature and not LOWEST <= self.temperature < float("inf"):
+        if self.temperature != 0 and not LOWEST <= self.temperature < float("inf"):
             raise ConfigError(
                 f"--temperature={self.temperature}: must be 0, for the most likely token, or finite and at least "
                 f"{LOWEST}."

@@ -180,6 +180,11 @@ class Checkpoints:
 
     def _make_error(self, error: Exception) -> CheckpointError:
         self._reported = True
+        if not self.folder.is_dir():
+            return CheckpointError(
+                f"A checkpoint could not be saved: {self.folder} was deleted or moved during training. Pass the run's "
+                "present path as --workdir, or start again in a new folder."
+            )
         free = shutil.disk_usage(self.folder).free / 2**20
         return CheckpointError(
             f"A checkpoint could not be saved in {self.folder} ({free:.0f} MiB free): {first_line(error)}\n"

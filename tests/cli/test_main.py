@@ -8,9 +8,9 @@ import pytest
 from commands import ROOT, subprocess_environment
 from messages import mentions
 
+from leanformer import cli
 from leanformer.__main__ import COMMANDS
-from leanformer.cli import execution
-from leanformer.cli.flags import CommandLine, Values
+from leanformer.__main__ import run as run_command
 
 
 def run(*words):
@@ -77,9 +77,11 @@ def test_closed_standard_output_ends_a_listing_without_a_traceback():
     assert process.returncode == 141 and errors == b""
 
 
-def test_interrupted_command_prints_one_line(capfd):
+def test_interrupted_command_prints_one_line(monkeypatch, capfd):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    assert execution.execute(CommandLine(), Values(files={}), lambda: interrupt) == 130
-    assert capfd.readouterr().err == "\nInterrupted by Ctrl-C.\n"
+    monkeypatch.setattr(cli, "run", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        run_command("cost")
+    assert caught.value.code == 130 and capfd.readouterr().err == "\nInterrupted by Ctrl-C.\n"

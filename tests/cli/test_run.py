@@ -139,12 +139,16 @@ def test_probe_of_all_checkpoints_and_head_counts(workdir):
 
 
 def test_convert_writes_the_newest_checkpoint(workdir, tmp_path):
-    words = [*command("convert", config=None), f"--weights={workdir}", f"--out={tmp_path}"]
+    words = [*command("convert", config=None), f"--weights={workdir}", f"--out={tmp_path / 'out'}"]
     status, _, err = run_in_process([*words, "--to=timm"])
     assert status == 0, err
-    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert tensors["head.weight"].shape == (10, 24) and "blocks.1.mlp.fc2.bias" in tensors
-    check_refused([*words, "--config=configs/quickstart.py"], workdir, "--config")
+    check_refused([*words[:-1], f"--out={tmp_path / 'new'}", "--config=configs/quickstart.py"], workdir, "--config")
+
+
+def test_unknown_home_folder_is_one_message():
+    check_refused(command("evaluate", "~nobody-here/run", config=None), "~")
 
 
 def test_cost_of_two_configs(one_device):

@@ -77,6 +77,14 @@ def check_refused_in_store(words, flag, *parts):
     assert status == 2 and mentions(err, flag, *parts), err
 
 
+def test_errors_name_the_url_instead_of_the_local_copy(store):
+    store.write("config.json", b'{"exported": {"step": 1, "averaged": false}}')
+    status, _, err = train()
+    message = err.partition("Error:")[2]
+    assert status == 2 and mentions(message, URL, "--config.init_from.path"), err
+    assert str(staging.local_folder(URL)) not in message
+
+
 def test_run_whose_folder_is_taken_over_stops_with_a_message(store, monkeypatch):
     monkeypatch.setattr(lease, "RENEW", 0.05)
     before = signal.getsignal(signal.SIGTERM)

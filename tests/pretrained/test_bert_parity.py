@@ -198,9 +198,7 @@ def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
         ("", "texts[0]"),
         (["a", " "], "texts[1]"),
         ([], "texts"),
-        ([1], "1"),
-        (b"a", "b'a'"),
-        (None, "None"),
+        ("\ud800", "ud800"),
     ):
         with refuses(part, error=DataError):
             loaded.embed(value)

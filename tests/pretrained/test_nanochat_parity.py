@@ -53,7 +53,7 @@ def test_missing_tensors_and_other_models_are_refused():
         NANOCHAT.load(without)
     with refuses("model.layers.0.mlp.fc3.weight", error=WeightsError):
         NANOCHAT.load(NANOCHAT.tensors | {"model.layers.0.mlp.fc3.weight": np.zeros((2, 2))})
-    for key, value in {"gated": True, "qk_norm": None, "soft_cap": 3.0}.items():
+    for key, value in {"gated": True, "qk_norm": None, "soft_cap": 3.0, "tied": True}.items():
         with refuses(f"model.{key}={value!r}"):
             layout("gpt", NANOCHAT.arguments | {key: value}, "huggingface")
 

@@ -1,5 +1,6 @@
 """Atomic writes: the order of syncs and renames, and the state after a failed write."""
 
+import concurrent.futures
 import json
 import os
 from pathlib import Path
@@ -53,6 +54,21 @@ def test_writers_sync_the_file_then_rename_then_sync_the_folder(tmp_path, tiny, 
         assert (folder / name).is_file()
     assert not list(folder.glob("*.part"))
     assert json.loads((folder / "a.json").read_text()) == {"a": [1, 2]}
+
+
+def test_output_of_a_user_follows_links_and_writes_to_pipes(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with files.atomic_user_write(str(tmp_path / "link")) as draft:
+        draft.write_text("1")
+    assert (tmp_path / "target").read_text() == "1" and (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        content = pool.submit((tmp_path / "pipe").read_text)
+        with files.atomic_user_write(str(tmp_path / "pipe")) as draft:
+            draft.write_text("2")
+        assert content.result(10) == "2" and (tmp_path / "pipe").is_fifo()
+    with files.atomic_user_write("/dev/stdout") as draft:
+        assert str(draft) == "/dev/stdout"
 
 
 def test_generated_dataset_is_synced_before_its_rename(tmp_path, calls):

@@ -101,12 +101,10 @@ def test_output_of_the_generate_command(finished_run, loaded_model, tmp_path, mo
         loaded_model.generate("bear " * 30)
     with refuses("task", "language"):
         loaded_model.predict(b"the bear")
-    for value, part in ((None, "None"), (b"a", "b'a'"), ("a\ud800", "ud800")):
-        with refuses(part, "Unicode", error=DataError):
-            loaded_model.generate(value)
+    with refuses("ud800", "Unicode", error=DataError):
+        loaded_model.generate("a\ud800")
     for options, part in (
         ({"tokens": 0}, "--tokens=0"),
-        ({"tokens": 2.5}, "--tokens=2.5"),
         ({"seed": -1}, "--seed=-1"),
     ):
         with refuses(part):

@@ -67,6 +67,8 @@ class Tokenizer:
             DataError: a value is not a string of valid Unicode.
         """
         try:
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("The library would take a pair of texts for one.")
             encoded = self._base.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError as error:
             text = next((text for text in texts if not _is_text(text)), texts)

@@ -1,5 +1,6 @@
 """Key map of Hugging Face's BERT (Devlin et al. 2019), and the names of RoBERTa (Liu et al. 2019) by those of BERT."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ ROBERTA = {"roberta.": "bert.", "lm_head.bias": "cls.predictions.bias", "classif
 ROBERTA |= {"lm_head.dense.": "cls.predictions.transform.dense.", "lm_head.decoder.": "cls.predictions.decoder."}
 ROBERTA |= {"lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.", "classifier.dense.": "bert.pooler.dense."}
 UNUSED = 2  # positions of RoBERTa start from its padding token's number plus 1
+EMBED = "bert.embeddings.word_embeddings.weight"
+COPIES = {"cls.predictions.decoder.weight": EMBED, "cls.predictions.decoder.bias": "cls.predictions.bias"}
+UNTIED = "that differs from the array that it should copy: a model here has one for both. Use other weights."
 OURS, LAYER = "blocks.layers", "bert.encoder.layer.{i}"
 
 
@@ -38,7 +42,7 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
         shown = ", ".join(f"model.{key}={value!r}" for key, value in wrong.items())
         raise ConfigError(f'{shown}: not supported by the format "huggingface" of BERT.')
     return [
-        Entry("bert.embeddings.word_embeddings.weight", ("embed",), same),
+        Entry(EMBED, ("embed",), same),
         Entry("bert.embeddings.position_embeddings.weight", ("pos_embed",), same),
         Entry("bert.embeddings.token_type_embeddings.weight", ("type_embed",), same),
         *norm("bert.embeddings.LayerNorm", "embed_norm"),
@@ -90,4 +94,8 @@ def _heads(*, classifier: bool, masked: bool) -> list[Entry]:
     names = [f"cls.{name}" for name in ("predictions.decoder.weight", "predictions.decoder.bias")]
     names += [f"cls.seq_relationship.{name}" for name in ("weight", "bias")]
     names += [entry.theirs for entry in pooled + masked_lm if entry not in loaded]
-    return loaded + [Entry(name, (), same, optional=True) for name in names]
+    unread = {name: Entry(name, (), same, optional=True) for name in names}
+    if masked:
+        for name, original in COPIES.items():
+            unread[name] = dataclasses.replace(unread[name], refused=UNTIED, copy_of=original)
+    return [*loaded, *unread.values()]

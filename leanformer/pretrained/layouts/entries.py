@@ -107,6 +107,7 @@ class Entry:
     layers: int | None = None  # L if our parameters have a leading layer axis and L tensors are published
     optional: bool = False  # True if a tensor that is not read may be missing
     refused: str | None = None  # reason why files with this tensor, which is not read, cannot be loaded
+    copy_of: str | None = None  # name of another tensor; `refused` is then the reason only if the two differ
     value: np.ndarray | None = None  # of a tensor that is not read, for export
     blocks: int = 1  # number of blocks along the axis in which the parameters alternate, such as the number of heads
 

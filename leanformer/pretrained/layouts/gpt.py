@@ -13,6 +13,7 @@ GPT2 = {"positions": "learned", "norm": "layernorm", "gated": False, "mlp_bias":
 LLAMA = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
 DEEPSEEK = LLAMA | {"qkv_bias": False, "latent_norm": "rmsnorm", "out_bias": False}
 NANOCHAT = LLAMA | {"gated": False, "activation": "relu2", "qk_norm": "rmsnorm", "qkv_bias": False, "out_bias": False}
+NANOCHAT |= {"tied": False}
 # Options that no published model has; nanochat has a `head_cap`.
 UNSUPPORTED = ("soft_cap", "head_cap", "logit_scale", "temperature", "layer_scale")
 OURS = "blocks.layers"
@@ -35,7 +36,11 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
     required = GPT2 if positions == "learned" else DEEPSEEK if attention == "latent" else LLAMA
     if required is LLAMA and other.get("activation") == "relu2":
         required = NANOCHAT
-    given = {"norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True} | other | {"positions": positions}
+    given = (
+        {"norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True, "tied": True}
+        | other
+        | {"positions": positions}
+    )
     wrong = {key: given.get(key) for key, value in required.items() if given.get(key) != value}
     wrong |= {key: given[key] for key in UNSUPPORTED if given.get(key) is not None}
     if required is NANOCHAT:
@@ -97,7 +102,7 @@ def _gpt2(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -
         *norm("transformer.ln_f", "norm"),
         *(Entry(f"{layer}.attn.{name}", (), same, depth, optional=True) for name in ("bias", "masked_bias")),
     ]
-    return entries + _head(tied, head_bias)
+    return entries + _head(tied, head_bias, "transformer.wte.weight")
 
 
 def _llama(
@@ -124,7 +129,7 @@ def _llama(
     ]
     for name in ("gate", "up", "down") if gated else ("up", "down"):
         entries += linear(f"{layer}.mlp.{name}_proj", f"{OURS}.mlp.{name}", bias=False, layers=depth)
-    return entries + _head(tied, head_bias)
+    return entries + _head(tied, head_bias, "model.embed_tokens.weight")
 
 
 def _heads(depth: int, *, qk_norm: str | None = None, qkv_bias: bool = True, **_: Any) -> list[Entry]:
@@ -163,6 +168,9 @@ def _latent_heads(
     ]
 
 
-def _head(tied: bool, bias: bool) -> list[Entry]:
-    """Return the entries of the output head; with tied embeddings, files may have a copy, which is not read."""
-    return [Entry("lm_head.weight", (), same, optional=True)] if tied else linear("lm_head", "head", bias=bias)
+def _head(tied: bool, bias: bool, embed: str) -> list[Entry]:
+    """Return the entries of the output head; with tied embeddings `embed`, files may have a copy, which is not read."""
+    if not tied:
+        return linear("lm_head", "head", bias=bias)
+    reason = f"that differs from {embed}, but the model has one matrix for both. Set --config.model.tied=False."
+    return [Entry("lm_head.weight", (), same, optional=True, refused=reason, copy_of=embed)]

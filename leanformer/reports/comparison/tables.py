@@ -17,9 +17,9 @@ from leanformer.training.metrics_log import to_json
 SHOWN = 20  # maximal number of rows of a table in a terminal
 METHODS = (
     "Confidence intervals are Student's, over the runs of a configuration. Differences are the first configuration "
-    "minus the second: paired by seed, of independent seeds (Welch), or with one variance for all configurations "
-    "(pooled), as in the column test. Different: p below 0.05 after Holm's correction for all pairs. Equivalent: two "
-    "one-sided tests (TOST) at 5 %, with the same correction. "
+    "minus the second: paired by seed and by other differing keys, of independent runs (Welch), or with one variance "
+    "for all configurations (pooled), as in the column test. Different: p below 0.05 after Holm's correction for all "
+    "pairs. Equivalent: two one-sided tests (TOST) at 5 %, with the same correction. "
     f"Runs needed: for {POWER:.0%} power, if there is no difference and the variance is as observed. "
     "The mean of the best of many configurations is optimistic, because it was selected."
 )
