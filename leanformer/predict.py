@@ -17,7 +17,6 @@ import csv
 import io
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -107,7 +106,7 @@ def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int
 @cli.body("predict")
 def main(f: cli.Values) -> int:
     if f.out is not None:
-        files.check_output_file(f.out, filter(os.path.isfile, f.words))
+        files.check_output_file(f.out)
     model = inference.load(f.workdir, step=f.step, best=f.best)
     if not model.classes:
         raise ConfigError(

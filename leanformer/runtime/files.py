@@ -69,7 +69,8 @@ def atomic_user_write(out: str) -> Iterator[Path]:
     Links are followed, and devices and pipes, such as /dev/stdout, are written to directly.
     """
     path = Path(out).expanduser()
-    if path.exists() and (not path.is_file() or path.is_relative_to("/dev")):
+    redirected = path.is_symlink() and path.is_relative_to("/dev")  # /dev/stdout may lead to a file that is open
+    if path.exists() and (redirected or not path.is_file()):
         yield path
         return
     path = path.resolve()
