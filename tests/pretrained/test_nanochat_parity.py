@@ -51,9 +51,12 @@ def test_missing_tensors_and_other_models_are_refused():
     without = {name: x for name, x in NANOCHAT.tensors.items() if name != "model.embed_tokens.weight"}
     with refuses("model.embed_tokens.weight", error=WeightsError):
         NANOCHAT.load(without)
+    short = {"model.layers.0.self_attn.q_proj.weight": np.zeros((17, 20), np.float32)}
+    with refuses("(17, 20)", error=WeightsError):
+        NANOCHAT.load(NANOCHAT.tensors | short)
     with refuses("model.layers.0.mlp.fc3.weight", error=WeightsError):
         NANOCHAT.load(NANOCHAT.tensors | {"model.layers.0.mlp.fc3.weight": np.zeros((2, 2))})
-    for key, value in {"gated": True, "qk_norm": None, "soft_cap": 3.0, "tied": True}.items():
+    for key, value in {"qk_norm": None, "soft_cap": 3.0, "tied": True}.items():
         with refuses(f"model.{key}={value!r}"):
             layout("gpt", NANOCHAT.arguments | {key: value}, "huggingface")
 

@@ -34,7 +34,7 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
         ConfigError: the model has an option that these do not have.
     """
     required = GPT2 if positions == "learned" else DEEPSEEK if attention == "latent" else LLAMA
-    if required is LLAMA and other.get("activation") == "relu2":
+    if required is LLAMA and other.get("activation") == "relu2" and not other.get("gated"):
         required = NANOCHAT
     given = (
         {"norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True, "tied": True}
@@ -69,7 +69,8 @@ def rename(tensors: Mapping[str, np.ndarray], **arguments: Any) -> dict[str, np.
         return dict(tensors)
     result, embed = {}, "model.embed_tokens.weight"
     for name, x in tensors.items():
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        turned = name.endswith(("q_proj.weight", "k_proj.weight"))
+        if turned and x.shape[0] % arguments["head_dim"] == 0:  # `pretrained.load` reports other shapes
             halves = x.reshape(-1, 2, arguments["head_dim"] // 2, x.shape[-1])
             x = halves[:, ::-1].reshape(x.shape)
         result[name.replace("mlp.fc1", "mlp.up_proj").replace("mlp.fc2", "mlp.down_proj")] = x
