@@ -5,7 +5,8 @@
 2026-11-22: 21 of 22 models of Tables 4 and 5 agree, 2 of 10 of Table 3, all 4 of Tables 1 and 2. DaViT-B lean differs
 (62.0 M reported, 62,653,416 computed), as the ranges of the text do; three counts of Table 3 match 6 or 8 heads.
 
-Prints Markdown tables: parameters, FLOPs per example, and for each pair the parameters that depth, heads and MLP save.
+Prints Markdown tables: how each lean model adds heads, with the count that the other way would give; parameters and
+FLOPs per example; and for each pair the parameters that depth, heads and MLP save.
 --memory compiles a training step of each model, and multiplies the memory of one device by the number of devices
 (bfloat16, cheap operations recomputed; the paper presumably used float32 PyTorch, so compare ratios).
 """
@@ -84,12 +85,67 @@ def _group(key: str) -> str | None:
 
 
 def compare(model: str) -> list[Any]:
-    """Return the table cells of a pair: the share of parameters that the lean model saves, and by which change."""
+    """Return the table cells of a pair: the share of parameters that is saved, and how much of it by which change."""
     original, lean = (next(r for r in ROWS if (r.model, r.variant) == (model, kind)) for kind in ("original", "lean"))
     configs = [config.load(row.config) for row in (original, lean)]
     before, after = map(params, configs)
+    saved = before - after
     ratio = f"{lean.memory_gb / original.memory_gb:.3f}" if lean.memory_gb else ""
-    return [model, f"{1 - after / before:.1%}", *(f"{x / 1e6:.3g} M" for x in split_savings(*configs).values()), ratio]
+    parts = (f"{x / saved:.0%}" for x in split_savings(*configs).values())
+    return [model, f"{saved:,}", f"{saved / before:.1%}", *parts, ratio]
+
+
+def total_widths(c: ConfigDict) -> tuple[int, ...]:
+    """Return heads x head dimension of each stage of a config's model."""
+    return tuple(n * h for n, h in zip(_stages(c.model.num_heads), _stages(c.model.head_dim), strict=True))
+
+
+def narrows_heads(original: ConfigDict, lean: ConfigDict) -> bool:
+    """Return whether the lean model keeps the total width, up to 2 %, and has narrower heads; False if it widens.
+
+    GPT-2 is the case for the tolerance: its 12 heads have dimension 42, the integer part of 512 / 12.
+    """
+    ratios = [after / before for before, after in zip(total_widths(original), total_widths(lean), strict=True)]
+    return max(ratios) < 1.02
+
+
+def read_other_way(original: ConfigDict, lean: ConfigDict) -> ConfigDict:
+    """Return the lean config with its heads added the other way: wider instead of narrower, or narrower.
+
+    Head dimensions that keep the total width are rounded down, as the paper's GPT-2 rounds 512 / 12.
+    """
+    c = lean.copy_and_resolve_references().unlock()
+    if narrows_heads(original, lean):
+        c.model.update({key: original.model[key] for key in original.model if key.endswith("head_dim")})
+    else:
+        c.model.head_dim = total_widths(original)[0] // lean.model.num_heads
+    return c
+
+
+def describe_pair(model: str) -> list[Any]:
+    """Return the table cells of a pair: heads, total width, depth and MLP before and after, and both counts."""
+    rows = [next(r for r in ROWS if (r.model, r.variant) == (model, kind)) for kind in ("original", "lean")]
+    original, lean = (config.load(row.config) for row in rows)
+    heads = [
+        [f"{n} x {h}" for n, h in zip(_stages(c.model.num_heads), _stages(c.model.head_dim), strict=True)]
+        for c in (original, lean)
+    ]
+    sizes = [_change(*([*map(str, _stages(c.model[key]))] for c in (original, lean))) for key in ("depth", "mlp_dim")]
+    widths = _change(*([*map(str, total_widths(c))] for c in (original, lean)))
+    cells = [model, "narrower" if narrows_heads(original, lean) else "as wide", _change(*heads), widths]
+    return [*cells, *sizes, rows[1].params, f"{params(lean):,}", f"{params(read_other_way(original, lean)):,}"]
+
+
+def _stages(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _change(before: list[str], after: list[str]) -> str:
+    """Format what changes: the stages that differ, or the value if it stays."""
+    if before == after:
+        return ", ".join(before)
+    pairs = {f"{a} → {b}": None for a, b in zip(before, after, strict=True) if a != b}
+    return ", ".join(pairs)
 
 
 def table(titles: str, rows: Sequence[Sequence[Any]]) -> str:
@@ -103,12 +159,20 @@ def table(titles: str, rows: Sequence[Sequence[Any]]) -> str:
     cli.Flag("device", f"GPU to compile for: {', '.join(plugin.DEVICES)}; this machine if unset."),
 )
 def main(f: cli.Values) -> None:
+    names = dict.fromkeys(row.model for row in ROWS)
+    print("How the lean model adds heads, by its parameters (stages that change)\n")
+    titles = "model|heads become|heads x dimension|total width|depth|MLP|reported|these shapes|added the other way"
+    print(table(titles, [*map(describe_pair, names)]), end="\n\n")
     rows = [examine(row, f.memory, f.device) for row in (*ROWS, *RANGES, *READINGS)]
     titles = "table|model|config|reported|computed|verdict|forward GFLOP|training GFLOP|reported GB|GB"
     print(table(titles, rows))
-    print("\nParameters saved by the lean model, by change (negative: it has more there)\n")
-    pairs = map(compare, dict.fromkeys(row.model for row in ROWS))
-    print(table("model|saved|by depth|by heads|by MLP|memory lean : original, reported", [*pairs]))
+    print("\nParameters saved by the lean model, and shares of the saving by change (negative: it has more there)\n")
+    print(
+        table(
+            "model|saved|of the original|by depth|by heads|by MLP|memory lean : original, reported",
+            [*map(compare, names)],
+        )
+    )
 
 
 if __name__ == "__main__":

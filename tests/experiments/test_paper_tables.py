@@ -1,5 +1,7 @@
 """Parameter counts of all models of the paper, and savings that add up."""
 
+from pathlib import Path
+
 import pytest
 from messages import refuses
 
@@ -42,3 +44,23 @@ def test_savings_add_up_and_follow_the_change(tiny):
 def test_table_cells_of_a_model(no_shape_checks):
     cells = paper_tables.examine(next(r for r in ROWS if r.config == "nystromformer_listops_1x4"))
     assert cells[3:6] == ["192.9 k", f"{paper_tables.params(config.load('nystromformer_listops_1x4')):,}", "agrees"]
+
+
+def test_pairs_add_heads_in_one_of_two_ways():
+    names = dict.fromkeys(row.model for row in ROWS)
+    narrower = {name for name in names if paper_tables.describe_pair(name)[1] == "narrower"}
+    assert narrower == {"Crammed BERT", "GPT-2", "TNT-B", "VOLO-d3", "VOLO-d4", "DaViT-B", "DaViT-L", "XCiT-L"}
+
+
+def test_counts_of_the_other_way():
+    counts = {name: paper_tables.describe_pair(name)[-1] for name in ("Crammed BERT", "ViT-B", "XCiT-Medium")}
+    # By hand: 10 layers more x 4 projections of 768 x (24 x 64 - 768); timm's 16 heads of 48; XCiT not widened at all.
+    assert counts["Crammed BERT"] == f"{84_182_017 + 10 * 4 * 768 * 768:,}"
+    assert counts["ViT-B"] == "34,602,472" and counts["XCiT-Medium"] == "46,401,256"
+
+
+def test_the_page_has_the_tables_of_the_command():
+    page = (Path(__file__).parents[2] / "docs" / "paper_models.md").read_text()
+    for name in dict.fromkeys(row.model for row in ROWS):
+        for cells in (paper_tables.describe_pair(name), paper_tables.compare(name)):
+            assert f"| {' | '.join(map(str, cells))} |" in page

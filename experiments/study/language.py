@@ -1,0 +1,191 @@
+"""Heads at fixed total width in small GPTs: part 1 of PLAN.md.
+
+    python -m experiments.study.language --out=DIR [--blocks=A,E,E2,B,F,D,G,C]
+
+Trains the arms of the blocks in order, one run after another: first three learning rates with seed 100, then the best
+of them with seeds 0, 1, 2. Runs are stored in DIR, so the same command resumes, and every finished run is a row of
+experiments/evidence/study_language.csv, which `experiments.study.verdicts` reads.
+"""
+
+import csv
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import common
+from leanformer import cli, config
+from leanformer.costs import count
+from leanformer.errors import ConfigError
+from leanformer.runtime.mesh import make_mesh
+from leanformer.training import metrics_log, model_setup
+
+
+ROWS = Path(__file__).parents[1] / "evidence" / "study_language.csv"
+RATES, TUNING_SEED, SEEDS = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2)
+DEPTH, TOKENS, SHORT, LONG = 4, 128, 1000, 4000
+REPAIRED = 32  # dimension of queries and keys in block E
+KAPPA, ENTROPY = "attention_output", "attention_entropy"
+FIELDS = ("block", "num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "lr", "seed", "loss")
+FIELDS += ("train_loss", "log10_condition", "attention_entropy", "date")
+
+
+class Block(NamedTuple):
+    """Arms that differ in the number of heads only."""
+
+    width: int
+    heads: tuple[int, ...]
+    keys: dict[str, Any]  # of the config's section model
+    steps: int = SHORT
+    query_key_dim: int | None = None  # width / heads if None
+    mlp_as: str | None = None  # block whose parameter count the MLP is widened to
+
+
+BLOCKS = {
+    "A": Block(128, (1, 2, 4, 8, 16, 32), {}),
+    "B": Block(128, (1, 2, 4, 8, 16, 32), {"qk_norm": "rmsnorm"}),
+    "C": Block(128, (1, 4, 16, 32), {"positions": "none", "rotary": 10_000.0}),
+    "D": Block(128, (1, 4, 16, 32), {}, LONG),
+    "E": Block(128, (8, 16, 32), {}, query_key_dim=REPAIRED),
+    "E2": Block(128, (8, 16, 32), {}, mlp_as="E"),
+    "F": Block(64, (1, 2, 4, 8, 16), {}),
+    "G": Block(256, (4, 8, 16, 32), {}),
+}
+
+
+class Arm(NamedTuple):
+    """Block and number of heads."""
+
+    block: str
+    heads: int
+
+
+def get_config(arm: Arm, lr: float, seed: int) -> config.ConfigDict:
+    """Return the config of a run."""
+    block = BLOCKS[arm.block]
+    c = config.load("quickstart_gpt").unlock()
+    c.update(total_steps=block.steps, batch_size=16, seed=seed, loggers=(), log_every=100)
+    value_dim = block.width // arm.heads
+    c.model.update(width=block.width, depth=DEPTH, mlp_dim=4 * block.width, num_heads=arm.heads, max_length=TOKENS)
+    c.model.update(head_dim=block.query_key_dim or value_dim, value_dim=value_dim, **block.keys)
+    c.optim.update(lr=lr, warmup_steps=100)
+    c.probe.update(every=common.NEVER, examples=32, measures=(KAPPA, ENTROPY))
+    c.eval.update(every=0, batch_size=64)
+    c.checkpoint.update(every=500, keep=1)
+    if block.mlp_as:
+        c.model.mlp_dim = widen_mlp(c, count_parameters(get_config(Arm(block.mlp_as, arm.heads), lr, seed)))
+    return c.lock()
+
+
+def count_parameters(c: config.ConfigDict) -> int:
+    """Return the number of parameters of a config's model."""
+    model = model_setup.build(c, mesh=make_mesh(devices=jax.devices()[:1]))
+    return count.parameters(model.random_weights(0))
+
+
+def widen_mlp(c: config.ConfigDict, params: int) -> int:
+    """Return the MLP width at which the model has the nearest number of parameters to `params`."""
+    per_unit = DEPTH * (2 * c.model.width + 1)
+    return c.model.mlp_dim + round((params - count_parameters(c)) / per_unit)
+
+
+def plan_tuning(arm: Arm, rows: list[dict[str, Any]]) -> Iterator[float]:
+    """Yield the learning rates that an arm still has to try: three, then one beyond an edge."""
+    tried = {row["lr"]: row["loss"] for row in rows_of(rows, arm, TUNING_SEED)}
+    missing = [lr for lr in RATES if lr not in tried]
+    yield from missing
+    if not missing and len(tried) == len(RATES):
+        best = min(tried, key=tried.__getitem__)
+        if best in (RATES[0], RATES[-1]):
+            yield best / 2 if best == RATES[0] else best * 2
+
+
+def best_rate(arm: Arm, rows: list[dict[str, Any]]) -> float:
+    """Return the learning rate with the lowest loss of the tuning seed."""
+    return float(min(rows_of(rows, arm, TUNING_SEED), key=lambda row: row["loss"])["lr"])
+
+
+def rows_of(rows: list[dict[str, Any]], arm: Arm, seed: int | None = None) -> list[dict[str, Any]]:
+    """Return the rows of an arm, of one seed if given."""
+    return [r for r in rows if Arm(r["block"], r["num_heads"]) == arm and seed in (None, r["seed"])]
+
+
+def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+    """Return the rows of finished runs, numbers as numbers."""
+    if not path.is_file():
+        return []
+    words = ("block", "date")
+    whole = ("num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "seed")
+    with path.open(newline="") as file:
+        return [
+            {k: v if k in words else int(v) if k in whole else float(v) for k, v in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def append_row(row: dict[str, Any], path: Path = ROWS) -> None:
+    """Add a line to the table, with a header if it is new."""
+    new = not path.is_file()
+    with path.open("a", newline="") as file:
+        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        if new:
+            table.writeheader()
+        table.writerow(row)
+
+
+def run(arm: Arm, lr: float, seed: int, out: Path) -> dict[str, Any]:
+    """Train one run, or read it if it is finished, and return its row."""
+    c = get_config(arm, lr, seed)
+    workdir = out / f"{arm.block}-heads={arm.heads}-lr={lr:g}-seed={seed}"
+    summary = common.train(c, workdir)
+    records = metrics_log.read_records(workdir / "metrics.jsonl")
+    probe = [r for r in records if r["kind"] == "probe"][-1]
+    training = [r["loss"] for r in records if r["kind"] == "train"][-1]
+    m = c.model
+    return {
+        **{"block": arm.block, "num_heads": arm.heads, "width": m.width, "head_dim": m.head_dim},
+        **{"value_dim": m.value_dim, "mlp_dim": m.mlp_dim, "params": summary["params"], "steps": c.total_steps},
+        **{"lr": lr, "seed": seed, "loss": f"{summary['final']['loss']:.5f}", "train_loss": f"{training:.5f}"},
+        "log10_condition": f"{np.median(np.log10(probe[KAPPA]['median'])):.4f}",
+        "attention_entropy": f"{np.median(probe[ENTROPY]['median']):.4f}",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    }
+
+
+def finish_arm(arm: Arm, seeds: tuple[int, ...], out: Path) -> None:
+    """Train what is missing of an arm: tuning runs first, then the seeds at the best learning rate."""
+    while rates := list(plan_tuning(arm, read_rows())):
+        for lr in rates:
+            record(run(arm, lr, TUNING_SEED, out))
+    lr = best_rate(arm, read_rows())
+    for seed in seeds:
+        if not rows_of(read_rows(), arm, seed):
+            record(run(arm, lr, seed, out))
+
+
+def record(row: dict[str, Any]) -> None:
+    """Print a row and add it to the table."""
+    append_row(row)
+    names = ("block", "num_heads", "head_dim", "lr", "seed", "loss", "log10_condition")
+    print("  ".join(f"{name} {row[name]}" for name in names), flush=True)
+
+
+@cli.command(
+    cli.Flag("out", "Folder for the runs.", required=True, writes=True),
+    cli.Flag(
+        "blocks", "Blocks of PLAN.md to train, in order.", list, default=["A", "E", "E2", "B", "F", "D", "G", "C"]
+    ),
+)
+def main(f: cli.Values) -> None:
+    if unknown := [name for name in f.blocks if name not in BLOCKS]:
+        raise ConfigError(f"--blocks={','.join(unknown)}: no such block. Choose from {', '.join(BLOCKS)}.")
+    for name in f.blocks:
+        for heads in BLOCKS[name].heads:
+            finish_arm(Arm(name, heads), SEEDS, Path(f.out).expanduser())
+
+
+if __name__ == "__main__":
+    cli.run(main)
