@@ -18,19 +18,20 @@ import numpy as np
 
 from experiments import common
 from leanformer import cli, config
+from leanformer.conditioning import Summary, condition
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import make_mesh
-from leanformer.training import metrics_log, model_setup
+from leanformer.training import inference, metrics_log, model_setup, step, streams
 
 
 ROWS = Path(__file__).parents[1] / "evidence" / "study_language.csv"
 RATES, TUNING_SEED, SEEDS = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2)
 DEPTH, TOKENS, SHORT, LONG = 4, 128, 1000, 4000
 REPAIRED = 32  # dimension of queries and keys in block E
-KAPPA, ENTROPY = "attention_output", "attention_entropy"
 FIELDS = ("block", "num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "lr", "seed", "loss")
-FIELDS += ("train_loss", "log10_condition", "attention_entropy", "date")
+FIELDS += ("train_loss", "log10_condition", "bounds", "output_rank", "attention_rank", "attention_entropy", "date")
+ROWS_PROBED = 8  # held-out rows of tokens on which conditioning is measured
 
 
 class Block(NamedTuple):
@@ -72,7 +73,7 @@ def get_config(arm: Arm, lr: float, seed: int) -> config.ConfigDict:
     c.model.update(width=block.width, depth=DEPTH, mlp_dim=4 * block.width, num_heads=arm.heads, max_length=TOKENS)
     c.model.update(head_dim=block.query_key_dim or value_dim, value_dim=value_dim, **block.keys)
     c.optim.update(lr=lr, warmup_steps=100)
-    c.probe.update(every=common.NEVER, examples=32, measures=(KAPPA, ENTROPY))
+    c.probe.every = 0
     c.eval.update(every=0, batch_size=64)
     c.checkpoint.update(every=500, keep=1)
     if block.mlp_as:
@@ -141,17 +142,41 @@ def run(arm: Arm, lr: float, seed: int, out: Path) -> dict[str, Any]:
     c = get_config(arm, lr, seed)
     workdir = out / f"{arm.block}-heads={arm.heads}-lr={lr:g}-seed={seed}"
     summary = common.train(c, workdir)
-    records = metrics_log.read_records(workdir / "metrics.jsonl")
-    probe = [r for r in records if r["kind"] == "probe"][-1]
-    training = [r["loss"] for r in records if r["kind"] == "train"][-1]
-    m = c.model
+    training = [r["loss"] for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == "train"][-1]
+    m, measured = c.model, measure_at_end(workdir)
     return {
         **{"block": arm.block, "num_heads": arm.heads, "width": m.width, "head_dim": m.head_dim},
         **{"value_dim": m.value_dim, "mlp_dim": m.mlp_dim, "params": summary["params"], "steps": c.total_steps},
         **{"lr": lr, "seed": seed, "loss": f"{summary['final']['loss']:.5f}", "train_loss": f"{training:.5f}"},
-        "log10_condition": f"{np.median(np.log10(probe[KAPPA]['median'])):.4f}",
-        "attention_entropy": f"{np.median(probe[ENTROPY]['median']):.4f}",
+        **{name: f"{value:.4f}" for name, value in measured.items()},
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    }
+
+
+def measure_at_end(workdir: Path) -> dict[str, float]:
+    """Return medians over layers, held-out rows and heads of a finished run, and the share of κ that are bounds.
+
+    κ is that of the concatenated head outputs of the last width / 4 tokens: the matrix of all 128 tokens is singular in
+    float32 in every model, since causal attention averages few values in the first rows.
+    """
+    opened = inference.open_run(workdir)
+    tail = opened.config.model.width // 4
+
+    def reduce(x: jax.Array) -> tuple[Summary, Summary]:
+        return condition(x[..., -tail:, :]), condition(x)
+
+    names = ("attention_output", "attention_probabilities", "attention_entropy")
+    read = jax.jit(step.make_probe_step(opened.model.graphdef, opened.task.objective, names, reduce=reduce))
+    split = opened.task.data.open(opened.config.data.eval_split)
+    batch = streams.probe(opened.model, opened.task.data, split, ROWS_PROBED)
+    values = jax.device_get(read(opened.restore().weights, batch))
+    (last, whole), (_, probabilities) = values["attention_output"], values["attention_probabilities"]
+    return {
+        "log10_condition": float(np.median(last.log10_condition)),
+        "bounds": float(np.mean(last.negligible > 0)),
+        "output_rank": float(np.median(whole.effective_rank)),
+        "attention_rank": float(np.median(probabilities.effective_rank)),
+        "attention_entropy": float(np.median(values["attention_entropy"].value)),
     }
 
 
