@@ -1,0 +1,93 @@
+"""The study's tuning rule, its table of runs and its rules of decision, on invented losses."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from experiments.study import language, verdicts
+from experiments.study.language import BLOCKS, TUNING_SEED, Arm
+
+
+def make_rows(losses, seeds=(0, 1, 2), noise=1e-4):
+    """Return rows of runs with invented losses {block: {heads: loss}}; κ is least where the loss is."""
+    rng = np.random.default_rng(0)
+    return [
+        {"block": block, "num_heads": heads, "seed": seed, "loss": loss + noise * rng.normal(), "log10_condition": loss}
+        for block, by_heads in losses.items()
+        for (heads, loss), seed in itertools.product(by_heads.items(), seeds)
+    ]
+
+
+def parabola(width, heads, best):
+    """Return losses of a block whose best head dimension is `best`."""
+    return {n: 3 + 0.05 * (np.log2(width / n) - np.log2(best)) ** 2 for n in heads}
+
+
+def test_the_turn_is_the_minimum_and_a_missing_one_is_a_bound():
+    loss = verdicts.read_values(make_rows({"A": parabola(128, (1, 2, 4, 8, 16, 32), 23)}), "A", "loss")
+    turn = verdicts.find_turn(loss, 128)
+    assert turn.value == pytest.approx(23, rel=0.02) and turn.low < turn.value < turn.high and not turn.bound
+    falling = {n: 3 - 0.01 * np.log2(n) for n in (1, 2, 4, 8)}
+    turn = verdicts.find_turn(verdicts.read_values(make_rows({"A": falling}), "A", "loss"), 128)
+    assert turn.value == pytest.approx(16) and turn.bound
+
+
+def test_doublings_are_judged_with_the_margin():
+    rows = make_rows({"A": {1: 3.0, 2: 3.001, 4: 3.1, 8: 2.9}})
+    judged = {pair: word for pair, (_, word) in verdicts.doublings(verdicts.read_values(rows, "A", "loss")).items()}
+    assert judged[2, 4] == "worse" and judged[4, 8] == "better" and judged[1, 2] in ("equivalent", "worse")
+    noisy = make_rows({"A": {1: 3.0, 2: 3.0}}, noise=0.05)
+    assert verdicts.doublings(verdicts.read_values(noisy, "A", "loss"))[1, 2][1] == "inconclusive"
+
+
+def test_rules_follow_the_runs():
+    a = {1: 3.0, 2: 3.0, 4: 3.0, 8: 3.0, 16: 3.05, 32: 3.2}
+    losses = {"A": a, "B": a, "C": {1: 3.0, 4: 3.0, 16: 3.0, 32: 3.0}, "D": {1: 3.0, 4: 3.0, 16: 3.0, 32: 3.2}}
+    losses |= {"E": {8: 3.0, 16: 3.0, 32: 3.01}, "E2": {8: 2.98, 16: 3.0, 32: 3.15}}
+    words = list(verdicts.verdicts(make_rows(losses)).values())
+    assert words == ["holds", "holds", "refuted", "holds", "not run", "not run"]
+    losses |= {"E": {8: 3.0, 16: 3.0, 32: 3.19}, "B": {8: 3.0, 32: 3.02}, "C": a, "A": a | {16: 3.0, 32: 3.0}}
+    losses |= {"F": parabola(64, (1, 2, 4, 8, 16), 8), "G": parabola(256, (4, 8, 16, 32), 32)}
+    words = list(verdicts.verdicts(make_rows(losses)).values())
+    assert words[0] == "refuted" and words[4] == "holds" and "not run" not in words
+
+
+def test_tuning_runs_are_in_no_estimate():
+    rows = make_rows({"A": {1: 3.0}}) + make_rows({"A": {1: 9.0}}, seeds=(TUNING_SEED,))
+    assert verdicts.read_values(rows, "A", "loss")[1].max() < 4
+    assert not verdicts.read_values(rows[:2], "A", "loss")  # fewer than three seeds
+
+
+def test_tuning_tries_one_rate_beyond_an_edge():
+    arm = Arm("A", 4)
+
+    def rows(losses):
+        return [
+            {"block": "A", "num_heads": 4, "seed": TUNING_SEED, "lr": lr, "loss": loss} for lr, loss in losses.items()
+        ]
+
+    assert list(language.plan_tuning(arm, [])) == [2e-3, 4e-3, 8e-3]
+    assert list(language.plan_tuning(arm, rows({2e-3: 3.0, 4e-3: 2.0}))) == [8e-3]
+    assert list(language.plan_tuning(arm, rows({2e-3: 3.0, 4e-3: 2.0, 8e-3: 2.5}))) == []
+    assert list(language.plan_tuning(arm, rows({2e-3: 3.0, 4e-3: 2.0, 8e-3: 1.5}))) == [16e-3]
+    assert list(language.plan_tuning(arm, rows({2e-3: 3.0, 4e-3: 2.0, 8e-3: 1.5, 16e-3: 1.0}))) == []
+
+
+def test_configs_keep_the_total_width_and_the_control_has_the_parameters_of_the_repair():
+    for name in ("A", "B", "C", "D", "F", "G"):
+        for heads in BLOCKS[name].heads:
+            m = language.get_config(Arm(name, heads), 1e-3, 0).model
+            assert m.num_heads * m.head_dim == m.num_heads * m.value_dim == m.width == BLOCKS[name].width
+    repaired, control = (language.get_config(Arm(name, 16), 1e-3, 0) for name in ("E", "E2"))
+    assert (repaired.model.head_dim, repaired.model.value_dim) == (language.REPAIRED, 8)
+    counts = [language.count_parameters(c) for c in (repaired, control)]
+    assert abs(counts[0] - counts[1]) < language.DEPTH * (2 * control.model.width + 1)
+
+
+def test_rows_are_read_as_written(tmp_path):
+    row = dict.fromkeys(language.FIELDS, 1) | {"block": "A", "loss": "2.50000", "date": "2026-11-25T00:00Z"}
+    for _ in range(2):
+        language.append_row(row, tmp_path / "rows.csv")
+    rows = language.read_rows(tmp_path / "rows.csv")
+    assert len(rows) == 2 and rows[0]["loss"] == 2.5 and rows[0]["seed"] == 1 and rows[0]["date"].endswith("Z")
