@@ -1,7 +1,8 @@
 """Costs of a config, without training: `python -m leanformer.cost --config=A [--against=B | --mesh=M] [--json]`.
 
 Parameters are exact. FLOPs are those of matmuls, 2 per multiply-add, per example. Memory is the peak of the training
-step at the configured batch size, compiled for this machine's devices; nothing is allocated.
+step at the configured batch size, compiled for this machine's devices; nothing is allocated. Where --against has other
+heads, a line gives what published models of the same kind lost or gained by that change (docs/published_models.md).
 
 `--mesh=data=8,fsdp=4,tensor=2` prints memory, FLOPs and communication volume per device of such a mesh. The training
 step is compiled for as many CPU devices and never run, so this machine does not need them.
@@ -18,6 +19,7 @@ if __name__ == "__main__":
 
 
 import collections
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli
 from leanformer import config as configs
-from leanformer.analysis import compiled
+from leanformer.analysis import compiled, published
 from leanformer.costs import communication, count, hardware
 from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
@@ -254,12 +256,19 @@ def main(f: cli.Values) -> None:
         return
     costs = cost(c)
     other = cost(f.against) if f.against else None
+    step = None
+    if other:
+        sections = (model.model.to_dict() for model in (f.against, c))
+        step = published.compare(*sections, (other["params"], costs["params"]))
     if f.json:
         ratios = (
             {key: costs[key] / other[key] for key in costs if key.startswith(("params", "forward", "train"))}
             if other
             else None
         )
-        print(json.dumps(costs | ({"against": other, "ratios": ratios} if other else {})))
+        more = {"against": other, "ratios": ratios, "published": step and dataclasses.asdict(step)} if other else {}
+        print(json.dumps(costs | more))
     else:
         print(table(name, costs, other, f.files.get("against", "")))
+        if step:
+            print(step)

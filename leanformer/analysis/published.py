@@ -1,0 +1,252 @@
+"""Effect of heads in published models, for the step from one architecture to another.
+
+published_effects.csv has the effect of a doubling of heads at fixed total width in public tables of trained models, by
+range of the head dimension after it. `python -m experiments.atlas --write` writes it; docs/published_models.md says how
+the effects were estimated. A step is covered by a source only if both architectures lie within all its ranges.
+"""
+
+import csv
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
+from leanformer.errors import ConfigError
+
+
+PATH = Path(__file__).with_name("published_effects.csv")
+KINDS = {"gpt": "decoder", "bert": "text encoder", "vit": "image encoder"}  # by model.name
+NATS = "nats"  # unit of a loss; other units are percent of an error
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """Row of published_effects.csv: effect of a doubling of heads at fixed total width.
+
+    Attributes:
+        kind: kind of model, a value of KINDS.
+        source: table and data set.
+        unit: NATS, or percent of an error.
+        value, low, high: change of loss or error, with its 95 % interval.
+        models, units: numbers of models or pairs, and of independent ones.
+        dims: range of the head dimension after the doubling, or its value before and after for an exact step.
+        exact: True for the effect of this step of the head dimension, between otherwise equal models.
+        measured: range of the widths from which the effect was estimated.
+        width, depth, params: ranges of the whole table; parameters include embeddings.
+    """
+
+    kind: str
+    source: str
+    unit: str
+    value: float
+    low: float
+    high: float
+    models: int
+    units: int
+    dims: tuple[int, int]
+    exact: bool
+    measured: tuple[int, int]
+    width: tuple[int, int]
+    depth: tuple[int, int]
+    params: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Change of a source's loss or error over a step, with its interval and what it was estimated from."""
+
+    source: str
+    unit: str
+    value: float
+    low: float
+    high: float
+    models: int
+    dims: tuple[int, int]
+    exact: bool
+    widths: tuple[int, int]
+
+    def __str__(self) -> str:
+        digits, unit = (3, "nats") if self.unit == NATS else (1, "%")
+        values = (f"{x:+.{digits}f}" for x in (self.value, self.low, self.high))
+        text = "{} ({} to {})".format(*values)
+        dims = f"head dimensions {_join(self.dims)}" if self.exact else f"head dimension {_join(self.dims, ' to ')}"
+        return f"{text} {unit} in {self.source} ({dims}, width {_join(self.widths, ' to ')}, n = {self.models})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Step from one architecture to another, and what published models say about its heads.
+
+    Attributes:
+        kind: kind of model; empty if no table has such models.
+        before, after: heads and head dimensions.
+        changes: change in each source that covers the step.
+        reason: why no source covers it; empty if one does.
+    """
+
+    kind: str
+    before: str
+    after: str
+    changes: tuple[Change, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        heads = f"{self.before} to {self.after}"
+        if not self.changes:
+            return f"Published models: no table covers heads {heads}: {self.reason}."
+        clear = [change for change in self.changes if change.low > 0 or change.high < 0]
+        unclear = [change.source for change in self.changes if change not in clear]
+        text = "; ".join(map(str, clear or self.changes))
+        if clear and unclear:
+            text += f"; no clear effect in {', '.join(unclear)}"
+        if len({change.low > 0 for change in clear}) > 1:
+            text += ". The sources disagree"
+        score = "loss" if self.changes[0].unit == NATS else "error"
+        return f"Published {self.kind}s, heads {heads}, {score}: {text}."
+
+
+@functools.cache
+def read() -> tuple[Effect, ...]:
+    """Return the rows of published_effects.csv."""
+    with PATH.open(newline="", encoding="utf-8") as file:
+        return tuple(_parse(row) for row in csv.DictReader(file))
+
+
+def _parse(row: Mapping[str, str]) -> Effect:
+    kinds: dict[str, Callable[[str], Any]] = {"value": float, "low": float, "high": float, "models": int, "units": int}
+    kinds["exact"] = "True".__eq__
+    ranges = dict.fromkeys(("dims", "measured", "width", "depth", "params"), _parse_range)
+    return Effect(**{name: (kinds | ranges).get(name, str)(text) for name, text in row.items()})
+
+
+def _parse_range(text: str) -> tuple[int, int]:
+    low, high = map(int, text.split())
+    return low, high
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any], params: tuple[int, int]) -> Step | None:
+    """Return what published models say about the heads of `after` instead of `before`; None if heads are the same.
+
+    Args:
+        before, after: `model` sections of two configs.
+        params: parameters of both, embeddings included.
+    """
+    if all(before.get(key) == after.get(key) for key in ("num_heads", "head_dim")):
+        return None
+    heads = [f"{model.get('num_heads')} x {model.get('head_dim')}" for model in (before, after)]
+    kinds = {KINDS.get(model.get("name", ""), "") for model in (before, after)}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    step = Step(kind, *heads)
+    try:
+        shapes = [model_dimensions(model, count) for model, count in zip((before, after), params, strict=True)]
+    except ConfigError:
+        return dataclasses.replace(step, reason="layers have different sizes")
+    if reason := _explain(kind, before, after, shapes):
+        return dataclasses.replace(step, reason=reason)
+    changes = tuple(_changes(kind, *shapes))
+    reason = ""
+    if not changes:
+        names = {"width": "width", "depth": "depth", "params": "parameters"}
+        sizes = (f"{name} {_join(getattr(shape, axis) for shape in shapes)}" for axis, name in names.items())
+        dims = _join(shape.head_dim[0] for shape in shapes)
+        reason = f"no table of {kind}s has {', '.join(sizes)}, head dimension {dims}"
+    return dataclasses.replace(step, changes=changes, reason=reason)
+
+
+def _explain(kind: str, before: Mapping[str, Any], after: Mapping[str, Any], shapes: list[Dimensions]) -> str:
+    """Return why no table of this kind can cover a step, an empty string if one can."""
+    if not kind:
+        return f"no table has model.name={_join(model.get('name') for model in (before, after))}"
+    for model, shape in zip((before, after), shapes, strict=True):
+        plain = {"attention": ("softmax",), "num_kv_heads": (None, shape.heads[0])}
+        plain["value_dim"] = (None, shape.head_dim[0])
+        for key, allowed in plain.items():
+            if model.get(key) not in allowed:
+                return f"model.{key}={model.get(key)} is in no table"
+    if before["width"] == after["width"] and all(s.head_dim[0] == s.width // s.heads[0] for s in shapes):
+        return ""
+    totals = [shape.heads[0] * shape.head_dim[0] for shape in shapes]
+    if totals[0] != totals[1]:
+        return f"their total width changes from {totals[0]:,} to {totals[1]:,}"
+    return f"their total width is {totals[0]:,}, and in all tables it is the embedding dimension"
+
+
+def _join(values: Iterable[Any], word: str = " and ") -> str:
+    """Join different values."""
+    texts = dict.fromkeys(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+    return word.join(texts)
+
+
+def _changes(kind: str, before: Dimensions, after: Dimensions) -> Iterator[Change]:
+    """Yield the change over the step in each source that covers it."""
+    ends = before.head_dim[0], after.head_dim[0]
+    high, low, sign = max(ends), min(ends), 1 if ends[1] < ends[0] else -1
+    for source in dict.fromkeys(effect.source for effect in read() if effect.kind == kind):
+        rows = [effect for effect in read() if effect.source == source and _contains(effect, before, after)]
+        exact = [row for row in rows if row.exact and row.dims == (high, low)]
+        ranges = [row for row in rows if not row.exact]
+        parts = [(math.log2(high / low), exact)] if exact else [*_split(high, low, ranges)]
+        if all(covering for _, covering in parts):
+            yield _sum([covering[0] for _, covering in parts], [sign * doublings for doublings, _ in parts])
+
+
+def _contains(effect: Effect, *shapes: Dimensions) -> bool:
+    """Return whether the sizes of all shapes lie in the ranges of the effect's table."""
+    pairs = ((getattr(effect, axis), getattr(shape, axis)) for shape in shapes for axis in ("width", "depth", "params"))
+    return all(low <= size <= high for (low, high), size in pairs)
+
+
+def _split(high: int, low: int, rows: list[Effect]) -> Iterator[tuple[float, list[Effect]]]:
+    """Yield the doublings of heads from head dimension `high` down to `low`, with the rows whose range has the result.
+
+    The last is a part of a doubling.
+    """
+    dim = float(high)
+    while dim > low:
+        after = max(dim / 2, float(low))
+        yield math.log2(dim / after), [row for row in rows if row.dims[0] <= math.ceil(after) <= row.dims[1]]
+        dim = after
+
+
+def _sum(rows: list[Effect], doublings: list[float]) -> Change:
+    """Return the sum of effects times doublings. Ends of intervals are added, which is wider than for independent ones.
+
+    Effects in percent are added as logarithms.
+    """
+    nats = rows[0].unit == NATS
+
+    def total(*names: str) -> float:
+        values = [getattr(row, names[n < 0]) for row, n in zip(rows, doublings, strict=True)]
+        if nats:
+            return sum(n * value for n, value in zip(doublings, values, strict=True))
+        return 100 * math.expm1(sum(n * math.log1p(v / 100) for n, v in zip(doublings, values, strict=True)))
+
+    exact = rows[0].exact
+    dims = rows[0].dims if exact else (min(row.dims[0] for row in rows), max(row.dims[1] for row in rows))
+    widths = min(row.measured[0] for row in rows), max(row.measured[1] for row in rows)
+    models = min(row.models for row in rows)
+    ends = total("value", "value"), total("low", "high"), total("high", "low")
+    return Change(rows[0].source, rows[0].unit, *ends, models, dims, exact, widths)
+
+
+def summarise(
+    base: Mapping[str, Any], shapes: Iterable[tuple[int, ...]], params: Callable[[tuple[int, ...]], int]
+) -> list[str]:
+    """Return lines on the steps from a config's model to each shape: one per covered step, and one for all others.
+
+    Args:
+        base: `model` section of the config.
+        shapes: sizes in the order of AXES.
+        params: number of parameters of a shape.
+    """
+    first = params(tuple(base[axis] for axis in AXES))
+    compared = (compare(base, {**base, **dict(zip(AXES, s, strict=True))}, (first, params(s))) for s in shapes)
+    steps = [step for step in compared if step]
+    lines = [*dict.fromkeys(str(step) for step in steps if step.changes)]
+    if others := sum(not step.changes for step in steps):
+        text = f"Published models: no table covers the step from heads {steps[0].before} to {others}"
+        lines.append(f"{text} of these architectures.")
+    return lines
