@@ -7,28 +7,21 @@ equal parameters the error falls with heads (middle). The two diagnostic tasks d
 """
 
 import collections
-import csv
-from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from experiments.published import read
 from leanformer import conditioning
 
 
-EVIDENCE, DOCS = Path(__file__).parent / "evidence", Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs"
 TOKENS = 17  # of the quickstart, with the class token
 DARK = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 DARK |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#d0d3d9")
 FIRST, SECOND = "#2b8cbe", "#e6802c"  # readable on white and on black
-
-
-def read(name: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table in experiments/evidence."""
-    with (EVIDENCE / f"{name}.csv").open() as file:
-        yield from csv.DictReader(file)
 
 
 def draw_conditioning(axes: Axes) -> None:

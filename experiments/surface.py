@@ -34,6 +34,7 @@ GRID |= {"mlp_dim": list(range(16, 1025, 8))}
 DRAWS = 2000
 FREE = ("depth", "num_heads", "head_dim")
 LEAN = "heads for layers"  # twice the heads in half the layers
+NARROW = "narrower heads"  # twice the heads of half the head dimension: the same total width
 COST_NAMES = ("params", "forward_flops", "step_s")
 MEASURES = ("attention_output", "attention_entropy", "largest_logit")
 Row = dict[str, float]
@@ -84,7 +85,7 @@ def effects(rows: Sequence[Row], cost: str, error: str) -> dict[str, tuple[float
     """Return the effect of a doubling on the error, in percent, at equal cost, with its 95 % interval.
 
     ln error = a + b ln cost + sum of c log2 axis, by least squares on means over seeds; bootstrap over shapes, then
-    over the seeds of each. LEAN is the difference of heads and depth.
+    over the seeds of each. LEAN is the difference of heads and depth, NARROW of heads and head dimension.
     """
     by_shape: dict[tuple, list[Row]] = {}
     for row in rows:
@@ -99,8 +100,9 @@ def effects(rows: Sequence[Row], cost: str, error: str) -> dict[str, tuple[float
         means = [rng.choice(logs[i], len(logs[i])).mean() if draw else logs[i].mean() for i in chosen]
         solutions.append(np.linalg.lstsq(design[chosen], np.array(means), rcond=None)[0])
     result = {axis: np.array(solutions)[:, 2 + i] for i, axis in enumerate(free)}
-    if {"num_heads", "depth"} <= result.keys():
-        result[LEAN] = result["num_heads"] - result["depth"]
+    for name, other in ((LEAN, "depth"), (NARROW, "head_dim")):
+        if {"num_heads", other} <= result.keys():
+            result[name] = result["num_heads"] - result[other]
     ends = {axis: (x[0], *np.quantile(x[1:], (0.025, 0.975))) for axis, x in result.items()}
     return {axis: tuple(100 * math.expm1(value) for value in x) for axis, x in ends.items()}
 
@@ -108,7 +110,7 @@ def effects(rows: Sequence[Row], cost: str, error: str) -> dict[str, tuple[float
 def report(rows: Sequence[Row]) -> None:
     """Print the tables."""
     print("Effect of a doubling on the error in percent, the MLP keeping the cost equal, with a 95 % interval\n")
-    print(f"{'budget':<10}{'error':<8}{'equal':<15}" + "".join(f"{axis:<24}" for axis in (*FREE, LEAN)))
+    print(f"{'budget':<10}{'error':<8}{'equal':<15}" + "".join(f"{axis:<24}" for axis in (*FREE, LEAN, NARROW)))
     for budget in dict.fromkeys(row["budget"] for row in rows):
         part = [row for row in rows if row["budget"] == budget]
         for name in ("top1", "loss"):
