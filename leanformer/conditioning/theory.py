@@ -2,7 +2,7 @@
 
 The paper's argument replaces the attention output before its projection, tokens x (heads · head dimension), by
 independent Gaussian entries. Theorem 3.2: with D = heads · head dimension and N tokens, D ≫ N, its condition number is
-about 1, and at a fixed head dimension it tends to 1 as heads are added. It follows from Lemma 3.3: the singular values
+about 1, and at a fixed head dimension it tends to 1 as heads are added. It follows from Equation 3: the singular values
 of such a matrix lie between √D - √N and √D + √N. More heads lower the condition number only if D > N already; from
 D < N it first rises to a peak at D ≈ N.
 """
