@@ -3,9 +3,11 @@
 Nothing slow is imported before the command is known.
 """
 
-import os
 import signal
 import sys
+from typing import NoReturn
+
+from leanformer.runtime import terminal
 
 
 COMMANDS = {
@@ -24,6 +26,7 @@ COMMANDS = {
     "keys": "list the keys of a config, with values and help",
 }
 TRAINING = ("train", "sweep")  # commands that save before they stop, so that an early signal must not be lost
+FILES = (*TRAINING, "evaluate", "probe", "compare", "convert")  # commands whose results are files (`runtime.terminal`)
 
 
 def usage() -> str:
@@ -35,18 +38,19 @@ def usage() -> str:
 def main() -> None:
     """Run the command that the first word names."""
     name, *rest = sys.argv[1:] or ["--help"]
-    if name in ("--help", "-h", "help"):
-        print(usage())
-        return
-    if name not in COMMANDS:
+    if name in COMMANDS:
+        sys.argv = [f"leanformer {name}", *rest]
+        run(name)
+    terminal.open_streams(result=False)
+    if name not in ("--help", "-h", "help"):
         print(f"Error: {name} is not a command.\n\n{usage()}", file=sys.stderr)
         sys.exit(2)
-    sys.argv = [f"leanformer {name}", *rest]
-    run(name)
+    print(usage())
 
 
-def run(name: str) -> None:
+def run(name: str) -> NoReturn:
     """Run a command with the words of `sys.argv` as the only task of this process, and exit with its status."""
+    terminal.open_streams(result=name not in FILES)
     if name in TRAINING:
         from leanformer.runtime import signals
 
@@ -58,12 +62,10 @@ def run(name: str) -> None:
     except KeyboardInterrupt:
         print("\nInterrupted by Ctrl-C.", file=sys.stderr, flush=True)
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:
-        if name in TRAINING:
-            raise  # the end of a run must be explained
-        # The reader of the output has ended, as in `leanformer keys | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+    except BrokenPipeError as error:
+        if error.filename != terminal.NAMES[1]:
+            raise
+        sys.exit(128 + signal.SIGPIPE)  # the reader of the output has ended, as in `leanformer keys | head`
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ REMEDIES = {
     errno.EISDIR: "There is a folder instead of a file. Choose another name.",
     errno.EIO: "Check the disk, then run the same command to resume.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.EBADF: "It was closed when the command started. Redirect it to a file.",
 }
 
 

@@ -3,7 +3,7 @@
 The same command resumes an interrupted run. A finished run has `summary.json` and plots in the workdir. Training uses
 one device, all devices of a host, or several processes (`launch/README.md`).
 
-Exit status: 0 finished; 75 saved after SIGTERM, SIGUSR1 or SIGUSR2, run the command again; 130 saved after Ctrl-C;
+Exit status: 0 finished; 75 saved after SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2, run it again; 130 saved after Ctrl-C;
 2 user-fixable error; 70 and others: crashed, run the command again.
 """
 

@@ -13,13 +13,12 @@ import faulthandler
 import gc
 import importlib
 import importlib.util
-import io
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -28,7 +27,7 @@ from leanformer.cli.commands import COMMANDS
 from leanformer.cli.flags import CONFIG, CommandLine, Flag, Values, parse
 from leanformer.config import key_docs
 from leanformer.errors import USER_ERROR, user_message
-from leanformer.runtime import files, malloc
+from leanformer.runtime import environment, malloc, terminal
 
 
 __all__ = ["COMMANDS", "CONFIG", "CommandLine", "ConfigDict", "Flag", "Values"]
@@ -92,31 +91,48 @@ def _make_main(line: CommandLine, module: str, load: Callable[[], Body]) -> Main
             values = line.parse(given)
             if not line.checked:
                 return load()(values) or 0
+            execution = _import_execution()
         except Exception as error:
             if (text := user_message(error)) is None:
                 raise
             print(f"\nError: {text}", file=sys.stderr, flush=True)
             return USER_ERROR
-        from leanformer.cli import execution  # imports JAX
-
         return execution.execute(line, values, load)
 
     return main
 
 
-def run(main: Main) -> None:
+def _import_execution() -> Any:
+    """Return the module that executes commands, which imports JAX. Raises ConfigError if the environment is wrong."""
+    if "jax" not in sys.modules:
+        print("Loading JAX.", file=sys.stderr, flush=True)  # within a second; the import takes several
+        environment.check(os.environ)
+    try:
+        return importlib.import_module("leanformer.cli.execution")
+    except ValueError as error:
+        if (explained := environment.explain_import(error, os.environ)) is None:
+            raise
+        raise explained from error
+
+
+def run(main: Main) -> NoReturn:
     """Run a command as the only task of this process, and exit with its status."""
+    terminal.open_streams(result=True)  # unless the command did
     malloc.keep_freed()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=files.ESCAPED)  # so that a file name that is not UTF-8 can be printed
+    environment.prepare()
     gc.freeze()
     faulthandler.enable()
     warnings.formatwarning = lambda message, *_, **__: f"WARNING: {message}\n"
     # Orbax logs every step of a save, and the traceback of errors that are reported here
     logging.set_verbosity(logging.FATAL)
     status = main()
-    sys.stdout.flush()  # here, so that an error of the output is an error of the command
+    try:
+        sys.stdout.flush()  # here, so that an error of the output is an error of the command
+    except OSError as error:
+        if (text := user_message(error)) is None:
+            raise
+        print(f"\nError: {text}", file=sys.stderr, flush=True)
+        status = USER_ERROR
     loggers = sys.modules.get("leanformer.training.loggers")  # without it nothing was logged
     if loggers is not None and loggers.stuck():  # exit hooks of their packages would wait for them
         sys.stdout.flush()

@@ -1,5 +1,6 @@
 """Execution of a command whose command line is parsed: processes, validation of its configs, its body, and errors."""
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ from leanformer import tasks
 from leanformer.cli import urls
 from leanformer.cli.flags import MULTIHOST_FLAGS, CommandLine, Values
 from leanformer.errors import USER_ERROR, user_message
-from leanformer.runtime import determinism, distributed, multihost
+from leanformer.runtime import determinism, distributed, environment, multihost
 from leanformer.training import checks
 
 
@@ -29,7 +30,7 @@ def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Valu
         with urls.staged(line, values):
             status = load()(values) or 0
     except BaseException as error:
-        text = user_message(error)
+        text = user_message(error) or environment.explain_devices(error, os.environ)
         if text is None and multihost.count() > 1:
             distributed.crash(error)
         if text is None:

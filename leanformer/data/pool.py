@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from leanformer.errors import DataError
+from leanformer.runtime import signals
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # signals that stop a run
+SIGNALS = tuple(signals.STATUS)  # signals that stop a run
 
 
 def count_cores() -> int:

@@ -80,35 +80,46 @@ def _detect_environment(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def _detect_slurm(environ: Mapping[str, str]) -> Cluster | None:
-    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", 1)))
+    tasks = _integer(environ, "SLURM_STEP_NUM_TASKS", _integer(environ, "SLURM_NTASKS", 1))
     if tasks == 1 or not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"} <= environ.keys():
         return None  # the batch script itself, outside srun, has no step
     counts, node = (
         _parse_tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
-        int(environ.get("SLURM_NODEID", 0)),
+        _integer(environ, "SLURM_NODEID", 0),
     )
     here = counts[node] if node < len(counts) else None
-    devices = _divide_gpus(environ, int(environ["SLURM_LOCALID"]), here)
-    return Cluster("SLURM", tasks, int(environ["SLURM_PROCID"]), None, devices)
+    devices = _divide_gpus(environ, _integer(environ, "SLURM_LOCALID"), here)
+    return Cluster("SLURM", tasks, _integer(environ, "SLURM_PROCID"), None, devices)
 
 
 def _detect_open_mpi(environ: Mapping[str, str]) -> Cluster | None:
-    tasks = int(environ.get("OMPI_COMM_WORLD_SIZE", 1))
+    tasks = _integer(environ, "OMPI_COMM_WORLD_SIZE", 1)
     if tasks == 1:
         return None
-    here = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 0)) or None
-    devices = _divide_gpus(environ, int(environ["OMPI_COMM_WORLD_LOCAL_RANK"]), here)
-    return Cluster("Open MPI", tasks, int(environ["OMPI_COMM_WORLD_RANK"]), None, devices)
+    here = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", 0) or None
+    devices = _divide_gpus(environ, _integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK"), here)
+    return Cluster("Open MPI", tasks, _integer(environ, "OMPI_COMM_WORLD_RANK"), None, devices)
 
 
 def _detect_single_process(environ: Mapping[str, str]) -> Cluster:
-    if int(environ.get("PMI_SIZE", 1)) > 1:
+    if _integer(environ, "PMI_SIZE", 1) > 1:
         raise ConfigError(
             f"PMI_SIZE={environ['PMI_SIZE']}: an MPI other than Open MPI started this process, and the coordinator's "
             "address is unknown. Each process would train separately, in one workdir. Pass --coordinator=host:port "
             "--processes=$PMI_SIZE --process=$PMI_RANK."
         )
     return Cluster("single process")
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return the number in a variable. Raises ConfigError if it is no number, or not set and without a default."""
+    value = environ.get(name, "" if default is None else str(default))
+    if not value.isdecimal():
+        raise ConfigError(
+            f"{name}={value}: expected a number from the launcher. Unset the variables of the launcher to train in a "
+            "single process, or pass --coordinator, --processes and --process."
+        )
+    return int(value)
 
 
 def _parse_tasks_per_node(text: str) -> list[int]:

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leanformer.errors import ConfigError, WorkdirError, system_error_message
-
-
-ESCAPED = "backslashreplace"  # for file names that are not UTF-8, which Python reads as surrogates
+from leanformer.runtime.terminal import ESCAPED
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""Stop requests by Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2: training stops after the current step and saves.
+"""Stop requests by Ctrl-C and other signals (`signals.STATUS`): training stops after the current step and saves.
 
 A second Ctrl-C stops at once. The exit status is 130 after Ctrl-C, as in shells; schedulers should not restart the run.
-It is 75 (EX_TEMPFAIL, "try again") after SIGTERM and after SIGUSR1 or SIGUSR2, which SLURM's --signal and submitit send
-before a time limit; the state is saved and the run can be restarted. It is not 143, because that is also the status of
-a process that SIGTERM killed before it could save.
+It is 75 (EX_TEMPFAIL, "try again") after SIGTERM, after SIGHUP (a closed terminal, unless `nohup` ignores it), and
+after SIGUSR1, SIGUSR2 or SIGXCPU, which SLURM's --signal, submitit and others send before a time limit; the state is
+saved and the run can be restarted. It is not 143, because that is also the status of a process that SIGTERM killed
+before it could save.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         if multihost.count() > 1:
             signals.install()  # all processes must stop at the same step, so none may exit by itself
-        for number in STATUS:
+        for number in signals.handled():
             self._before[number] = signal.signal(number, self._request)
         if multihost.count() > 1:
             self._thread.start()

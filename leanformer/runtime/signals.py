@@ -4,15 +4,24 @@ This module imports nothing slow, so that a command can call `exit_on_stop` befo
 its own signal handlers later.
 """
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 
 
 AGAIN = os.EX_TEMPFAIL  # 75
-STATUS = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: AGAIN, signal.SIGUSR1: AGAIN, signal.SIGUSR2: AGAIN}
+STATUS = {  # exit status by signal
+    signal.SIGINT: 128 + signal.SIGINT,
+    signal.SIGTERM: AGAIN,
+    signal.SIGUSR1: AGAIN,
+    signal.SIGUSR2: AGAIN,
+    signal.SIGHUP: AGAIN,  # the terminal was closed
+    signal.SIGXCPU: AGAIN,  # soft limit of CPU time, which some batch systems set
+}
 _waiting = threading.Event()  # set while a signal ends the process
 REPORT = 10.0  # longest time in seconds for telling the other processes
 _reports: list[Callable[[int, str], object]] = []
@@ -35,6 +44,11 @@ def exit_on_stop() -> None:
     threading.Thread(target=_watch, args=(read,), name="early stop", daemon=True).start()
 
 
+def handled() -> list[signal.Signals]:
+    """Return the signals that stop a run: those in STATUS, without SIGHUP if the parent ignores it (`nohup`)."""
+    return [number for number in STATUS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
 def install() -> None:
     """Leave stop signals to the handlers of `interrupt`, which save first; until now they exit immediately."""
     _waiting.clear()
@@ -54,7 +68,8 @@ def _watch(read: int) -> None:
 def _exit(number: int, _: FrameType | None = None) -> None:
     status = STATUS[signal.Signals(number)]
     message = f"{signal.Signals(number).name}: no step is under way, so there is nothing to save."
-    os.write(2, f"\n{message}\n".encode())
+    with contextlib.suppress(OSError, RuntimeError):  # the terminal is closed, or is being written to
+        print(f"\n{message}", file=sys.stderr, flush=True)
     for report in _reports:
         thread = threading.Thread(target=report, args=(status, message), daemon=True)
         thread.start()

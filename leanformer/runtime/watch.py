@@ -13,7 +13,7 @@ from leanformer.runtime import multihost
 
 HUNG = os.EX_SOFTWARE  # 70: exit status of a run that the watchdog ended
 FIRST = 3  # factor of the time limit while programs are compiled
-REAL_STDERR = sys.__stderr__  # faulthandler needs a file descriptor, which a notebook's sys.stderr does not have
+REAL_STDERR = 2  # faulthandler needs a file descriptor, which a notebook's sys.stderr does not have
 GRACE = 60  # seconds beyond the limit after which a timer outside the interpreter ends the process
 
 

@@ -152,7 +152,7 @@ def _stop_signals_wait(url: str) -> Iterator[None]:
         print(f"\n{signal.Signals(number).name}: still uploading to {url}. Ctrl-C stops.", file=sys.stderr, flush=True)
 
     signals.install()
-    before = {number: signal.signal(number, report) for number in signals.STATUS}
+    before = {number: signal.signal(number, report) for number in signals.handled()}
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from leanformer.sweeps.grid import SweepRun, VmapGroup, group_runs, parse_assign
 from leanformer.training import checks
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that stop a sweep
 LOG_LINES = 15  # lines shown from the log of a failed run
 Unit = SweepRun | VmapGroup
 CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # otherwise srun of SLURM >= 22.05 gives a task 1 CPU
@@ -124,7 +125,8 @@ def run(
         array = next(iter(jobs.values())).job_id.partition("_")[0]
         print(f"SLURM array {array} of {format_count(len(jobs), 'run')}; logs in {executor.folder}.", flush=True)
         return dict(_failures(jobs))
-    with _handle_signals(_stop, signal.SIGINT, signal.SIGTERM):  # the parent process may have had them ignored
+    stopping = {*signals.handled()} & {*STOPS}
+    with _handle_signals(_stop, *stopping):  # the parent process may have had them ignored
         signals.install()
         return _run_here(executor, units, places)
 
@@ -166,7 +168,7 @@ def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, st
 
 
 def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]) -> dict[Unit, str]:
-    """Execute runs on this machine. After Ctrl-C or SIGTERM, wait until the active runs have saved, then raise."""
+    """Execute runs on this machine. After Ctrl-C, SIGTERM or SIGHUP, let the active runs save, then raise."""
     jobs, running = {}, {}
     try:
         for member in units:
@@ -192,7 +194,7 @@ def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]
 
 
 def _stop(number: int, _: Any) -> NoReturn:
-    for other in (signal.SIGINT, signal.SIGTERM):
+    for other in STOPS:
         signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the saving
     raise KeyboardInterrupt(number)
 

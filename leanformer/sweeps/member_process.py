@@ -22,7 +22,7 @@ def run(command: list[str], environ: dict[str, str] | None = None, starter: int 
             keep the folders that the next sweep needs.
     """
     with subprocess.Popen(command, env=environ) as process:
-        for number in (signal.SIGTERM, signal.SIGUSR2):
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
         while (status := _wait(process)) is None:
             if starter is not None and not _is_alive(starter):

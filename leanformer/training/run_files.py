@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import jax
 from ml_collections import ConfigDict
 
 from leanformer.errors import ConfigError, WorkdirError
-from leanformer.runtime import files, multihost
+from leanformer.runtime import environment, files, multihost
 from leanformer.tasks import artifacts
 
 
@@ -79,7 +80,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the git commit, library versions and devices; None for a commit or version that is unknown."""
+    """Return the git commit, library versions, devices and variables that change numbers.
+
+    A commit or version that is unknown is None.
+    """
     here = Path(__file__).parent
     git = subprocess.run(
         ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
@@ -94,7 +98,8 @@ def provenance() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
-    return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
+    commit = git.stdout.strip() or None
+    return {"git": commit, "versions": versions, "devices": devices, "environment": environment.numerics(os.environ)}
 
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
@@ -105,7 +110,7 @@ def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, An
 
 
 def warn_changes(workdir: Path, config: ConfigDict) -> None:
-    """Warn about each key whose value differs from that in the config.json of `workdir`.
+    """Warn about each key, and each variable that changes numbers, that differs from the config.json of `workdir`.
 
     Raises:
         ConfigError: the run has another task or architecture.
@@ -119,8 +124,13 @@ def warn_changes(workdir: Path, config: ConfigDict) -> None:
             raise ConfigError(
                 f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir.'
             )
+    content = files.read_json(workdir / "config.json")
+    if "environment" in content:  # not in old runs
+        before, after = content["environment"], environment.numerics(os.environ)
+        names = [name for name in environment.NUMERICS if before.get(name) != after.get(name)]
+        changes |= {name: (before.get(name, "unset"), after.get(name, "unset")) for name in names}
     for key, (was, now) in changes.items() if multihost.is_primary() else ():
-        warning = f"WARNING: the config has changed since this run was started: {key}: {was} -> {now}"
+        warning = f"WARNING: changed since this run was started: {key}: {was} -> {now}"
         print(warning, file=sys.stderr, flush=True)
 
 

@@ -1,16 +1,13 @@
 """File names that are not UTF-8, links to themselves, and class lists in other encodings."""
 
-import io
 import json
 import os
-import sys
 
 import numpy as np
 import pytest
 from messages import refuses
 from PIL import Image
 
-from leanformer import cli
 from leanformer.data.images.cache import Cache, write
 from leanformer.data.images.sources import Folder
 from leanformer.errors import DataError
@@ -66,20 +63,6 @@ def test_utf_16_lists_are_refused(root, name, content):
     (root / name).write_bytes(content)
     with refuses(str(root / name), "UTF-16", error=DataError):
         Folder(root, "train")
-
-
-def test_names_are_printed_escaped(monkeypatch):
-    out = io.TextIOWrapper(io.BytesIO(), "utf-8")
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(cli.gc, "freeze", lambda: None)
-    monkeypatch.setattr(cli.faulthandler, "enable", lambda: None)
-    monkeypatch.setattr(cli.malloc, "keep_freed", lambda: None)
-    monkeypatch.setattr(cli.warnings, "formatwarning", None)
-    monkeypatch.setattr(cli.logging, "set_verbosity", lambda _: None)
-    with pytest.raises(SystemExit) as caught:
-        cli.run(lambda: print(DECODED) or 4)
-    out.flush()
-    assert caught.value.code == 4 and out.buffer.getvalue() == f"{ESCAPED}\n".encode()
 
 
 def test_text_files_contain_escaped_names(tmp_path):

@@ -11,12 +11,10 @@ import pytest
 from messages import mentions
 from processes import ROOT, find_free_port
 
-from leanformer.runtime.interrupt import Stopped, StopRequest
+from leanformer.runtime.interrupt import STATUS, Stopped, StopRequest
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "status"), [*STATUS.items()])
 def test_signal_stops_at_the_next_call(number, status, capfd):
     before = signal.getsignal(number)
     with StopRequest() as stop:
@@ -25,6 +23,19 @@ def test_signal_stops_at_the_next_call(number, status, capfd):
         assert stop.now() and stop.now() and stop.status == status
         assert mentions(capfd.readouterr().err, signal.Signals(number).name)
     assert signal.getsignal(number) is before
+
+
+def test_closing_the_terminal_stops_a_run_unless_ignored():
+    """nohup ignores SIGHUP."""
+    assert STATUS[signal.SIGHUP] == 75
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.now()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_second_ctrl_c_interrupts_at_once():

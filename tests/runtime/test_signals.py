@@ -10,6 +10,7 @@ from commands import ROOT
 from messages import mentions
 from processes import find_free_port, make_environment, wait_for_processes
 
+from leanformer.runtime import signals
 from leanformer.runtime.interrupt import StopRequest
 
 
@@ -33,9 +34,7 @@ def run_and_signal(words, number, **options):
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "status"), [*signals.STATUS.items()])
 def test_signal_ends_the_process_at_once(number, status, block):
     # A shell starts background jobs with SIGINT ignored, and the tests may be such a job.
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

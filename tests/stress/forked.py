@@ -8,6 +8,7 @@ import time
 import traceback
 
 from leanformer import cli
+from leanformer.runtime import terminal
 
 
 TRACEBACK = "Traceback (most recent call last)"
@@ -34,9 +35,7 @@ class ForkedCommand:
         out = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        # With the same settings as in a new Python process.
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+        terminal.open_streams(result=False)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         status = 70

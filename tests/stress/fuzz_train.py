@@ -1,13 +1,14 @@
-"""Fuzz test of the command line: `python -m leanformer.train` for two steps, with random keys set to unusual values.
+"""Fuzz test of the command line: `python -m leanformer.train` for two steps, with random keys and flags of odd values.
 
     python tests/stress/fuzz_train.py [--draws=5000] [--seed=0] [--jobs=2] [--minutes=N]
     python tests/stress/fuzz_train.py --only=NUMBER [--seed=0]       repeat one draw, with its whole output
 
 The small config of every architecture and task must train without changes. Draw number N is a function of (seed, N):
-one of these configs and one to three keys, half of them with a value of the key's type, half with an edge value. The
-command runs in a forked child process, to save imports. A draw is broken if it prints a traceback, dies of a signal,
-ends with a status other than 0 or 2, ends with status 0 and a loss that is not finite, or hangs for 75 s. Exit status 1
-if any draw is broken.
+one of these configs and one to three keys, half of them with a value of the key's type, half with an edge value; one
+draw in ten also has one of EXTRA_WORDS. The command runs in a forked child process, to save imports. A draw is broken
+if it prints a traceback, dies of a signal, ends with a status other than 0 or 2, ends with status 0 and a loss that is
+not finite, or hangs for 75 s. It is late if it is refused after the first step, unless the run diverged; such a run has
+an "abort" record. Exit status 1 if any draw is broken or late.
 
 A child may take 12 GB of memory.
 """
@@ -74,6 +75,21 @@ NUMBERS = ("0", "-1", "1", "2", "3", "7", "64", "97", "65536", "2147483648", "-1
 REALS = ("0.0", "-1.0", "0.25", "1.0", "2.0", "1e-30", "1e30", "nan", "inf", "-inf")
 WORDS = ("", "nonsense", "None", "True", "False", "bfloat16", "test", "../..", "é", "\udcff", "a=b", "[1", "{}", "()")
 TUPLES = ("()", "(0,)", "(1,)", "(-1,2)", "(2,3)", "(1,1,1)", "('a','b')", "(0.5,0.25)", "(8,16,24)", "(1,")
+EXTRA_WORDS = (  # of one draw in ten, beside its keys
+    *("--dry_run", "--nodry_run", "--dry_run=maybe", "word", "--", "-", "--unknown=1", "--config.unknown=1"),
+    *(
+        "--config.=1",
+        "--config.model=1",
+        "--config.model.=1",
+        "--processes=2",
+        "--process=0",
+        "--coordinator=nowhere",
+        "--help",
+    ),
+    *("--connect_seconds=0", "--workdir=", "--workdir=~nobody/x", "--workdir=/proc/x", "--workdir=/dev/null"),
+    *("--workdir=gs:/x", "--config=", "--config=nowhere.py", "--config=/dev/null", "--config=.", "--config", "\udcff"),
+    *(f"--workdir={'x' * 300}", "--workdir=/proc/self/fd/\udcff", "--config.seed", "--noconfig.deterministic"),
+)
 POSSIBLE = {bool: ("True", "False"), int: ("1", "2", "3", "7", "16"), float: ("0.0", "0.25", "1.0", "2.0")}
 KINDS = {bool: WORDS, int: NUMBERS, float: NUMBERS + REALS, str: WORDS, tuple: TUPLES, type(None): NUMBERS + REALS}
 
@@ -106,17 +122,21 @@ def draw(seed, number):
         changes[key] = str(values[rng.integers(len(values))])
     words = [f"--config={ROOT / 'configs' / file}.py"]
     words += [f"--config.{key}={value}" for key, value in (small | changes).items()]
+    if number >= 0 and rng.random() < 0.1:
+        words.append(EXTRA_WORDS[rng.integers(len(EXTRA_WORDS))])
+        changes["word"] = words[-1]
     return name, words, changes
 
 
 def classify(status, text, folder):
-    """Return the outcome of a draw: "trained", "refused", or the reason why it is broken."""
+    """Return the outcome of a draw: "trained", "refused", "diverged", or the reason why it is broken."""
     if why := forked.find_failure(status, text, SECONDS):
         return f"BROKEN: {why}"
-    if status == 2:
-        return "refused"
     records = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in records.read_text().splitlines()] if records.is_file() else []
+    if status == 2:
+        diverged = any(row["kind"] == "abort" for row in rows)
+        return "diverged" if diverged else f"LATE: {len(rows)} records" if rows else "refused"
     losses = [row.get("loss") for row in rows if row["kind"] in ("train", "eval") and "loss" in row]
     if any(loss is None or not math.isfinite(loss) for loss in losses):
         return "BROKEN: loss not finite, status 0"
@@ -179,7 +199,7 @@ def main(argv=None):
                 kind = result.split(":")[0]
                 totals[kind] += 1
                 totals_by_base[current.name, kind] += 1
-                if kind == "BROKEN":
+                if kind in ("BROKEN", "LATE"):
                     broken.append(current.number)
                     print(f"{current.number} {current.name} {current.changes}: {result}")
                     print(f"    {current.output_end[-700:]!r}", flush=True)
