@@ -43,6 +43,7 @@ class CorruptExample(DataError, ValueError):
 
 
 NO_HOME = "Could not determine home directory."  # message of pathlib.Path.expanduser
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # a limit of the process or host, whichever file is opened
 REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder with read and write permission."),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Free space, then run the same command to resume."),
@@ -50,14 +51,19 @@ REMEDIES = {
     errno.EISDIR: "There is a folder instead of a file. Choose another name.",
     errno.EIO: "Check the disk, then run the same command to resume.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.ELOOP: "It is a link to itself. Choose another path.",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n), or lower data.workers."),
     errno.EBADF: "It was closed when the command started. Redirect it to a file.",
 }
 
 
 def system_error_message(error: OSError) -> str | None:
     """Return the message of an error of the file system that the user can fix; None for any other error."""
-    remedy = REMEDIES.get(error.errno) if error.filename else None
-    return remedy and f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}. {remedy}"
+    remedy, limit = REMEDIES.get(error.errno), error.errno in EXHAUSTED
+    if remedy is None or not (error.filename or limit):
+        return None
+    subject = os.fsdecode(error.filename) if error.filename else "A file or pipe"
+    return f"{subject} cannot be used: {error.strerror}. {remedy}"
 
 
 def user_message(error: BaseException) -> str | None:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from leanformer import cli
+from leanformer.data import source
 from leanformer.data.images.sources import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, CorruptExample, DataError
 from leanformer.runtime import files
@@ -39,21 +40,31 @@ TEXT_SUFFIXES = (".txt",)
 def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files in `paths`, and all files with one of the suffixes in folders in `paths`, without hidden files.
 
+    Warns about the other files in folders.
+
     Raises:
         ConfigError: a path does not exist, or a folder contains no such file.
     """
-    listed = []
+    listed, skipped = [], []
     for path in (Path(path).expanduser() for path in paths):
         if not path.exists():
             raise ConfigError(f"{path} does not exist. Give files, or folders with {' '.join(suffixes)} files.")
         inside = [path]
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes)
-            inside = [file for file in inside if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+            visible = [file for file in sorted(path.rglob("*")) if not _is_hidden(file.relative_to(path))]
+            inside = [file for file in visible if file.suffix.lower() in suffixes and not files.is_special(file)]
+            skipped += [str(file) for file in sorted({*visible} - {*inside}) if not file.is_dir()]
         if not inside:
             raise ConfigError(f"{path} contains no file with one of the suffixes {' '.join(suffixes)}.")
         listed += inside
+    if skipped:
+        suffix = f"no files with one of the suffixes {' '.join(suffixes)}"
+        print(f"WARNING: skipped, because they are {suffix}: {source.quote(skipped)}", file=sys.stderr, flush=True)
     return listed
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def classify_files(model: LoadedModel, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
@@ -62,7 +73,7 @@ def classify_files(model: LoadedModel, paths: Sequence[Path], top: int) -> Itera
         rows: list[Any] = []
         for path in group:
             try:
-                rows.append(model.prepare(path.read_bytes()))
+                rows.append(model.prepare(files.read_input(path)))
             except (CorruptExample, DataError, OSError) as error:
                 rows.append(error)
         read = [row for row in rows if isinstance(row, dict)]

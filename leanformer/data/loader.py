@@ -19,7 +19,7 @@ from absl import flags
 
 from leanformer.data.pool import SIGNALS, begin_worker
 from leanformer.data.source import Source, size
-from leanformer.errors import CorruptExample, DataError
+from leanformer.errors import EXHAUSTED, CorruptExample, DataError
 
 
 # function (index, example, draws) -> arrays of one example, see Batches
@@ -128,6 +128,8 @@ class Batches:
                 example = self.source[index]
                 inputs = self.prepare(index, example, functools.partial(self._generator, position))
             except (CorruptExample, OSError) as error:
+                if getattr(error, "errno", None) in EXHAUSTED:
+                    raise  # the example is not to blame
                 reason = error
                 continue
             return {**inputs, "index": np.int64(index), "corrupt": np.int64(first if shift else -1)}

@@ -20,6 +20,7 @@ from PIL import Image
 
 from leanformer import stores
 from leanformer.errors import ConfigError, DataError, LeanformerError, first_line
+from leanformer.runtime import files
 
 
 FILE = "classes.txt"
@@ -166,7 +167,7 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         DataError: the file is UTF-16 or binary.
     """
-    content = path.read_bytes()
+    content = files.read_input(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:
         raise DataError(f"{path} is UTF-16 or binary: expected text, one line per entry. Save it as UTF-8.")
     return content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape").splitlines()
@@ -212,7 +213,7 @@ def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Im
         return bytes(example)
     if isinstance(example, str | os.PathLike):
         try:
-            return Path(example).expanduser().read_bytes()
+            return files.read_input(Path(example).expanduser())
         # A missing file; a null byte in its name; an unknown user after "~".
         except (OSError, ValueError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error).rstrip(".")

@@ -53,7 +53,7 @@ def read(path: str | Path, *, finite: bool = True) -> Tensors:
 def _read_file(path: Path) -> Tensors:
     """Read one safetensors file. Raise WeightsError for a pickle or an unreadable file."""
     try:
-        with path.open("rb") as file:
+        with files.open_input(path) as file:
             head = file.read(9)
     except OSError as error:
         raise WeightsError(f"The weights {path} cannot be read: {error.strerror or error}.") from error

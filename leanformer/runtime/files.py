@@ -5,13 +5,19 @@ import errno
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from leanformer.errors import ConfigError, WorkdirError, system_error_message
 from leanformer.runtime.terminal import ESCAPED
+
+
+# Longest name and path to write to, in bytes; Linux allows 255 and 4,096. Drafts have longer names than the results
+# (`atomic_write`, `atomic_folder`), and files of checkpoints are some folders deeper.
+LONGEST_NAME, LONGEST_PATH = 240, 3_800
 
 
 @contextlib.contextmanager
@@ -93,6 +99,32 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
+def open_input(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading.
+
+    Raises OSError for a pipe, a socket or a device, which might block or never end; opening it never waits.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+    reason = "Is a directory" if stat.S_ISDIR(kind) else "Neither a file nor a link to one"
+    raise OSError(number, reason, str(path))
+
+
+def read_input(path: Path) -> bytes:
+    """Return the content of a regular file. Raises OSError for other types, as `open_input`."""
+    with open_input(path) as file:
+        return file.read()
+
+
+def is_special(path: Path) -> bool:
+    """Return whether a path is a pipe, a socket or a device, or a link to one; False if it does not exist."""
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
 def lines(path: str, flag: str) -> list[str]:
     """Return the lines of a user's text file. Only a line feed ends a line.
 
@@ -159,9 +191,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise WorkdirError if a folder is not writable or cannot be created. Creates nothing."""
+    """Raise WorkdirError if a folder is not writable, cannot be created, or has an impossible path. Creates nothing."""
+    existing, absolute = folder, folder.absolute()
     try:
-        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        _check_length(absolute)
+        if (shown := printable(str(absolute))) != str(absolute):
+            raise WorkdirError(
+                f"{shown} is not UTF-8, which the libraries that write checkpoints and caches require. Choose another "
+                "name."
+            )
+        existing = next(path for path in (folder, *absolute.parents) if os.path.lexists(path))
+        if not existing.exists():
+            target = existing.readlink()
+            raise WorkdirError(
+                f"{existing} is a link to {target}, which does not exist. Create it, or choose another folder."
+            )
         if not existing.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
         if not os.access(existing, os.W_OK | os.X_OK):
@@ -174,6 +218,12 @@ def check_writable(folder: Path) -> None:
         raise
 
 
+def _check_length(path: Path) -> None:
+    """Raise OSError for a path that leaves no room for the names of drafts and of files inside."""
+    if any(len(os.fsencode(name)) > LONGEST_NAME for name in path.parts) or len(os.fsencode(path)) > LONGEST_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
+
+
 def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:
     """Raise ConfigError if --out=`out` is a folder or one of the inputs; WorkdirError if its folder is not writable."""
     path = Path(out).expanduser()
@@ -182,6 +232,8 @@ def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:
     if path.exists() and any(path.samefile(Path(item).expanduser()) for item in inputs):
         raise ConfigError(f"--out={out} is one of the input files and would be overwritten. Choose another name.")
     check_writable(path.parent)
+    if not path.exists():
+        _check_length(path.absolute())
 
 
 def check_empty(folder: Path, flag: str) -> None:

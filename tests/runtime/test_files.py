@@ -1,15 +1,20 @@
 """Atomic writes: the order of syncs and renames, and the state after a failed write."""
 
 import concurrent.futures
+import contextlib
+import errno
 import json
 import os
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import mentions, refuses
 
 from leanformer import pretrained
 from leanformer.data import generated
+from leanformer.errors import WorkdirError, user_message
 from leanformer.runtime import files
 from leanformer.tasks.scores import Score
 from leanformer.training import metrics_log, run_files
@@ -127,3 +132,43 @@ def test_sync_failure_is_an_error_unless_sync_is_unsupported(tmp_path, monkeypat
     with pytest.raises(OSError, match=os.strerror(28)):
         files.write_text(tmp_path / "x", "newer")
     assert (tmp_path / "x").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 200] * 20), "caf\udce9", "dangling", "loop", "dangling/a"])
+def test_impossible_folder_is_refused_before_work(name, tmp_path):
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    with refuses(files.printable(name.split("/")[0]), error=WorkdirError):
+        files.check_writable(tmp_path / name)
+
+
+def test_longest_allowed_name_has_room_for_drafts(tmp_path):
+    name = "x" * files.LONGEST_NAME
+    files.check_writable(tmp_path / name)
+    with files.atomic_folder(tmp_path / name) as draft:
+        (draft / "a").write_text("1")
+    files.check_output_file(str(tmp_path / f"{name[:-1]}y"))
+    files.write_text(tmp_path / f"{name[:-1]}y", "1")
+    with pytest.raises(OSError, match="long"):
+        files.check_output_file(str(tmp_path / f"{name}x"))
+
+
+def test_only_regular_files_and_links_to_them_are_opened(tmp_path):
+    """A pipe or device might block or never end. Opening must not wait, not even for a pipe without a writer."""
+    (tmp_path / "file").write_text("1")
+    (tmp_path / "link").symlink_to("file")
+    assert files.read_input(tmp_path / "file") == files.read_input(tmp_path / "link") == b"1"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(tmp_path):
+        server.bind("socket")
+    for name in ("pipe", "device", "socket"):
+        with pytest.raises(OSError, match=name):
+            files.read_input(tmp_path / name)
+        assert files.is_special(tmp_path / name)
+    assert not any(map(files.is_special, (tmp_path, tmp_path / "file", tmp_path / "link", tmp_path / "absent")))
+
+
+def test_too_many_open_files_is_not_reported_as_full_disk():
+    assert mentions(user_message(OSError(errno.EMFILE, os.strerror(errno.EMFILE))), "ulimit")
+    assert user_message(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) is None  # not from a file of the user

@@ -14,6 +14,7 @@ from etils import epath
 from leanformer.config.rules import image_sides
 from leanformer.data import source as names
 from leanformer.errors import DataError
+from leanformer.runtime import files
 
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -55,7 +56,7 @@ class Folder:
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": Path(self.name(index)).read_bytes(), "label": int(self._labels[index])}
+        return {"image": files.read_input(Path(self.name(index))), "label": int(self._labels[index])}
 
     def name(self, index: int) -> str:
         return str(Path(self.root) / os.fsdecode(self._files[index]))
@@ -63,8 +64,8 @@ class Folder:
 
 def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the images in `<root>/<split>/<class>/`, sorted, as pairs (file relative to root, class); and the ignored
-    entries: hidden files, such as `._x.jpg` beside `x.jpg`, files without the suffix of an image, and files outside
-    class folders.
+    entries: hidden files, such as `._x.jpg` beside `x.jpg`, files without the suffix of an image, pipes, devices, and
+    files outside class folders.
     """
     entries = ", ".join(sorted(p.name for p in root.iterdir())[:8]) or "nothing"
     if not (root / split).is_dir():
@@ -78,10 +79,10 @@ def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[s
             ignored.append(f"{split}/{label}")
             continue
         classes.append(label)
-        entries = sorted(entry.name for entry in os.scandir(root / split / label))
-        images = [file for file in entries if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")]
+        entries = sorted(os.scandir(root / split / label), key=lambda entry: entry.name)
+        images = [entry.name for entry in entries if _is_image(entry)]
         pairs += [(f"{split}/{label}/{file}", label) for file in images]
-        others = [f"{split}/{label}/{file}" for file in sorted(set(entries) - set(images))]
+        others = [f"{split}/{label}/{file}" for file in sorted({entry.name for entry in entries} - {*images})]
         ignored += others if images else [f"{split}/{label}", *others]  # a folder without images is not a class
     if not pairs:
         raise DataError(
@@ -89,6 +90,13 @@ def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[s
             f"Expected {split}/<class>/<file> with one of {' '.join(IMAGE_SUFFIXES)}, or a split file {split}.txt."
         )
     return pairs, ignored
+
+
+def _is_image(entry: os.DirEntry) -> bool:
+    """Return whether an entry of a folder is an image by its name; False for pipes and devices."""
+    if entry.name.startswith(".") or not entry.name.lower().endswith(IMAGE_SUFFIXES):
+        return False
+    return entry.is_file() or not files.is_special(Path(entry.path))  # a link without its file is an unreadable image
 
 
 def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import numpy as np
 from leanformer.data import delimited
 from leanformer.data import source as names
 from leanformer.errors import DataError
+from leanformer.runtime import files as disk
 
 
 BYTES = 257  # ids: padding, then a byte each; LRA's models have a table of 512
@@ -62,7 +63,7 @@ class Imdb:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        with Path(self.name(index)).open("rb") as file:
+        with disk.open_input(Path(self.name(index))) as file:
             return {"tokens": encode(file.read(self.max_length)), "label": int(self._labels[index])}
 
     def name(self, index: int) -> str:

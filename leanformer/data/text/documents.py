@@ -137,13 +137,13 @@ KINDS = {
 
 def _scan(folder: Path) -> tuple[list[Path], list[str]]:
     """Return the texts in a folder and its subfolders, sorted; and the ignored entries, relative to the folder: hidden
-    ones, such as `._x.txt` beside `x.txt`, and files with another suffix.
+    ones, such as `._x.txt` beside `x.txt`, files with another suffix, and pipes, devices and links without a file.
     """
     every, ignored = [], set()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for file in sorted(path for path in folder.rglob("*") if not path.is_dir()):
         parts = file.relative_to(folder).parts
         hidden = next((end for end, part in enumerate(parts, 1) if part.startswith(".")), None)
-        if hidden or not file.name.endswith(SUFFIXES):
+        if hidden or not file.name.endswith(SUFFIXES) or not file.is_file():
             ignored.add("/".join(parts[:hidden]))
         else:
             every.append(file)

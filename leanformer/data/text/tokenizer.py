@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from leanformer.errors import DataError
+from leanformer.runtime import files
 
 
 FILE = "tokenizer.json"
@@ -111,7 +112,7 @@ def read(path: Path) -> Tokenizer:
                 return _read_pair(*(path / name for name in names))
         path /= FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_input(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"There is no tokenizer {path} ({error}). Set data.tokenizer to a tokenizer.json, to a folder with one or "

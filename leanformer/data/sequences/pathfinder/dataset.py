@@ -17,6 +17,7 @@ from leanformer.data.pool import map_ordered
 from leanformer.data.sequences.pathfinder.paddles import SIZE
 from leanformer.data.sequences.pathfinder.snakes import Random, Snakes, distractors, pairs, render
 from leanformer.errors import ConfigError, DataError
+from leanformer.runtime import files
 
 
 CONTOURS = (6, 9, 14)  # paddles of a target snake; the Long Range Arena uses 14
@@ -216,7 +217,7 @@ class PublishedPathfinder:
 
 def _listed(path: Path) -> np.ndarray:
     """Return an array (rows, 3) of the folder, number and label of each image."""
-    data = path.read_bytes()
+    data = files.read_input(path)
     try:
         if data.startswith(b"\x93NUMPY"):
             rows = np.load(io.BytesIO(data), allow_pickle=False).astype(str).tolist()
@@ -238,7 +239,7 @@ def _place(row: list[str]) -> tuple[int, int, int]:
 
 
 def _pixels(path: Path) -> np.ndarray:
-    data = path.read_bytes()
+    data = files.read_input(path)
     if END not in data:  # Pillow accepts a file without it
         raise CorruptImage(f"{path} ({len(data)} bytes) is truncated: it has no PNG end chunk")
     try:
