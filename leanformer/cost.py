@@ -36,10 +36,12 @@ from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
 from leanformer.reports import compiled as pages
 from leanformer.runtime import mesh as meshes
+from leanformer.runtime import phases
 from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.training import checks, progress, train_setup
 
 
+COMPILING = "Compiling the training step"
 NOTES = """\
 The program is read after XLA's SPMD partitioner; backends later merge collectives and overlap them with matmuls.
 Bytes moved: sent by each device of a ring of n; (n-1)/n of the result in an all-gather or all-to-all, 2(n-1)/n in an
@@ -231,7 +233,8 @@ def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
         ConfigError: the step does not fit the device's memory.
     """
     _use_cpu_only()
-    costs = compiled.compiled_costs(c, device)
+    with phases.announce(COMPILING):
+        costs = compiled.compiled_costs(c, device)
     print(json.dumps(costs) if as_json else pages.table(name, costs), flush=True)
     if reason := pages.too_large(c, costs):
         raise ConfigError(reason)
@@ -251,11 +254,13 @@ def main(f: cli.Values) -> None:
         if f.device is not None:
             on_device(c, name, f.device, as_json=f.json)
             return
-        costs = mesh_cost(c, cpus(math.prod(c.mesh.values())))
+        with phases.announce(COMPILING):
+            costs = mesh_cost(c, cpus(math.prod(c.mesh.values())))
         print(json.dumps(costs) if f.json else mesh_table(name, costs))
         return
-    costs = cost(c)
-    other = cost(f.against) if f.against else None
+    with phases.announce(COMPILING):
+        costs = cost(c)
+        other = cost(f.against) if f.against else None
     step = None
     if other:
         sections = (model.model.to_dict() for model in (f.against, c))

@@ -26,7 +26,7 @@ from leanformer import cli
 from leanformer.data.text import Tokenizer
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError
-from leanformer.runtime import files
+from leanformer.runtime import files, phases
 from leanformer.tasks import artifacts
 from leanformer.tasks.embedding import embeddings
 from leanformer.training import inference, model_setup
@@ -79,7 +79,8 @@ def main(f: cli.Values) -> None:
             )
         files.check_output_file(f.out, [f.texts])
     model, tokenizer = open_model(f)
-    vectors, cut = embeddings(model, tokenizer, texts)
+    with phases.announce(f"Embedding {len(texts)} texts"):
+        vectors, cut = embeddings(model, tokenizer, texts)
     if len(cut):
         warning = (
             f"{len(cut)} of {len(texts)} texts were truncated to the model's length, the first in line {cut[0] + 1}"

@@ -20,7 +20,7 @@ import numpy as np
 
 from leanformer import cli, tasks
 from leanformer.reports import confusion, plots
-from leanformer.runtime import determinism, multihost
+from leanformer.runtime import determinism, multihost, phases
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
 from leanformer.training import inference, progress, run_files, streams
@@ -47,7 +47,8 @@ def main(f: cli.Values) -> None:
     weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
     eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
     batches = streams.evaluation(c, run.model, task.data, held_out[""])
-    values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
+    with phases.announce("Compiling the evaluation step, and evaluating"):
+        values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
     print(progress.format_page(f"Evaluation of {workdir}", progress.round_values(values)))

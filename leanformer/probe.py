@@ -26,7 +26,7 @@ import numpy as np
 from leanformer import cli, config, tasks
 from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
-from leanformer.runtime import determinism, files, multihost
+from leanformer.runtime import determinism, files, multihost, phases
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, probing, restoring, run_files, streams
@@ -125,7 +125,8 @@ def main(f: cli.Values) -> None:
     if batch and "lengths" in batch:
         print("Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows.\n")
     for step, of, weights in iterate_models(model, workdir, f):
-        entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
+        with phases.announce(f"Compiling the probe, and measuring {of}"):
+            entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
         print(
             f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.format_table(entries)}",

@@ -14,6 +14,7 @@ import numpy as np
 from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, measure
 from leanformer.conditioning.spectrum import digest
 from leanformer.conditioning.theory import gaussian
+from leanformer.runtime import terminal
 
 
 # Matrices whose rows sum to 1, and products of two matrices, do not resemble one with independent Gaussian entries.
@@ -83,6 +84,8 @@ def format_table(entries: dict[str, Any]) -> str:
     columns = [_column(name, entry, depth) for name, entry in entries.items()]
     margin, widths = max(map(len, labels)), [max(map(len, column)) for column in columns]
     blocks, begin = [], 0
+    if terminal.is_narrow(margin + max(widths)):
+        blocks, begin = [terminal.list_cells(labels, columns)], len(columns)
     while begin < len(columns):
         end = begin + 1
         while end < len(columns) and margin + sum(w + 2 for w in widths[begin : end + 1]) <= LINE:
@@ -147,5 +150,7 @@ def format_sweep(sweep: dict[str, Any]) -> str:
         flags += [f"{p['trade']}, {p['heads']} heads: {flag}" for flag in p["pooled"]["flags"]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if terminal.is_narrow(sum(widths)):
+        lines = [terminal.list_cells(rows[0], rows[1:])]
     title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"
     return "\n".join([title, *lines, *flags]) + "\n"

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -195,6 +196,8 @@ def check_writable(folder: Path) -> None:
     existing, absolute = folder, folder.absolute()
     try:
         _check_length(absolute)
+        if any(re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]+:", name) for name in absolute.parts[1:]):
+            raise WorkdirError(f"{folder}: a folder such as gs: reads like a URL. Write gs://BUCKET/RUN, or rename it.")
         if (shown := printable(str(absolute))) != str(absolute):
             raise WorkdirError(
                 f"{shown} is not UTF-8, which the libraries that write checkpoints and caches require. Choose another "
@@ -222,6 +225,17 @@ def _check_length(path: Path) -> None:
     """Raise OSError for a path that leaves no room for the names of drafts and of files inside."""
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in path.parts) or len(os.fsencode(path)) > LONGEST_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
+
+
+def find_remedy(folder: Path, error: str) -> str:
+    """Return what to do after a failed write below a folder, from the text of another library's error."""
+    if os.strerror(errno.EMFILE) in error or os.strerror(errno.ENFILE) in error:
+        return "Raise the limit of open files (ulimit -n)."
+    system = os.statvfs(folder)
+    if system.f_files and not system.f_favail:
+        return "The file system has no inodes left: delete files."
+    free = system.f_bavail * system.f_frsize / 2**20
+    return f"Free space, of which {free:.0f} MiB are left, or correct the reason above."
 
 
 def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:

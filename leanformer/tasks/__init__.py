@@ -5,6 +5,7 @@ from typing import Any
 
 from leanformer.data import Source, open_images, quote
 from leanformer.errors import ConfigError, DataError
+from leanformer.runtime import phases
 from leanformer.tasks import images, language, masked, points, sentences, sequences
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
@@ -45,9 +46,10 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
     Raises:
         DataError: a split is missing or incomplete, or has classes by other names.
     """
-    train = module.open(c.data.train_split, classes)
-    splits = {"": c.data.eval_split} | {name: more.split for name, more in c.eval.more.items()}
-    return train, {name: module.open(split, class_names(train)) for name, split in splits.items()}
+    with phases.announce(f"Reading the data of {c.data.name}"):
+        train = module.open(c.data.train_split, classes)
+        splits = {"": c.data.eval_split} | {name: more.split for name, more in c.eval.more.items()}
+        return train, {name: module.open(split, class_names(train)) for name, split in splits.items()}
 
 
 def class_names(source: Source) -> Sequence[str] | None:

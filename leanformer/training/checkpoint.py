@@ -1,9 +1,7 @@
 """Checkpoints with Orbax, saved in the background; the newest ones and the best one are kept."""
 
 import concurrent.futures
-import errno
 import functools
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,6 @@ from leanformer.training import restoring
 WEIGHTS = ("params", "statistics")  # parts of the training state
 DEFERRED_SCORE_FILE = "score.json"  # score of a checkpoint that was evaluated after it was saved
 POLICIES = ocp.training.preservation_policies
-
-
-def _find_remedy(folder: Path, error: str) -> str:
-    """Return what to do after a failed save: the storage library reports every cause as text."""
-    if os.strerror(errno.EMFILE) in error or os.strerror(errno.ENFILE) in error:
-        return "Raise the limit of open files (ulimit -n)."
-    system = os.statvfs(folder)
-    if system.f_files and not system.f_favail:
-        return "The file system has no inodes left: delete files."
-    free = system.f_bavail * system.f_frsize / 2**20
-    return f"Free space, of which {free:.0f} MiB are left, or correct the reason above."
 
 
 class _Best:
@@ -199,8 +186,8 @@ class Checkpoints:
             )
         return CheckpointError(
             f"A checkpoint could not be saved in {self.folder}: {first_line(error)}\n"
-            f"Complete checkpoints: {self.steps or 'none'}. {_find_remedy(self.folder, str(error))} Then run the same "
-            "command to resume."
+            f"Complete checkpoints: {self.steps or 'none'}. {files.find_remedy(self.folder, str(error))} Then run the "
+            "same command to resume."
         )
 
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, float]] | None:

@@ -25,6 +25,7 @@ from PIL import Image
 from leanformer import conditioning, tasks
 from leanformer.data import source
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
+from leanformer.runtime import phases
 from leanformer.stores import downloads
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.tasks.language import TextData
@@ -63,7 +64,8 @@ def restore_weights(
         with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as checkpoints:
             chosen = checkpoints.choose(step, best=best)
             only = chosen if best or step is not None else None
-            return checkpoints.restore_weights(model.weights, only, finite=finite)
+            with phases.announce(f"Reading the checkpoint of {workdir}"):
+                return checkpoints.restore_weights(model.weights, only, finite=finite)
     if best or step not in (None, exported["step"]):
         flag = "--best" if best else f"--step={step}"
         raise CheckpointError(f"{flag}: {workdir} has the weights of step {exported['step']} alone. Remove {flag}.")

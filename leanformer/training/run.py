@@ -11,7 +11,7 @@ import jax
 
 from leanformer import data, tasks
 from leanformer.errors import WorkdirError
-from leanformer.runtime import multihost
+from leanformer.runtime import multihost, phases
 from leanformer.runtime.trees import leaf_names
 from leanformer.tasks import artifacts
 from leanformer.training import loggers, metrics_log, run_files
@@ -49,6 +49,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_files.lock_workdir(self.workdir, touch=self.timer.touch))
             run_files.warn_changes(self.workdir, c)
+            self.timer.compiled = run_files.compiled_seconds(self.workdir)
             artifacts.warn_missing_classes(self.workdir, tasks.class_names(self.source))
             self.checkpoints = Checkpoints(self.workdir / "checkpoints", c.checkpoint.keep, score=score)
             stack.enter_context(self.checkpoints)
@@ -65,7 +66,8 @@ class Run:
             CheckpointError, WeightsError: an error of `Checkpoints.restore` or `ModelSetup.initial_weights`.
         """
         setup = self.setup
-        state, seconds = self.checkpoints.restore(setup.state) or (setup.initial_state(), {})
+        with phases.announce("Reading or initialising the weights"):
+            state, seconds = self.checkpoints.restore(setup.state) or (setup.initial_state(), {})
         self.start = self._logged = int(state.step)
         self.timer.resume(seconds)
         scores = multihost.broadcast_from_primary(metrics_log.read_scores(self.workdir, self.checkpoints.score.name))
@@ -107,7 +109,7 @@ class Run:
 
         Called at the first step, so that a command that trains nothing does not overwrite them.
         """
-        run_files.begin(self.workdir, self.setup.config)
+        run_files.begin(self.workdir, self.setup.config, self.timer.compiled)
         artifacts.save(self.workdir, self.source)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -134,14 +134,23 @@ def warn_changes(workdir: Path, config: ConfigDict) -> None:
         print(warning, file=sys.stderr, flush=True)
 
 
-def begin(workdir: Path, config: ConfigDict) -> None:
-    """Write config.json, and delete the summary.json of a shorter run that is being extended."""
+def begin(workdir: Path, config: ConfigDict, compiled: float | None = None) -> None:
+    """Write config.json, and delete the summary.json of a shorter run that is being extended.
+
+    `compiled` are the seconds that compilation took, which `compiled_seconds` returns.
+    """
     if multihost.is_primary():
         (workdir / "summary.json").unlink(missing_ok=True)
-    write_config(workdir, config)
+    write_config(workdir, config, compiled_s=compiled and round(compiled, 1))
 
 
-def write_config(workdir: Path, config: ConfigDict) -> None:
-    """Write config.json: the config with its provenance (commit, versions, devices)."""
+def compiled_seconds(workdir: Path) -> float | None:
+    """Return the seconds that the compilation of a run took the last time; None if unknown."""
+    path = workdir / "config.json"
+    return files.read_json(path).get("compiled_s") if path.is_file() else None
+
+
+def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:
+    """Write config.json: the config with its provenance (commit, versions, devices), and `more`."""
     workdir.mkdir(parents=True, exist_ok=True)
-    write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance()})
+    write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance(), **more})

@@ -10,8 +10,18 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from leanformer.runtime import phases
+
 
 NOT_TRAINING = ("start-up", "compile", "evaluation", "probe", "checkpoint")  # phases outside the speed of training
+ANNOUNCED = {  # lines about the first time of a phase, if it is slow (`phases.announce`)
+    "compile": "Compiling the training step",
+    "start-up": "Reading the first batch",
+    "evaluation": "Compiling the evaluation step, and evaluating",
+    "probe": "Compiling the probe, and measuring conditioning",
+    "checkpoint": "Saving the first checkpoint",
+}
+NOTHING = contextlib.nullcontext()
 DEVICE = "a step on the device"  # activity outside all phases
 
 
@@ -32,6 +42,7 @@ class Timer:
         self._before: dict[str, float] = {}
         self._spent: dict[str, float] = collections.defaultdict(float)
         self._at_lap: dict[str, float] = {}
+        self.compiled: float | None = None  # seconds that compilation took the last time; None if unknown
         self.activity = Activity(self._began, "start-up", None, 0)
 
     def resume(self, seconds: Mapping[str, float]) -> None:
@@ -56,8 +67,13 @@ class Timer:
         """Count the time within a `with` block as `phase`."""
         self.touch(phase)
         before = time.monotonic()
-        yield
-        self._spent[phase] += time.monotonic() - before
+        slow = phase in ANNOUNCED and phase not in self._spent
+        with phases.announce(ANNOUNCED[phase], self.compiled if phase == "compile" else None) if slow else NOTHING:
+            yield
+        seconds = time.monotonic() - before
+        self._spent[phase] += seconds
+        if phase == "compile":
+            self.compiled = seconds
         self.touch(DEVICE)
 
     def seconds(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import socket
+import types
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +135,7 @@ def test_sync_failure_is_an_error_unless_sync_is_unsupported(tmp_path, monkeypat
     assert (tmp_path / "x").read_text() == "new"
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 200] * 20), "caf\udce9", "dangling", "loop", "dangling/a"])
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 200] * 20), "caf\udce9", "dangling", "loop", "gs:/a"])
 def test_impossible_folder_is_refused_before_work(name, tmp_path):
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
@@ -142,7 +143,7 @@ def test_impossible_folder_is_refused_before_work(name, tmp_path):
         files.check_writable(tmp_path / name)
 
 
-def test_longest_allowed_name_has_room_for_drafts(tmp_path):
+def test_drafts_fit_into_the_longest_name(tmp_path):
     name = "x" * files.LONGEST_NAME
     files.check_writable(tmp_path / name)
     with files.atomic_folder(tmp_path / name) as draft:
@@ -169,6 +170,13 @@ def test_only_regular_files_and_links_to_them_are_opened(tmp_path):
     assert not any(map(files.is_special, (tmp_path, tmp_path / "file", tmp_path / "link", tmp_path / "absent")))
 
 
-def test_too_many_open_files_is_not_reported_as_full_disk():
+def test_too_many_open_files_is_not_reported_as_full_disk(tmp_path, monkeypatch):
+    number = f"UNKNOWN: {os.strerror(errno.EMFILE)}"  # as the library of checkpoints reports it
+    assert mentions(files.find_remedy(tmp_path, number), "ulimit")
+    assert mentions(files.find_remedy(tmp_path, "RESOURCE_EXHAUSTED"), "MiB")
+    system = os.statvfs(tmp_path)
+    none = {"f_files": 9, "f_favail": 0, "f_bavail": system.f_bavail, "f_frsize": system.f_frsize}
+    monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(**none))
+    assert mentions(files.find_remedy(tmp_path, "RESOURCE_EXHAUSTED"), "inodes")
     assert mentions(user_message(OSError(errno.EMFILE, os.strerror(errno.EMFILE))), "ulimit")
     assert user_message(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) is None  # not from a file of the user

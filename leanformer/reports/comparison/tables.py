@@ -11,6 +11,7 @@ from leanformer.analysis.comparison import SAME, UNKNOWN, Comparison, Pair, RunG
 from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import format_count, format_number
+from leanformer.runtime import terminal
 from leanformer.training.metrics_log import to_json
 
 
@@ -131,6 +132,8 @@ def align_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table for a terminal; at most SHOWN rows."""
     shown = [head, *rows[:SHOWN]]
     widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
+    if terminal.is_narrow(sum(widths)):
+        return terminal.list_cells(head, rows[:SHOWN])
     lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown]
     more = [f"  ... and {len(rows) - SHOWN} more in compare.json"] if len(rows) > SHOWN else []
     return "\n".join([line.rstrip() for line in lines] + more)

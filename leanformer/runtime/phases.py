@@ -1,0 +1,30 @@
+"""Lines about phases of a command that take longer than two seconds."""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+
+from leanformer.runtime import multihost
+
+
+SLOW = 2.0  # seconds
+
+
+@contextlib.contextmanager
+def announce(phase: str, last: float | None = None) -> Iterator[None]:
+    """Print one line to the standard error, in process 0, if the block takes longer than SLOW.
+
+    Args:
+        phase: description, such as "Compiling the training step".
+        last: seconds that the phase took the last time, if known.
+    """
+    text = f"{phase} ({last:.0f} s the last time)" if last else phase
+    timer = threading.Timer(SLOW, lambda: print(f"{text}.", file=sys.stderr, flush=True))
+    timer.daemon = True
+    if multihost.is_primary():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
