@@ -68,6 +68,8 @@ def test_flags_override_environment():
         ({}, {"JAX_COORDINATOR_ADDRESS": "h:1"}, ["JAX_NUM_PROCESSES=None", "JAX_PROCESS_ID=None"]),
         ({}, COORDINATOR | {"JAX_PROCESS_ID": "one"}, ["JAX_PROCESS_ID=one"]),
         ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, ["PMI_SIZE=4", "--coordinator"]),
+        *[({}, {name: "x"}, [f"{name}=x"]) for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")],
+        ({}, {"OMPI_COMM_WORLD_SIZE": "2"}, ["OMPI_COMM_WORLD_LOCAL_RANK="]),
     ],
 )
 def test_incomplete_or_invalid_settings_are_refused(given, environ, parts):

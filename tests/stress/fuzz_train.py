@@ -7,8 +7,8 @@ The small config of every architecture and task must train without changes. Draw
 one of these configs and one to three keys, half of them with a value of the key's type, half with an edge value; one
 draw in ten also has one of EXTRA_WORDS. The command runs in a forked child process, to save imports. A draw is broken
 if it prints a traceback, dies of a signal, ends with a status other than 0 or 2, ends with status 0 and a loss that is
-not finite, or hangs for 75 s. It is late if it is refused after the first step, unless the run diverged; such a run has
-an "abort" record. Exit status 1 if any draw is broken or late.
+not finite, or hangs for --seconds. It is late if it is refused after the first step, unless the run diverged; such a
+run has an "abort" record. Exit status 1 if any draw is broken or late.
 
 A child may take 12 GB of memory.
 """
@@ -40,7 +40,6 @@ from leanformer import config, train
 from leanformer.config import key_docs
 
 
-SECONDS = 75
 ONE = {"width": 8, "depth": 2, "num_heads": 2, "head_dim": 4, "mlp_dim": 12}
 STAGES = {"width": "(8,16)", "depth": "(1,2)", "num_heads": "(2,1)", "head_dim": "(4,8)", "mlp_dim": "(12,20)"}
 CLASS = {"class_depth": 1, "class_heads": 2, "class_head_dim": 4, "class_mlp_dim": 12}
@@ -128,9 +127,9 @@ def draw(seed, number):
     return name, words, changes
 
 
-def classify(status, text, folder):
+def classify(status, text, folder, seconds):
     """Return the outcome of a draw: "trained", "refused", "diverged", or the reason why it is broken."""
-    if why := forked.find_failure(status, text, SECONDS):
+    if why := forked.find_failure(status, text, seconds):
         return f"BROKEN: {why}"
     records = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in records.read_text().splitlines()] if records.is_file() else []
@@ -146,7 +145,8 @@ def classify(status, text, folder):
 class Draw:
     """One draw in a forked child process."""
 
-    def __init__(self, seed, number, scratch):
+    def __init__(self, seed, number, scratch, seconds):
+        self.seconds = seconds
         self.number, (self.name, self.words, self.changes) = number, draw(seed, number)
         self.folder = scratch / f"{number}"
         words = [f"--workdir={self.folder}", *self.words]
@@ -154,11 +154,11 @@ class Draw:
 
     def poll(self):
         """Return the outcome after the end of the draw, else None."""
-        if (result := self.command.poll(SECONDS)) is None:
+        if (result := self.command.poll(self.seconds)) is None:
             return None
         status, text = result
         self.output_end = text[-1500:]
-        outcome = classify(status, text, self.folder)
+        outcome = classify(status, text, self.folder, self.seconds)
         if self.number < 0 and outcome == "refused":
             outcome = "BROKEN: the base is refused"
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -173,6 +173,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf, help="time limit, after which no draw is started")
+    parser.add_argument("--seconds", type=float, default=75, help="time limit of a draw; more on a busy machine")
     parser.add_argument("--only", type=int, help="number of one draw to run again")
     f = parser.parse_args(argv)
     os.chdir(ROOT)
@@ -188,7 +189,7 @@ def main(argv=None):
                 number = next(waiting, None)
                 if number is None:
                     break
-                running.append(Draw(f.seed, number, Path(scratch)))
+                running.append(Draw(f.seed, number, Path(scratch), f.seconds))
             if not running:
                 break
             for current in list(running):
@@ -199,6 +200,8 @@ def main(argv=None):
                 kind = result.split(":")[0]
                 totals[kind] += 1
                 totals_by_base[current.name, kind] += 1
+                if totals.total() % 100 == 0:
+                    print(f"{totals.total()} draws: {dict(totals)}", flush=True)
                 if kind in ("BROKEN", "LATE"):
                     broken.append(current.number)
                     print(f"{current.number} {current.name} {current.changes}: {result}")

@@ -11,6 +11,7 @@ from small_runs import make_small_config
 
 from leanformer import config
 from leanformer.costs import hardware
+from leanformer.runtime import files
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
@@ -127,6 +128,20 @@ def test_config_changes_are_reported(tmp_path, tiny, capfd):
     run_files.write_config(tmp_path, tiny)
     assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5")
     assert artifacts.load_config(tmp_path).optim.lr == 0.5
+
+
+def test_changed_variable_that_changes_numbers_is_reported(tmp_path, tiny, capfd, monkeypatch):
+    run_files.write_config(tmp_path, tiny)
+    monkeypatch.setenv("JAX_DEFAULT_PRNG_IMPL", "rbg")
+    run_files.warn_changes(tmp_path, tiny)
+    assert mentions(capfd.readouterr().err, "JAX_DEFAULT_PRNG_IMPL", "unset -> rbg")
+    run_files.write_config(tmp_path, tiny)
+    run_files.warn_changes(tmp_path, tiny)
+    older = files.read_json(tmp_path / "config.json")
+    del older["environment"]
+    files.write_json(tmp_path / "config.json", older)
+    run_files.warn_changes(tmp_path, tiny)
+    assert capfd.readouterr().err == ""
 
 
 def test_config_file_records_versions_and_devices(tmp_path, tiny):

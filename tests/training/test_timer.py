@@ -1,5 +1,7 @@
 """Wall-clock seconds by phase, with a clock that the tests move."""
 
+from pathlib import Path
+
 import pytest
 
 from leanformer.training import timer
@@ -69,3 +71,10 @@ def test_a_resumed_run_adds_to_the_seconds_of_its_checkpoint(time):
     time.now += 20
     spend(time, second, evaluation=2)
     assert second.seconds() == pytest.approx({"start-up": 7, "steps": 30, "evaluation": 2})
+
+
+def test_durations_are_measured_with_a_monotonic_clock():
+    """The wall clock may jump. It is needed only for times that other hosts, or other programs, read."""
+    root = Path(timer.__file__).parents[1]
+    users = {str(path.relative_to(root)) for path in root.rglob("*.py") if "time.time()" in path.read_text()}
+    assert users == {"stores/lease.py", "sweeps/executor.py", "training/loggers.py", "training/trackers.py"}
