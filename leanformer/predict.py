@@ -83,7 +83,7 @@ def classify_files(model: LoadedModel, paths: Sequence[Path], top: int) -> Itera
             if isinstance(row, dict):
                 yield {"file": str(path), "classes": _select_best(next(scores), model.classes, top)}
             else:
-                yield {"file": str(path), "error": str(row)}
+                yield {"file": str(path), "error": getattr(row, "strerror", None) or str(row)}
 
 
 def _select_best(scores: np.ndarray, classes: Sequence[str], top: int) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Fuzz test of the command line: `python -m leanformer.train` for two steps, with random keys and flags of odd values.
 
     python tests/stress/fuzz_train.py [--draws=5000] [--seed=0] [--jobs=2] [--minutes=N]
+    python tests/stress/fuzz_train.py --traced [...]     everything before the first step, ten times as fast
     python tests/stress/fuzz_train.py --only=NUMBER [--seed=0]       repeat one draw, with its whole output
 
 The small config of every architecture and task must train without changes. Draw number N is a function of (seed, N):
@@ -38,6 +39,8 @@ import forked
 
 from leanformer import config, train
 from leanformer.config import key_docs
+from leanformer.training.run import Run
+from leanformer.training.train_setup import TrainSetup
 
 
 ONE = {"width": 8, "depth": 2, "num_heads": 2, "head_dim": 4, "mlp_dim": 12}
@@ -127,6 +130,18 @@ def draw(seed, number):
     return name, words, changes
 
 
+def stop_before_compiling():
+    """Make `train` end with status 0 once its step is traced: compilation takes nearly all of the time of a draw."""
+
+    def trace(setup):
+        setup.lower_train_step()
+        sys.exit(0)
+
+    Run.restore = lambda run: run.setup.state  # compiles too
+    Run.complete = False
+    TrainSetup.compile_train_step = trace
+
+
 def classify(status, text, folder, seconds):
     """Return the outcome of a draw: "trained", "refused", "diverged", or the reason why it is broken."""
     if why := forked.find_failure(status, text, seconds):
@@ -174,8 +189,11 @@ def main(argv=None):
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=math.inf, help="time limit, after which no draw is started")
     parser.add_argument("--seconds", type=float, default=75, help="time limit of a draw; more on a busy machine")
+    parser.add_argument("--traced", action="store_true", help="end each draw before its step is compiled")
     parser.add_argument("--only", type=int, help="number of one draw to run again")
     f = parser.parse_args(argv)
+    if f.traced:
+        stop_before_compiling()
     os.chdir(ROOT)
     numbers = [f.only] if f.only is not None else [*range(-len(BASES), 0), *range(f.first, f.first + f.draws)]
     totals, totals_by_base, broken, start = collections.Counter(), collections.Counter(), [], time.monotonic()
