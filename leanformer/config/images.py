@@ -33,6 +33,7 @@ def base() -> ConfigDict:
         attention="softmax",  # attention type: "softmax" or another entry of leanformer/layers/attention_registry.py
         # input of the classifier: "token", the class token, or "mean" over patches, without a class token
         pool="token",
+        epsilon=1e-6,  # epsilon of all norms; 1e-12 in most of Hugging Face's ViTs
         # True: second class token and head as in DeiT; the mean of both heads is trained on the labels, without a
         # teacher
         distilled=False,

@@ -1,8 +1,8 @@
 """`config.json` of Hugging Face's models, from our config; the names of their weights are in `layouts`.
 
-Each published model has a table: its keys by ours, and its constants. Models whose heads may have any dimension have
-the key `head_dim`; ViT, DeiT and DINOv2 read it from transformers 5.9 on (DINOv2 from 5.18), and older versions fail
-with a mismatch of shapes.
+Its keys by ours are in the tables of `leanformer.pretrained.published`, its constants here. Models whose heads may have
+any dimension have the key `head_dim`; ViT, DeiT and DINOv2 read it from transformers 5.9 on (DINOv2 from 5.18), and
+older versions fail with a mismatch of shapes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ import numpy as np
 
 from leanformer.errors import ConfigError
 from leanformer.exports.description import Description, check_keys, check_total_width, complete
+from leanformer.pretrained.published.huggingface import TABLES
 from leanformer.pretrained.storage import Tensors
 
 
@@ -20,38 +21,23 @@ PADDING = "Narrower heads can be padded with zeros: --pad_heads. "
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu", "relu2": "relu2"}
 
 LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in a grey image, as in Pillow
-VIT = {
-    **{"width": "hidden_size", "depth": "num_hidden_layers", "num_heads": "num_attention_heads"},
-    **{"head_dim": "head_dim", "mlp_dim": "intermediate_size", "image_size": "image_size"},
-    **{"patch_size": "patch_size", "channels": "num_channels"},
-}
-VIT_CONSTANTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True}
+SIZES = ("width", "depth", "num_heads", "mlp_dim")
+VIT = TABLES["vit"].names(*SIZES, "head_dim", "image_size", "patch_size", "channels", "epsilon")
+VIT_CONSTANTS = {"hidden_act": "gelu", "qkv_bias": True}
 VIT_CONSTANTS |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 VIT_CLASSES = {  # by model_type; with the oldest version of transformers that reads `head_dim`
     "vit": ("ViTForImageClassification", "5.9"),
     "deit": ("DeiTForImageClassificationWithTeacher", "5.9"),
     "dinov2": ("Dinov2ForImageClassification", "5.18"),
 }
-BERT = {
-    **{"width": "hidden_size", "depth": "num_hidden_layers", "num_heads": "num_attention_heads"},
-    **{"mlp_dim": "intermediate_size", "vocabulary": "vocab_size", "max_length": "max_position_embeddings"},
-    **{"types": "type_vocab_size", "epsilon": "layer_norm_eps"},
-}
+BERT = TABLES["bert"].names(*SIZES, "vocabulary", "max_length", "types", "epsilon")
 BERT_CONSTANTS = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "tie_word_embeddings": True}
-GPT2 = {
-    **{"width": "n_embd", "depth": "n_layer", "num_heads": "n_head", "mlp_dim": "n_inner"},
-    **{"vocabulary": "vocab_size", "max_length": "n_positions", "epsilon": "layer_norm_epsilon"},
-    **{"tied": "tie_word_embeddings"},
-}
+GPT2 = TABLES["gpt2"].names(*SIZES, "vocabulary", "max_length", "epsilon", "tied")
 GPT2_CONSTANTS = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-LLAMA = {
-    **{"width": "hidden_size", "depth": "num_hidden_layers", "num_heads": "num_attention_heads"},
-    **{"head_dim": "head_dim", "mlp_dim": "intermediate_size", "vocabulary": "vocab_size"},
-    **{"max_length": "max_position_embeddings", "epsilon": "rms_norm_eps", "tied": "tie_word_embeddings"},
-}
+LLAMA = TABLES["llama"].names(*SIZES, "head_dim", "vocabulary", "epsilon", "tied")
+LLAMA |= {"max_length": "max_position_embeddings"}
 LLAMA_CONSTANTS = {"attention_dropout": 0.0}
-LATENT = {"value_dim": "v_head_dim", "kv_rank": "kv_lora_rank", "query_rank": "q_lora_rank"}
-LATENT |= {"rotary_width": "qk_rope_head_dim", "head_dim": "qk_nope_head_dim"}
+LATENT = TABLES["deepseek_v3"].names("value_dim", "kv_rank", "query_rank", "rotary_width", "head_dim")
 
 
 def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: bool = False) -> Description:

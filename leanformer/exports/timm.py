@@ -10,17 +10,10 @@ from typing import Any
 
 from leanformer.errors import ConfigError
 from leanformer.exports.description import OTHERS, Description, check_keys, check_total_width, complete
+from leanformer.pretrained.published.timm import VOLOS
 
 
 NAME = "timm"
-# Layers, widths, heads and MLP ratio of the registered VOLOs, which cannot be changed by `model_args`.
-VOLOS = {
-    "volo_d1_224": ((4, 4, 8, 2), (192, 384, 384, 384), (6, 12, 12, 12), 3, 64),
-    "volo_d2_224": ((6, 4, 10, 4), (256, 512, 512, 512), (8, 16, 16, 16), 3, 64),
-    "volo_d3_224": ((8, 8, 16, 4), (256, 512, 512, 512), (8, 16, 16, 16), 3, 64),
-    "volo_d4_224": ((8, 8, 16, 4), (384, 768, 768, 768), (12, 16, 16, 16), 3, 64),
-    "volo_d5_224": ((12, 12, 20, 4), (384, 768, 768, 768), (12, 16, 16, 16), 4, 128),
-}
 FIXED = {"attention": "softmax", "out_bias": True}
 
 
@@ -64,7 +57,7 @@ def _common(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _vit(values: Mapping[str, Any]) -> tuple[str, dict[str, Any], int | None]:
-    _check(values, ("patch_size", "pool", "distilled", "layer_scale"), "VisionTransformer")
+    _check(values, ("patch_size", "pool", "distilled", "layer_scale"), "VisionTransformer", epsilon=1e-6)
     args = _common(values) | {"num_heads": values["num_heads"], "init_values": values["layer_scale"]}
     args["mlp_ratio"] = mlp_ratio(values["mlp_dim"], values["width"])
     args |= {"global_pool": "avg", "class_token": False} if values["pool"] == "mean" else {}

@@ -91,6 +91,14 @@ class Family(nnx.Module):
         return options_of(arguments.get("attention", keys["attention"][1]), cls.attentions, **others)
 
     @classmethod
+    def settings(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the value of every setting of a model, also of those that the architecture fixes or leaves unset."""
+        values = {name: field.default for name, field in SETTINGS.items()}
+        values |= {key: default for key, (_, default) in cls.keys().items()}
+        given = {key: x for key, x in (values | dict(cls.fixed) | dict(arguments)).items() if x is not REQUIRED}
+        return {key: value for key, value in given.items() if value is not dataclasses.MISSING}
+
+    @classmethod
     def from_section(cls, arguments: Mapping[str, Any], *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Family":
         """Build a model from a section config.model without its name. Raises ConfigError as `check` does."""
         cls.check(arguments)

@@ -20,7 +20,6 @@ from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import PatchConv, patch_grid
 from leanformer.layers.model_base import Family
-from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
 
 
@@ -33,14 +32,16 @@ class Model(Family):
         pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
             over patches.
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
-        blocks: settings of the blocks.
+        blocks: settings of the blocks; the final norm has the settings of their norms.
     """
 
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("head", "head_dist")
     bottom_up = (("patch_embed", "cls_token", "dist_token", "pos_embed"), ("blocks",))  # see lr_scales
-    takes = MappingProxyType(dict.fromkeys(("layer_scale", "mlp_sigma_reparam", "graying", "graying_by")))
+    takes = MappingProxyType(
+        {"epsilon": 1e-6} | dict.fromkeys(("layer_scale", "mlp_sigma_reparam", "graying", "graying_by"))
+    )
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Model(Family):
             self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
         self.blocks = Stack.from_config(blocks, rngs=rngs)
-        self.norm = LayerNorm(width, dtype=blocks.dtype, rngs=rngs)
+        self.norm = blocks.make_norm(rngs)
         self.head = blocks.make_linear(width, num_classes, rngs)
         if distilled:
             self.dist_token = nnx.Param(normal(rngs.params(), (1, 1, width)))

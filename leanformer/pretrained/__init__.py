@@ -72,8 +72,8 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
         weights: initialised (params, statistics) of the model, for the shapes and for values that the file lacks.
 
     Raises:
-        WeightsError: names are missing or unmatched on either side, or shapes differ, all of them listed; or the file
-            has a refused tensor.
+        WeightsError: names are missing or unmatched on either side, shapes differ, or numbers are no floating-point
+            numbers, all of them listed; or the file has a refused tensor.
     """
     initial, tensors = {**flatten_names(weights[0]), **flatten_names(weights[1])}, _normalise_names(tensors, layout)
     _check_refused(tensors, layout)
@@ -91,6 +91,12 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
             where = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
             wrong.append(
                 f"{where}: missing in the file (for {', '.join(entry.ours)}){_hint(entry, entry.ours[0], allowed)}"
+            )
+        elif integers := [name for name in names if not np.issubdtype(tensors[name].dtype, np.floating)]:
+            more = f", and {len(integers) - 1} more" if len(integers) > 1 else ""
+            wrong.append(
+                f"{integers[0]}{more}: {tensors[integers[0]].dtype} in the file, but {', '.join(entry.ours)} has "
+                "floating-point numbers"
             )
         elif not missing:
             for name, value in _load_entry(entry, [tensors[n] for n in names], initial, allowed, wrong):

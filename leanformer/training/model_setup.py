@@ -15,8 +15,7 @@ from leanformer import models, pretrained
 from leanformer.config.rules import patch_grid
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
-from leanformer.pretrained import checks as weight_checks
-from leanformer.pretrained import layouts
+from leanformer.pretrained import layouts, published
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.sharing import Axes
 from leanformer.runtime.target import lower
@@ -68,8 +67,12 @@ class ModelSetup:
         Raises:
             WeightsError: the weights cannot be read, or differ from the model in more than `config.init_from` allows.
         """
-        if layout == "huggingface":
-            weight_checks.check_published(path, self.config.model.to_dict())
+        if layout != "own":
+            model, family = self.config.model.to_dict(), models.find_class(self.config.model.name)
+            resized = self.config.init_from.resize_positions
+            published.check(
+                path, layout, family.settings(model), configurable={*family.keys(), *model}, resized=resized
+            )
         return self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
 
     def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:

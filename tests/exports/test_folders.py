@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from experiments.exports import BERT, CASES, GPT2, IMAGE, LEAN, LLAMA, TEXT, case_config, random_weights
 from leanformer import pretrained
 from leanformer.data.text import tokenizer as ours
-from leanformer.errors import ConfigError, WeightsError
+from leanformer.errors import ConfigError
 from leanformer.exports import files, folders, head_padding, verification
-from leanformer.pretrained import checks, layouts
+from leanformer.pretrained import layouts
 from leanformer.training import model_setup
 
 
@@ -237,10 +237,3 @@ def test_roberta_names_are_renamed_to_those_of_bert():
     for name, x in tensors.items():
         np.testing.assert_array_equal(renamed[name], x, err_msg=name)
     assert layouts.rename("huggingface", {"name": "bert"}, tensors) == tensors
-
-
-@pytest.mark.parametrize("kind", checks.REFUSED)
-def test_unsupported_model_types_are_refused_by_name(tmp_path, kind):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with refuses(tmp_path / "config.json", kind, error=WeightsError):
-        checks.check_published(tmp_path, {})

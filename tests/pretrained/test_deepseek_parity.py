@@ -1,7 +1,6 @@
 """Dense DeepSeek-V2 and V3 against Hugging Face: attention matrices, files, and detection of wrong details."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from parity import case, layout, split_model
 from leanformer import pretrained
 from leanformer.conditioning import attention_matrix
 from leanformer.errors import WeightsError
-from leanformer.pretrained import checks as weight_checks
 from leanformer.pretrained.layouts.entries import matrix
 
 
@@ -85,48 +83,6 @@ def test_expert_weights_are_refused_in_one_line():
 def test_models_without_checkpoint_format_are_refused(changes, parts):
     with refuses(*parts, "huggingface", "model.positions"):
         layout("gpt", V3.arguments | changes, "huggingface")
-
-
-PUBLISHED = {"kv_lora_rank": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
-YARN = {"rope_type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
-UNSUPPORTED = {
-    "yarn": (PUBLISHED | {"rope_parameters": YARN}, ("yarn", "default")),
-    "yarn of old": ({"rope_scaling": {"type": "yarn", "factor": 40}}, ("yarn", "default")),
-    "another base": (
-        PUBLISHED | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
-        ("model.rotary=10000.0", 1000.0),
-    ),
-    "base of old": (PUBLISHED | {"rope_parameters": None, "rope_theta": 500.0}, ("model.rotary=500.0", 1000.0)),
-    "another epsilon": (PUBLISHED | {"rms_norm_eps": 1e-5}, ("model.epsilon=1e-05", 1e-6)),
-    "halves": (PUBLISHED | {"rope_interleave": False}, ("rope_interleave=false",)),
-}
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_weights_of_unsupported_configs_are_refused(name, tmp_path):
-    content, parts = UNSUPPORTED[name]
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with refuses(tmp_path / "config.json", *parts, error=WeightsError) as error:
-        weight_checks.check_published(tmp_path / "model.safetensors", V3.arguments)
-    assert "\n" not in str(error.value)
-
-
-def test_published_config_that_matches_is_accepted(tmp_path):
-    weight_checks.check_published(tmp_path, V3.arguments)  # no file
-    content = PUBLISHED | {"rope_interleave": True, "rope_scaling": None}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    weight_checks.check_published(tmp_path, V3.arguments)
-    (tmp_path / "config.json").write_text("{")
-    with refuses(tmp_path / "config.json", error=WeightsError):
-        weight_checks.check_published(tmp_path, V3.arguments)
-
-
-def test_weights_with_rotary_positions_require_a_rotary_model(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
-    weight_checks.check_published(tmp_path, {"rotary": 1000.0})
-    weight_checks.check_published(tmp_path, {"rotary": 1000.0, "epsilon": 1e-6})  # the file has no epsilon
-    with refuses("model.rotary=1000.0", "None", error=WeightsError):
-        weight_checks.check_published(tmp_path, {"rotary": None})
 
 
 def test_parameters_missing_from_the_format_are_refused():

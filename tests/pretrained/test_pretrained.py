@@ -104,6 +104,19 @@ def test_mismatches_are_listed():
     assert str(error.value).count("stranger") < 50
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_])
+def test_integers_in_place_of_numbers_are_refused(tmp_path, dtype):
+    weights, layout = draw_weights(), make_layout()
+    tensors = pretrained.export(weights, layout)
+    for i in range(2):
+        tensors[f"blocks.{i}.mlp.fc1.bias"] = tensors[f"blocks.{i}.mlp.fc1.bias"].astype(dtype)
+    pretrained.write(tmp_path / "w.safetensors", tensors)
+    with refuses("blocks.0.mlp.fc1.bias", np.dtype(dtype).name, "blocks.layers.mlp.up.bias", error=WeightsError):
+        pretrained.load(pretrained.read(tmp_path / "w.safetensors"), layout, weights)
+    tensors = pretrained.export(weights, layout) | {"extra": np.zeros(1, dtype)}
+    pretrained.load(tensors, [*layout, Entry("extra", (), same, optional=True)], weights)  # not read
+
+
 def test_other_formats_and_architectures_are_refused():
     other = make_layout("huggingface")
     with refuses("vit.encoder.layer.0.layernorm_before.weight", error=WeightsError):

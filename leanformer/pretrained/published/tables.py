@@ -1,0 +1,71 @@
+"""Table of the settings in one format of published configs, and their translation to the keys of config.model."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+# Names of activations in other libraries that differ from those of `layers.mlp.ACTIVATIONS`.
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
+ACTIVATIONS |= {"gelu_python": "gelu", "swish": "silu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Keys of a published config: those that are keys of ours, those with one supported value, and harmless ones.
+
+    Any other key is unknown, and may change what the model computes.
+    """
+
+    architecture: str  # value of config.model.name
+    keys: Mapping[str, tuple[str, Any]]  # from their key to ours, and the value that the library takes without the key
+    implied: Mapping[str, Any] = EMPTY  # our keys with the value that they have in every such model
+    fixed: Mapping[str, Any] = EMPTY  # further keys of theirs with the only supported value, which is their default
+    harmless: Collection[str] = ()  # keys of theirs that change no output in evaluation
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: (
+        EMPTY
+    )  # from all values to further keys of ours
+
+    def names(self, *ours: str) -> dict[str, str]:
+        """Return their names by our keys."""
+        return {key: name for name, (key, _) in self.keys.items() if key in ours}
+
+    def find_unknown(self, content: Mapping[str, Any]) -> list[str]:
+        """Return the keys of a published config that are not in the table."""
+        known = {*self.keys, *self.fixed, *self.harmless}
+        return sorted(key for key in content if key not in known and not key.startswith("_"))
+
+    def find_unsupported(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of a published config whose value no model here has, with that value."""
+        return {key: content[key] for key, only in self.fixed.items() if _plain(content.get(key, only)) != _plain(only)}
+
+    def translate(self, content: Mapping[str, Any], *, complete: bool = True) -> dict[str, Any]:
+        """Return the values of our keys that a published config requires.
+
+        Args:
+            content: the published config.
+            complete: False for the keys of `content` alone, without defaults.
+        """
+        if not complete:
+            return {ours: _normalise(ours, content[key]) for key, (ours, _) in self.keys.items() if key in content}
+        values = {name: default for name, (_, default) in self.keys.items()} | dict(content)
+        ours = {key: values[name] for name, (key, _) in self.keys.items()} | dict(self.implied)
+        ours |= self.derive(values)
+        heads, width = ours.get("num_heads"), ours.get("width")
+        stand_for = {"num_kv_heads": heads, "head_dim": None, "mlp_dim": None}
+        if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+            stand_for |= {"head_dim": width // heads, "mlp_dim": 4 * width}
+        ours |= {key: value for key, value in stand_for.items() if key in ours and ours[key] is None}
+        return {key: _normalise(key, value) for key, value in ours.items()}
+
+
+def _normalise(key: str, value: Any) -> Any:
+    if key == "activation" and isinstance(value, str):
+        return ACTIVATIONS.get(value, value)
+    return (value, value) if key == "image_size" and isinstance(value, int) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
