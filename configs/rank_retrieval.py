@@ -20,7 +20,7 @@ def get_config(arguments: str = "") -> config.ConfigDict:
     a = config.arguments(arguments, heads=4, items=4, points=128, inner=0)
     c = config.points()
     c.update(batch_size=32, total_steps=8_000)
-    c.data.update(name="retrieval", points=a["points"], dim=a["items"], items=a["items"])
+    c.data.update(name="retrieval", points=a["points"], dim=a["items"], num_items=a["items"])
     c.model.update(inputs=a["items"], outputs=1, width=32, num_heads=a["heads"], mlp_dim=64, pool="token")
     c.model.head_dim = a["inner"] // a["heads"] if a["inner"] else 8
     c.model.update(norm="none", post_norm=False, activation="gelu")

@@ -105,7 +105,7 @@ def _rank(c: ConfigDict, shape: Shape) -> None:
 
 
 def _count(c: ConfigDict, shape: Shape) -> None:
-    c.data.update(name="retrieval", points=16, dim=8, items=max(2, min(8, shape.heads)))
+    c.data.update(name="retrieval", points=16, dim=8, num_items=max(2, min(8, shape.heads)))
     c.model.update(inputs=8, outputs=1, mlp_dim=2 * WIDTH, pool="token")
     c.model.update(norm="layernorm", post_norm=False, activation="gelu")
     c.optim.lr = 2e-3

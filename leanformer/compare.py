@@ -23,6 +23,7 @@ from pathlib import Path
 
 from leanformer import cli
 from leanformer.analysis import comparison, runs
+from leanformer.config.common import current_name
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison as reports
 from leanformer.reports.comparison import run_page
@@ -42,5 +43,7 @@ def main(f: cli.Values) -> None:
         print(run_page.text(data.runs[0]))
         print("Page:", run_page.write(data.runs[0], out))
         return
-    compared = comparison.compare(data, by=f.by, margin=f.margin, against=f.against, test=f.test)
+    compared = comparison.compare(
+        data, by=[current_name(key) for key in f.by], margin=f.margin, against=f.against, test=f.test
+    )
     reports.write_and_print(compared, out)

@@ -119,7 +119,9 @@ def _write(
         None if f.max_shard_size is None else storage.parse_size(f.max_shard_size),
     )
     if f.to in folders.LIBRARIES:
-        origin = folders.Origin.of_run(workdir, model.config) if workdir else folders.Origin()
+        origin = folders.Origin()
+        if workdir and restored:
+            origin = folders.Origin.of_run(workdir, model.config, restored.step)
         chosen, padded = head_padding.pad_heads(model, weights) if f.pad_heads else (model, weights)
         description, target = folders.write_folder(folder, chosen, padded, f.to, origin, largest=largest)
         other = f"{description.architecture} of {description.library}"

@@ -1,9 +1,10 @@
-"""Evaluation of a model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N] [--split=S]`.
+"""Evaluation of a model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N] [--split=S]
+[--out=DIR]`.
 
 Prints the metrics of the run's task on a whole split, by default the evaluation split. Metrics of EMA weights, if the
 run keeps them, have the prefix `ema_`. For classification it also computes the confusion matrix, with EMA weights if
 available. Writes `evaluation.json` with the accuracy per class, `confusion.csv` and `plots/confusion.png` to the
-workdir.
+workdir, or to --out.
 """
 
 if __name__ == "__main__":
@@ -12,6 +13,7 @@ if __name__ == "__main__":
     run("evaluate")  # imports this module again, once the command line is parsed
 
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import jax
 import numpy as np
 
 from leanformer import cli, tasks
+from leanformer.errors import first_line
 from leanformer.reports import confusion, plots
 from leanformer.runtime import determinism, multihost, phases
 from leanformer.runtime import mesh as meshes
@@ -39,14 +42,16 @@ def main(f: cli.Values) -> None:
     run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
     c, task = run.config, run.task
     meshes.check_batch(mesh, "eval.batch_size", c.eval.batch_size)
-    train_source, held_out = tasks.open_data(task.data, c, artifacts.load_classes(workdir))
-    artifacts.check_tokenizer(workdir, train_source)
-    named = tasks.class_names(train_source)
-    artifacts.warn_missing_classes(workdir, named)
+    named = artifacts.load_classes(workdir)
+    if named is None:  # a run without a list of classes, or of data without classes
+        named = tasks.class_names(task.data.open(c.data.train_split))
+        artifacts.warn_missing_classes(workdir, named)
+    source = task.data.open(c.data.eval_split, named)
+    artifacts.check_tokenizer(workdir, source)
     restored = run.restore(f.step, best=f.best)
     weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
     eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
-    batches = streams.evaluation(c, run.model, task.data, held_out[""])
+    batches = streams.evaluation(c, run.model, task.data, source)
     with phases.announce("Compiling the evaluation step, and evaluating"):
         values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
@@ -55,34 +60,58 @@ def main(f: cli.Values) -> None:
     if not multihost.is_primary():
         return
     counted = matrices.get(f"{[*weights][-1]}confusion")
-    if counted is None:
-        run_files.write_json(workdir / "evaluation.json", values)
-    else:
-        write_report(workdir, values, counted, artifacts.output_names(named, c.model.num_classes))
+    classes = artifacts.output_names(named, c.model.num_classes) if counted is not None else []
+    recorded = record(workdir, None if f.out is None else Path(f.out).expanduser(), values, counted, classes)
+    if counted is not None:
+        print(format_errors(counted, classes, recorded))
 
 
-def write_report(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:
-    """Write the evaluation and its confusion matrix, and print the classes of lowest accuracy.
+def record(
+    workdir: Path, out: Path | None, values: dict[str, Any], matrix: np.ndarray | None, classes: list[str]
+) -> Path | None:
+    """Write the evaluation, and its confusion matrix if there is one. Return the path of the plot, if it is written.
+
+    A run's folder that is not writable is only warned of.
 
     Args:
-        workdir: folder of the run.
+        workdir: folder of the run, which is written to by default.
+        out: folder to write to instead.
         values: metrics.
         matrix: counts, V V: rows are labels, columns predictions.
         classes: names of the classes.
     """
+    folder = out or workdir
+    chart = None if matrix is None else folder / "plots" / "confusion.png"
+    by_class = {} if matrix is None else {"accuracy": dict(zip(classes, confusion.accuracy(matrix), strict=True))}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        run_files.write_json(folder / "evaluation.json", values | by_class)
+        if chart is not None:
+            confusion.write_csv(folder / "confusion.csv", matrix, classes)
+            chart.parent.mkdir(exist_ok=True)
+            plots.plot_confusion(matrix, classes, chart, f"{values['split']}, step {values['step']}")
+    except OSError as error:
+        if out is not None:
+            raise
+        reason = error.strerror or first_line(error)
+        print(f"WARNING: {workdir}: not recorded: {reason}. Pass --out=DIR.", file=sys.stderr, flush=True)
+        return None
+    return chart
+
+
+def format_errors(matrix: np.ndarray, classes: list[str], chart: Path | None) -> str:
+    """Return the classes of lowest accuracy and the most frequent errors as a page.
+
+    Args:
+        matrix: counts, as in `record`.
+        classes: names of the classes.
+        chart: path of the plot of the matrix, if there is one.
+    """
     by_class = dict(zip(classes, confusion.accuracy(matrix), strict=True))
-    run_files.write_json(workdir / "evaluation.json", values | {"accuracy": by_class})
-    confusion.write_csv(workdir / "confusion.csv", matrix, classes)
-    chart = workdir / "plots" / "confusion.png"
-    chart.parent.mkdir(exist_ok=True)
-    plots.plot_confusion(matrix, classes, chart, f"{values['split']}, step {values['step']}")
     accuracies = {name: value for name, value in by_class.items() if value is not None}
     worst = sorted(accuracies, key=accuracies.get)[:SHOWN]
     rows = {name: f"accuracy {100 * accuracies[name]:.1f} %" for name in worst}
     errors = confusion.most_confused(matrix, SHOWN)
     rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}
-    print(
-        progress.format_page(
-            f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})", rows
-        )
-    )
+    plot = f" (plot: {chart})" if chart else ""
+    return progress.format_page(f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors{plot}", rows)

@@ -46,6 +46,7 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     result, module = {}, tasks.build(c).data
     train, held_out = tasks.open_data(module, c)
     tasks.check_names(c, train)
+    tasks.warn_repeats(c, train, held_out)
     splits = {c.data.train_split: train} if data.size(train) is not None else {}
     splits |= {c.data.eval_split: held_out.pop("")}
     splits |= {c.eval.more[name].split: source for name, source in held_out.items()}

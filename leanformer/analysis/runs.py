@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ IGNORED_KEYS = (SEED, "data.dir")  # like silent keys, these do not define a con
 # Keys that must be equal for a metric to be comparable: task and evaluation data.
 MUST_MATCH_KEYS = (
     *("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "data.separator", "mask_share"),
-    *("data.points", "data.dim", "data.items", "data.bias", "data.examples"),
+    *("data.points", "data.dim", "data.num_items", "data.bias", "data.examples"),
 )
 CORRELATIONS = ("matthews", "pearson", "spearman")  # scores from -1 to 1
 BY_TOKENS = ("language", "masked")  # tasks whose metrics are means over tokens, except bits/byte
@@ -62,24 +63,30 @@ class ComparableRuns:
 def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
     """Return the folders of runs, each with True if it was given itself and False if it is inside a given folder.
 
-    Raises ConfigError if a folder does not exist, contains no run, or is given twice.
+    If one of several paths is neither a run nor a sweep, such as the `compare` folder of a sweep in SWEEP/*, one line
+    says that it is skipped. Raises ConfigError if a folder does not exist, none contains a run, or one is given twice.
     """
     result: dict[Path, bool] = {}
+    skipped: dict[str, str] = {}
     for text in paths:
         path = Path(text).expanduser()
+        if not path.exists():
+            raise ConfigError(f"{text}: the folder does not exist. Give folders of runs or of sweeps.")
         if not path.is_dir():
-            problem = "it is a file, not a folder" if path.exists() else "the folder does not exist"
-            raise ConfigError(f"{text}: {problem}. Give folders of runs or of sweeps.")
+            skipped[text] = "it is a file, not a folder. Give folders of runs or of sweeps"
+            continue
         is_run = (path / "config.json").is_file()
         inside = [path] if is_run else sorted(child for child in path.iterdir() if (child / "config.json").is_file())
         if not inside:
-            raise ConfigError(
-                f"{text} is neither a run nor a sweep: there is no config.json in it or in its subfolders."
-            )
+            skipped[text] = "neither a run nor a sweep, since there is no config.json in it or in its subfolders"
         for workdir in inside:
             if workdir.resolve() in result:
                 raise ConfigError(f"{workdir} is given twice. Give each run or its sweep, not both.")
             result[workdir.resolve()] = is_run
+    if not result:
+        raise ConfigError(f"{next(iter(skipped))}: {next(iter(skipped.values()))}.")
+    if skipped:
+        print(f"Skipped, neither runs nor sweeps: {', '.join(skipped)}.", file=sys.stderr)
     return [*result.items()]
 
 

@@ -52,10 +52,11 @@ COMMANDS = {
     ),
     "evaluate": CommandLine(
         (
-            Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True, writes=True),
+            Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True),
             Flag("step", "Checkpoint step to evaluate; the newest if neither --step nor --best is given.", int),
             Flag("best", "Evaluate the best checkpoint by validation score.", bool, default=False),
             Flag("split", "Split of the data; by default the run's evaluation split."),
+            Flag("out", "Folder to write to; by default WORKDIR.", writes=True),
         ),
         multi_process=True,
         urls="workdir",

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
 from leanformer import stores
+from leanformer.config.common import current_name
 from leanformer.config.loading import format_error
 from leanformer.errors import ConfigError, LeanformerError
 from leanformer.runtime import files
@@ -160,6 +161,10 @@ class CommandLine:
 def _replace_old_name(word: str, flags: absl.FlagValues) -> str:
     """Return a word of the command line with the new name of a flag in RENAMED, and print a warning."""
     flag, equals, value = word.partition("=")
+    config, dot, key = flag.partition(".")
+    if dot and config.startswith("--") and current_name(key) != key:
+        print(f"WARNING: {flag} is now {config}.{current_name(key)}.", file=sys.stderr)
+        return f"{config}.{current_name(key)}{equals}{value}"
     new = RENAMED.get(flag.removeprefix("--")) if flag.startswith("--") else None
     if new is None or new not in flags:
         return word

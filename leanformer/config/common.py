@@ -8,6 +8,8 @@ from ml_collections.config_dict import placeholder
 
 # Interventions that change the forward pass: published weights then compute other outputs.
 INTERVENTIONS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "graying")
+# Keys with a new name. The old one was that of a method of ConfigDict, so that no flag could set it.
+RENAMED = {"data.items": "data.num_items"}
 
 
 def common(task: str) -> ConfigDict:
@@ -156,6 +158,11 @@ def softmax(m: ConfigDict) -> None:
     m.rotary_width = placeholder(int)  # channels of each head that rotary positions rotate; all if unset
     m.out_bias = placeholder(bool)  # False: the attention output projection has no bias
     interventions(m)
+
+
+def current_name(key: str) -> str:
+    """Return the name of a config key that may have an old name, such as "data.items"."""
+    return RENAMED.get(key, key)
 
 
 def interventions(m: ConfigDict) -> None:

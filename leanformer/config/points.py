@@ -25,7 +25,7 @@ def points() -> ConfigDict:
     c.data.train_split, c.data.eval_split = "train", "held_out"
     c.data.points = 16  # number of points of a set; number of (x, y) pairs of "regression"
     c.data.dim = 64  # dimension of a point
-    c.data.items = 4  # number of items of "retrieval"
+    c.data.num_items = 4  # number of items of "retrieval"
     c.data.bias = 0.0  # distance by which the first point is nearer in "nearest_biased"
     c.data.examples = 2560  # number of evaluation examples; training data are infinite
     c.data.workers = 0  # worker processes per host that generate examples; 0 = one thread of the training process
@@ -82,7 +82,7 @@ def heads_of_rank(width: int, rank: int) -> dict[str, int]:
 
 def check(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a point-set config."""
-    for name in ("points", "dim", "items", "examples"):
+    for name in ("points", "dim", "num_items", "examples"):
         require(c.data[name] >= 1, f"data.{name}={c.data[name]} must be at least 1.")
     for name, value in c.data.curriculum.items():
         least = 0 if name == "every" else 1

@@ -2,12 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from leanformer.errors import DataError
 from leanformer.runtime import files
+
+
+WHOLE = 1 << 28  # bytes up to which a file is read as a whole to verify it: about a second
+BLOCK = 1 << 24  # bytes per checksum in larger files
+SAMPLED = 16  # blocks of a larger file that are verified, together as long as WHOLE
 
 
 def record_path(folder: Path, kind: str) -> Path:
@@ -32,8 +38,11 @@ def make(
         try:
             with files.atomic_folder(folder) as draft:
                 more = fill(draft)
-                sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
+                paths = sorted(draft.iterdir())
+                sums = {path.name: sha256(path) for path in paths}
+                blocks = {path.name: sum_blocks(path) for path in paths if path.stat().st_size > WHOLE}
                 content = {"version": version, "recipe": dict(recipe), **more, "sha256": sums}
+                content |= {"blocks": blocks} if blocks else {}
                 files.write_json(record_path(draft, kind), content)
         except OSError as error:
             if not record_path(folder, kind).is_file():  # else another process has built it meanwhile
@@ -72,7 +81,42 @@ def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> 
 def check_file(path: Path, record: Mapping[str, Any]) -> None:
     """Raise DataError if a file is missing, or its SHA-256 sum differs from the dataset's record."""
     if not path.is_file() or sha256(path) != record["sha256"].get(path.name):
-        raise DataError(f"{path} is missing or was modified (SHA-256). Build the dataset again.")
+        raise DataError(
+            f"{path} is missing or was modified (SHA-256). Remove {path.parent} to build the dataset again."
+        )
+
+
+def check_files(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raise DataError if a file of a dataset is missing or was modified.
+
+    Files of at most WHOLE bytes are read as a whole. Of larger ones, SAMPLED evenly spaced blocks are read; records
+    that older versions wrote lack their checksums, and such files are not read.
+    """
+    for name in record["sha256"]:
+        path = folder / name
+        if not path.is_file() or path.stat().st_size <= WHOLE:
+            check_file(path, record)
+        elif sums := record.get("blocks", {}).get(name):
+            _check_blocks(path, sums)
+
+
+def _check_blocks(path: Path, sums: Sequence[int]) -> None:
+    """Raise DataError if one of SAMPLED evenly spaced blocks has another CRC-32 sum, or their number differs."""
+    number = min(SAMPLED, len(sums))
+    places = {round((len(sums) - 1) * i / max(1, number - 1)) for i in range(number)}
+    wrong = -(-path.stat().st_size // BLOCK) != len(sums)
+    with path.open("rb") as file:
+        for place in sorted(places):
+            file.seek(place * BLOCK)
+            wrong = wrong or zlib.crc32(file.read(BLOCK)) != sums[place]
+    if wrong:
+        raise DataError(f"{path} was modified (CRC-32). Remove {path.parent} to build the dataset again.")
+
+
+def sum_blocks(path: Path) -> list[int]:
+    """Return the CRC-32 sum of each block of a file."""
+    with path.open("rb") as file:
+        return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")]
 
 
 def sha256(path: Path) -> str:

@@ -25,7 +25,7 @@ class Sizes:
 
     points: int  # N points of a set
     dim: int  # dimension d of a point
-    items: int = 1  # D items of "retrieval"
+    num_items: int = 1  # D items of "retrieval"
     bias: float = 0.0  # bias of "nearest_biased"
 
 
@@ -114,8 +114,8 @@ def _fewer_pairs(examples: Examples, s: Sizes, dim: int, pairs: int) -> Examples
 
 def directions(s: Sizes) -> np.ndarray:
     """Return the fixed orthonormal directions (D d) of "retrieval", a function of the sizes that models must learn."""
-    rng = np.random.Generator(np.random.Philox(key=(s.items, s.dim)))
-    return orthonormal(rng.standard_normal((s.items, s.dim)))
+    rng = np.random.Generator(np.random.Philox(key=(s.num_items, s.dim)))
+    return orthonormal(rng.standard_normal((s.num_items, s.dim)))
 
 
 def _retrieval(normals: np.ndarray, s: Sizes) -> Examples:
@@ -197,7 +197,7 @@ KINDS: Mapping[str, PointTask] = MappingProxyType(
             curriculum_axes=("dim", "points"),
         ),
         "retrieval": PointTask(
-            "the sum of the largest inner products with each of data.items directions",
+            "the sum of the largest inner products with each of data.num_items directions",
             draw=_retrieval,
             normals=lambda s: s.points,
             outputs=lambda s: 1,
@@ -205,7 +205,7 @@ KINDS: Mapping[str, PointTask] = MappingProxyType(
             targets=lambda s: 1,
             shrink=_fewer_points,
             curriculum_axes=("points",),
-            validate=lambda s: _check_dim("items", s),
+            validate=lambda s: _check_dim("num_items", s),
         ),
     }
 )

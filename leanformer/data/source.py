@@ -9,6 +9,7 @@ those in `classes.txt` beside the splits, one per line in the order of the model
 import codecs
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -160,7 +161,7 @@ def take_subset(source: Source, examples: int) -> Source:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file that lists names.
+    """Return the lines of a file that lists names, which end with a line feed or a carriage return alone.
 
     Bytes that are not UTF-8 are decoded like file names, so that they equal names of folders with the same bytes.
 
@@ -170,7 +171,8 @@ def read_lines(path: Path) -> list[str]:
     content = files.read_input(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:
         raise DataError(f"{path} is UTF-16 or binary: expected text, one line per entry. Save it as UTF-8.")
-    return content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape").splitlines()
+    text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    return re.split("\r\n|\r|\n", text)
 
 
 def listed(folder: Path) -> list[str] | None:

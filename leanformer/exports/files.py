@@ -137,6 +137,11 @@ def model_card(description: Description, model: Mapping[str, Any], facts: Mappin
     needs = f" It needs {description.library} {description.needs} or newer." if description.needs else ""
     lines = ["---", *meta, "---", "", "# Model card", "", "Weights in float32, written by leanformer."]
     lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())]
+    if prepared and description.pipeline == "image-classification":
+        needs += (
+            ' With `backend="pil"` the image processor gives the pixels of training, except that the central crop '
+            "starts one pixel earlier at some odd margins; with torchvision it also resizes slightly differently."
+        )
     code = ["```python", loading_code(description, prepared=prepared), "```", ""]
     return "\n".join([*lines, "", f"Run inside this folder.{needs}", "", *code])
 

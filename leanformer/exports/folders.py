@@ -31,13 +31,21 @@ class Origin:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # rows of the model card
 
     @classmethod
-    def of_run(cls, workdir: Path, c: Any) -> "Origin":
-        """Return what the folder of a run says of its model."""
+    def of_run(cls, workdir: Path, c: Any, step: int | None = None) -> "Origin":
+        """Return what the folder of a run says of its model, with the scores of the checkpoint of `step`.
+
+        The scores are those that training recorded for this step; without a step, those at its end.
+        """
         path = workdir / tokenizers.FILE
         summary = disk.read_json(workdir / "summary.json") if (workdir / "summary.json").is_file() else {}
-        final = summary.get("final") or {} if isinstance(summary, dict) else {}
-        scores = {f"{key}, at the end": x for key, x in final.items() if key not in NOT_SCORES and _is_number(x)}
-        facts = {"task": c.task, "data": c.data.name} | scores
+        values = summary.get("final") or {} if isinstance(summary, dict) else {}
+        when = "at the end"
+        if step is not None and step != values.get("step"):
+            records = disk.read_lines(workdir / "metrics.jsonl")
+            values = next((r for r in records if r.get("kind") == "eval" and r.get("step") == step), {})
+            when = f"at step {step}"
+        scores = {f"{key}, {when}": x for key, x in values.items() if key not in NOT_SCORES and _is_number(x)}
+        facts = {"task": c.task, "data": c.data.name} | ({} if step is None else {"step": step}) | scores
         tokenizer = tokenizers.read(path).json() if path.is_file() else None
         return cls(artifacts.load_classes(workdir), tokenizer, facts)
 

@@ -92,13 +92,15 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
             wrong.append(
                 f"{where}: missing in the file (for {', '.join(entry.ours)}){_hint(entry, entry.ours[0], allowed)}"
             )
+        elif missing:
+            continue
         elif integers := [name for name in names if not np.issubdtype(tensors[name].dtype, np.floating)]:
             more = f", and {len(integers) - 1} more" if len(integers) > 1 else ""
             wrong.append(
                 f"{integers[0]}{more}: {tensors[integers[0]].dtype} in the file, but {', '.join(entry.ours)} has "
                 "floating-point numbers"
             )
-        elif not missing:
+        else:
             for name, value in _load_entry(entry, [tensors[n] for n in names], initial, allowed, wrong):
                 values[name] = value
     covered = {name for entry in layout for name in entry.ours}

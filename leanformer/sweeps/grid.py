@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, tasks
 from leanformer.config import key_docs, loading
+from leanformer.config.common import current_name
 from leanformer.config.rules import LENGTHS
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
@@ -168,4 +169,4 @@ def parse_assignment(text: str, flag: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals and value):
         raise ConfigError(f'{flag}="{text}" is not KEY=VALUE.')
-    return key, value
+    return current_name(key), value

@@ -1,17 +1,18 @@
 """Training tasks: `of(config)` returns the task that `config.task` names."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from leanformer.data import Source, open_images, quote
+from leanformer.data import Source, fingerprints, open_images, quote
 from leanformer.errors import ConfigError, DataError
-from leanformer.runtime import phases
+from leanformer.runtime import multihost, phases
 from leanformer.tasks import images, language, masked, points, sentences, sequences
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
 __all__ = ["KINDS", "Batch", "DataModule", "Objective", "Spec", "Task", "build", "check_names", "class_names"]
-__all__ += ["fill_num_classes", "open_data"]
+__all__ += ["fill_num_classes", "fingerprint", "open_data", "warn_repeats"]
 
 KINDS: dict[str, Callable[[Any], Task]] = {  # task type, as in config.task, to a function from a config to its task
     "images": images.from_config,
@@ -50,6 +51,26 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
         train = module.open(c.data.train_split, classes)
         splits = {"": c.data.eval_split} | {name: more.split for name, more in c.eval.more.items()}
         return train, {name: module.open(split, class_names(train)) for name, split in splits.items()}
+
+
+def fingerprint(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[str, dict[str, Any]]:
+    """Return the fingerprints of the splits that `open_data` returned, by their names in the config; {} except in the
+    process that writes.
+    """
+    splits = {c.data.train_split: train, **_by_split(c, held_out)} if multihost.is_primary() else {}
+    return {split: fingerprints.compute(source) for split, source in splits.items()}
+
+
+def warn_repeats(c: Any, train: Source, held_out: Mapping[str, Source]) -> None:
+    """Warn of files that are twice in a split, or in the training split and another one, in the process that writes."""
+    others = _by_split(c, held_out)
+    for sentence in fingerprints.describe_repeats(train, others) if multihost.is_primary() else ():
+        print(f"WARNING: {c.data.name}: {sentence}.", file=sys.stderr, flush=True)
+
+
+def _by_split(c: Any, held_out: Mapping[str, Source]) -> dict[str, Source]:
+    """Return the evaluation splits that `open_data` returned, by their names in the config."""
+    return {c.eval.more[name].split if name else c.data.eval_split: source for name, source in held_out.items()}
 
 
 def class_names(source: Source) -> Sequence[str] | None:

@@ -3,14 +3,17 @@
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from leanformer.config import KINDS, base
-from leanformer.data import Source
+from leanformer.config.common import RENAMED
+from leanformer.data import Source, fingerprints
+from leanformer.data.generated import sha256
 from leanformer.data.text import Tokenizer
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError, DataError, WorkdirError
@@ -18,6 +21,7 @@ from leanformer.runtime import files, multihost
 
 
 CLASSES = "classes.json"
+RECORD = "data.json"  # checksums of the class names and the tokenizer, and fingerprints of the splits
 EXPORTED = "exported"  # key of config.json in a folder of `export`
 SECTIONS = ("model", "data", "optim")  # sections of every config
 # Sections shared by all tasks, including user-defined ones.
@@ -45,6 +49,10 @@ def load_config(workdir: Path) -> ConfigDict:
             f"{path} is not the config of a run: it lacks {', '.join(SECTIONS)} or others. Restore a copy."
         )
     _drop_removed(tree, workdir)
+    for old, new in RENAMED.items():
+        (section, key), name = old.split("."), new.rpartition(".")[2]
+        if key in tree[section]:
+            tree[section][name] = tree[section].pop(key)
     c = ConfigDict(_tuples(tree), convert_dict=True)
     if "task" not in c:  # runs older than this key
         c.task = "sequences" if "max_length" in c.model else "images"
@@ -99,6 +107,7 @@ def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
     for name in (CLASSES, tokenizers.FILE):
         if (workdir / name).is_file():
             files.write_text(folder / name, (workdir / name).read_text())
+    _write_record(folder, _read_record(workdir).get("splits", {}))
 
 
 def exported_weights(folder: Path) -> dict[str, Any] | None:
@@ -117,14 +126,57 @@ def check_not_exported(workdir: Path) -> None:
         )
 
 
-def save(workdir: Path, source: Source) -> None:
-    """Write the class names and the tokenizer of a training split, if it has them, from the process that writes."""
+def save(workdir: Path, source: Source, splits: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Write the class names and the tokenizer of a training split, if it has them, from the process that writes.
+
+    Args:
+        splits: fingerprints of the splits by name, which are recorded with the checksums of the files.
+    """
     if not multihost.is_primary():
         return
     if (classes := getattr(source, "classes", None)) is not None:
         files.write_json(workdir / CLASSES, list(classes))
     if (tokenizer := getattr(source, "tokenizer", None)) is not None:
         files.write_text(workdir / tokenizers.FILE, tokenizer.json())
+    _write_record(workdir, splits)
+
+
+def _write_record(folder: Path, splits: Mapping[str, Any]) -> None:
+    """Write the checksums of the class names and the tokenizer in a folder, and the fingerprints of its splits."""
+    sums = {name: sha256(folder / name) for name in (CLASSES, tokenizers.FILE) if (folder / name).is_file()}
+    files.write_json(folder / RECORD, {"sha256": sums, "splits": dict(splits)})
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Return the content of data.json; empty for runs that older versions started. Raises WorkdirError if broken."""
+    content = files.read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+    if not isinstance(content, dict) or not all(isinstance(content.get(key, {}), dict) for key in ("sha256", "splits")):
+        raise WorkdirError(f"{folder / RECORD} is not the record of a run's data. Restore a copy, or delete it.")
+    return content
+
+
+def _check_unchanged(path: Path) -> None:
+    """Raise WorkdirError if a file of a run differs from what the run wrote, as far as that is recorded."""
+    expected = _read_record(path.parent).get("sha256", {}).get(path.name)
+    if expected is not None and sha256(path) != expected:
+        raise WorkdirError(
+            f"{path} has changed since the run wrote it (SHA-256), so outputs could get wrong names. Restore a copy. "
+            f"If you changed it on purpose, delete {path.parent / RECORD}."
+        )
+
+
+def warn_changed_data(workdir: Path, splits: Mapping[str, Mapping[str, Any]]) -> None:
+    """Warn for each split whose fingerprint differs from that of the run in a folder, in the process that writes."""
+    before = _read_record(workdir).get("splits", {}) if multihost.is_primary() else {}
+    for split in before.keys() & splits.keys():
+        if change := fingerprints.describe_changes(before[split], splits[split]):
+            print(
+                f"WARNING: the data of split {split} have changed since {workdir} was started: {change}. Order and "
+                "number of examples, and scores, differ from those of a run without the change. Restore the data, or "
+                "choose another --workdir; else the run resumes with the new data.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def load_tokenizer(workdir: Path) -> Any:
@@ -140,18 +192,25 @@ def load_tokenizer(workdir: Path) -> Any:
             f"{workdir} has no {tokenizers.FILE}: not a language-model run, or it never trained a step. "
             "Restore the tokenizer that it was trained with."
         )
+    _check_unchanged(path)
     return tokenizers.read(path)
 
 
 def use_saved_tokenizer(workdir: Path, c: Any) -> None:
-    """Set data.tokenizer to the run's own if it is unset: the run that it was taken from may be gone."""
+    """Set data.tokenizer to the run's own if it is unset: the run that it was taken from may be gone.
+
+    Raises WorkdirError if that has changed since it was written.
+    """
     if "tokenizer" in c.data and c.data.tokenizer is None and (workdir / tokenizers.FILE).is_file():
+        _check_unchanged(workdir / tokenizers.FILE)
         c.data.tokenizer = str(workdir / tokenizers.FILE)
 
 
 def check_tokenizer(workdir: Path, source: Source) -> None:
     """Raise DataError if a run was trained with another tokenizer than that of a split."""
     path, other = workdir / tokenizers.FILE, getattr(source, "tokenizer", None)
+    if path.is_file():
+        _check_unchanged(path)
     if other is not None and path.is_file() and (saved := tokenizers.read(path)).json() != other.json():
         raise DataError(
             f"{path} is the tokenizer of this run, with {saved.vocabulary:,} tokens; data.tokenizer names another one, "
@@ -169,10 +228,12 @@ def load_classes(workdir: Path) -> tuple[str, ...] | None:
 
     Raises:
         ConfigError: the file is not a list of names.
+        WorkdirError: the file has changed since it was written.
     """
     path = workdir / CLASSES
     if not path.is_file():
         return None
+    _check_unchanged(path)
     try:
         classes = json.loads(path.read_text())
     except ValueError:

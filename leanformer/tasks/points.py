@@ -205,7 +205,7 @@ def _target_spec(name: str, sizes: drawn.Sizes) -> Spec:
 
 def from_config(c: Any) -> Task:
     """Return the task of a config. Raises ConfigError for an unknown `data.name`, or sizes that it cannot have."""
-    sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "items", "bias")})
+    sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "num_items", "bias")})
     if reason := drawn.find(c.data.name).validate(sizes):
         raise ConfigError(f'data.name="{c.data.name}": {reason}')
     curriculum = Curriculum(**c.data.curriculum)

@@ -110,7 +110,7 @@ class Run:
         Called at the first step, so that a command that trains nothing does not overwrite them.
         """
         run_files.begin(self.workdir, self.setup.config, self.timer.compiled)
-        artifacts.save(self.workdir, self.source)
+        artifacts.save(self.workdir, self.source, self.setup.splits)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a step that was dispatched to the device, and check completed steps and the save in the background.

@@ -38,6 +38,7 @@ class TrainSetup:
     optimizer: optax.GradientTransformationExtraArgs  # optimizer without learning rate
     lr_scales: lr_scales.LrScales  # learning-rate scale of each parameter; 0 freezes it
     state: TrainState  # shapes, dtypes and shardings of the training state
+    splits: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # fingerprints by name of split
 
     @property
     def mesh(self) -> Mesh:
@@ -197,6 +198,8 @@ def build(
 def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.Source, Mapping[str, data.Source]]:
     """Return the setup of a run, its training split and its evaluation splits.
 
+    Warn of files in several splits, and of data that have changed since the run in `workdir` was started.
+
     Raises ConfigError or DataError if the data, the task or the mesh do not fit the config, or `workdir` is an export.
     """
     artifacts.check_not_exported(workdir)
@@ -206,7 +209,11 @@ def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.
     artifacts.check_tokenizer(workdir, source)
     if not (workdir / "config.json").is_file():
         tasks.check_names(c, source)
-    return build(c, examples=data.size(source), mesh=mesh, task=task), source, held_out
+    tasks.warn_repeats(c, source, held_out)
+    setup = build(c, examples=data.size(source), mesh=mesh, task=task)
+    splits = tasks.fingerprint(c, source, held_out)
+    artifacts.warn_changed_data(workdir, splits)
+    return dataclasses.replace(setup, splits=splits), source, held_out
 
 
 def _make_optimizer(

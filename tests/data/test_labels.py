@@ -5,14 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-from commands import CONFIGS
+from commands import CONFIGS, run_in_process
 from messages import mentions, refuses
 
 from leanformer import config, prepare, tasks
 from leanformer.data import Source
 from leanformer.data.images import open_images
 from leanformer.data.images.sources import Idx
-from leanformer.errors import ConfigError, DataError
+from leanformer.errors import ConfigError, DataError, WorkdirError
 from leanformer.sweeps.grid import SweepRun
 from leanformer.tasks import artifacts
 from leanformer.train import train
@@ -163,6 +163,7 @@ def test_run_without_saved_classes_warns(small_config, tmp_path, capfd):
     artifacts.save(tmp_path, SourceWithClasses())
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])
     assert capfd.readouterr().err == ""
+    (tmp_path / "data.json").unlink()  # a run of an older version
     for broken in ("[1, 2]", '{"a": 0}', '["a"'):
         (tmp_path / "classes.json").write_text(broken)
         with refuses(tmp_path / "classes.json"):
@@ -193,3 +194,46 @@ def test_zero_num_classes_is_filled_from_the_training_split(pictures, tmp_path):
     c.data.name = "folder:/nowhere"
     with refuses("/nowhere", error=DataError):
         tasks.fill_num_classes(c)
+
+
+@pytest.mark.parametrize("edit", [["bee", "ape", "cat"], ["ape", "bee"], ["ape", "bee", "car"]])
+def test_edited_classes_are_refused(small_config, pictures, tmp_path, edit):
+    artifacts.save(tmp_path, open_splits(small_config)[0])
+    assert artifacts.load_classes(tmp_path) == ("ape", "bee", "cat")
+    (tmp_path / "classes.json").write_text(json.dumps(edit))
+    with refuses(tmp_path / "classes.json", tmp_path / "data.json", error=WorkdirError):
+        artifacts.load_classes(tmp_path)
+    (tmp_path / "data.json").unlink()  # edited on purpose
+    assert artifacts.load_classes(tmp_path) == tuple(edit)
+    (tmp_path / "data.json").write_text("[]")
+    with refuses(tmp_path / "data.json", error=WorkdirError):
+        artifacts.load_classes(tmp_path)
+
+
+def test_resumed_run_warns_of_changed_data(small_config, pictures, tmp_path, capfd):
+    workdir = tmp_path / "run"
+    assert train(small_config, workdir) == 0
+    assert "WARNING" not in capfd.readouterr().err
+    (pictures / "train" / "ape" / "0.png").unlink()
+    small_config.total_steps = 3
+    assert train(small_config, workdir) == 0
+    err = capfd.readouterr().err
+    assert mentions(err, "WARNING", "train", workdir, "12 -> 11 examples", "names") and not mentions(err, "val")
+    small_config.total_steps = 4  # once
+    assert train(small_config, workdir) == 0
+    assert "12 -> 11" not in capfd.readouterr().err
+
+
+def test_evaluation_ignores_new_classes_of_the_training_split(small_config, pictures, tmp_path, capfd):
+    """It reads the evaluation split alone, records into a writable folder, and only warns if there is none."""
+    workdir, out = tmp_path / "run", tmp_path / "out"
+    assert train(small_config, workdir) == 0
+    write_images(pictures, train=["aal"])
+    (workdir / "evaluation.json").mkdir()  # not writable, also for root
+    status, text, err = run_in_process(["", "", "leanformer.evaluate", f"--workdir={workdir}"])
+    assert status == 0 and "loss" in text and mentions(err, "WARNING", workdir, "--out=DIR")
+    status, _, err = run_in_process(["", "", "leanformer.evaluate", f"--workdir={workdir}", f"--out={out}"])
+    assert (status, err) == (0, "") and json.loads((out / "evaluation.json").read_text())["accuracy"].keys() == {
+        *("ape", "bee", "cat")
+    }
+    assert (out / "confusion.csv").is_file() and (out / "plots" / "confusion.png").is_file()

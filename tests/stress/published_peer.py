@@ -4,9 +4,12 @@ PEER_PYTHON published_peer.py make|logits FOLDER... runs in an environment with 
 folder is a model; `make` writes it, and `logits` writes logits.json into it, or the error that the library raised.
 """
 
-import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import sys
+import unittest.mock
 from pathlib import Path
 
 import numpy as np
@@ -61,12 +64,26 @@ def make(folder):
     timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
 
 
+class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stand-in for torchvision, whose transforms timm imports, and its models do not use."""
+
+    def find_spec(self, name, path, target=None):
+        found = name.split(".")[0] == "torchvision"
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
+
+    def create_module(self, spec):
+        module = type(sys)(spec.name)
+        module.__path__, module.__getattr__ = [], lambda name: unittest.mock.MagicMock(spec=torch.nn.Module)
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
 def import_timm():
     """Return timm, with a stand-in for torchvision if it is missing."""
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        import torchvision_stub  # noqa: F401  # on PYTHONPATH
+    if importlib.util.find_spec("torchvision") is None:
+        sys.meta_path.insert(0, Stand())
     return importlib.import_module("timm")
 
 

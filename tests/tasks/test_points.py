@@ -21,7 +21,7 @@ from leanformer.training import checks, train_setup
 
 
 N, DIM, D, SEED = 7, 11, 3, 5
-SIZES = point_tasks.Sizes(points=N, dim=DIM, items=D, bias=0.5)
+SIZES = point_tasks.Sizes(points=N, dim=DIM, num_items=D, bias=0.5)
 NO_CURRICULUM = {"every": 0, "dim": 5, "dim_step": 1, "points": 3, "points_step": 2}
 
 
@@ -222,7 +222,7 @@ def test_training_run_records_its_score(small_config, tmp_path, one_device):
     "name, change, parts",
     [
         ("nearest_orthonormal", {"data.points": 12}, ("data.points=12", "data.dim=11")),
-        ("retrieval", {"data.items": 12}, ("data.items=12", "data.dim=11")),
+        ("retrieval", {"data.num_items": 12}, ("data.num_items=12", "data.dim=11")),
         ("nearest", {"data.points": 1}, ("data.points=1",)),
         ("nearest", {"data.dim": 13}, ("model.width=11", "data.dim=13")),
         ("nearest", {"data.curriculum.every": 5}, ("data.curriculum.every=5", "regression, retrieval", 0)),

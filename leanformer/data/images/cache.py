@@ -17,10 +17,11 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from etils import epath
 from PIL import Image
 
+from leanformer.data import fingerprints
 from leanformer.data.images.decoding import CorruptImage, decode_whole
 from leanformer.data.pool import map_ordered
 from leanformer.data.source import Source
-from leanformer.errors import DataError
+from leanformer.errors import DataError, first_line
 from leanformer.runtime import files
 
 
@@ -190,17 +191,27 @@ class Cache:
                 f"model.channels={channels}: the images in {self.folder} are grey. Make a cache in a new folder."
             )
         self.num_classes, self.classes = record["num_classes"], record["classes"]
+        self._digest = fingerprints.digest(json.dumps(record, sort_keys=True).encode())
         self._records = ArrayRecordDataSource([str(self.folder / name) for name in sorted(record["bytes"])])
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self._records[index]
+        try:
+            record = self._records[index]
+        except Exception as error:  # the library raises errors of several classes for damaged records
+            raise DataError(
+                f"{self.name(index)} is damaged: {first_line(error)}. Remove {self.folder}, and run `python -m "
+                "leanformer.prepare cache` again."
+            ) from error
         return {"image": record[8:], "label": int.from_bytes(record[:8], "little", signed=True)}
 
     def name(self, index: int) -> str:
         return f"{self.folder}, example {index}"
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"shards": self._digest}
 
 
 def describe_effect(record: Mapping[str, Any], size: tuple[int, int]) -> str:

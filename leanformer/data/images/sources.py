@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import struct
 import warnings
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from etils import epath
 
 from leanformer.config.rules import image_sides
+from leanformer.data import fingerprints
 from leanformer.data import source as names
 from leanformer.errors import DataError
 from leanformer.runtime import files
@@ -20,13 +22,16 @@ from leanformer.runtime import files
 BUNDLED = Path(__file__).parents[1] / "bundled"
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+# Up to the last suffix of an image that ends a word.
+PATH_WITH_SPACES = re.compile(rf"(.*(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?: |$)", re.IGNORECASE)
 
 
 class Folder:
     """Image files in one folder per class, `<root>/<split>/<class>/<file>`, or listed in a split file.
 
-    A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a space and
-    the class. The default class is the name of the file's folder. Classes are `classes`, by default those in
+    A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a tab, or a
+    space, and the class. Without a tab, the file ends with the last suffix of an image, so that it may have spaces. The
+    default class is the name of the file's folder. Classes are `classes`, by default those in
     `<root>/classes.txt`, else those of this split, sorted.
 
     Raises:
@@ -43,7 +48,7 @@ class Folder:
         if ignored:
             message = f"Ignored in {root}, because they are not images in the folder of a class: {names.quote(ignored)}"
             warnings.warn(message, stacklevel=2)
-        self.root = str(root)
+        self.root, self._listed = str(root), listing.is_file()
         present = sorted({label for _, label in pairs})
         self.classes = list(classes or names.listed(root) or present)
         self.num_classes = len(self.classes)
@@ -60,6 +65,19 @@ class Folder:
 
     def name(self, index: int) -> str:
         return str(Path(self.root) / os.fsdecode(self._files[index]))
+
+    @property
+    def files(self) -> list[bytes]:
+        """Names of the files if a split file lists them."""
+        return self._files.tolist() if self._listed else []
+
+    def fingerprint(self) -> dict[str, str]:
+        sizes = fingerprints.digest_sizes(self.name, len(self))
+        return {
+            "names": fingerprints.digest(self._files),
+            "classes": fingerprints.digest(self._labels, "\n".join(self.classes).encode(errors="surrogateescape")),
+            "sizes of files": sizes,
+        }
 
 
 def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:
@@ -105,12 +123,20 @@ def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:
     for number, line in enumerate(names.read_lines(listing), 1):
         if not line.strip():
             continue
-        file, _, label = line.strip().partition("\t") if "\t" in line else line.strip().partition(" ")
+        file, label = _split_line(line.strip())
         path = Path(file)
         if path.is_absolute() or ".." in path.parts:
             raise DataError(f"{listing}, line {number}: {file!r} is outside {root}. Use paths relative to that folder.")
-        pairs.append((file, label.strip() or path.parent.name))
+        pairs.append((path.as_posix(), label.strip() or path.parent.name))
     return pairs
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    """Return the file and the class, "" if there is none, in a line of a split file."""
+    if "\t" not in line and (match := PATH_WITH_SPACES.match(line)):
+        return match[1], line[match.end(1) :]
+    file, _, label = line.partition("\t" if "\t" in line else " ")
+    return file, label
 
 
 class Idx:
@@ -143,6 +169,9 @@ class Idx:
 
     def name(self, index: int) -> str:
         return f"{self.folder}, {self.split}, image {index}"
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"images": fingerprints.digest(self._images), "labels": fingerprints.digest(self._labels)}
 
 
 def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:

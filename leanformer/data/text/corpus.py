@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from leanformer.data import generated, pool
+from leanformer.data import fingerprints, generated, pool
 from leanformer.data.text import tokenizer as tokens
 from leanformer.data.text.documents import Documents, Split, find
 from leanformer.data.text.tokenizer import Tokenizer
@@ -68,6 +68,16 @@ class Corpus:
         values = self._mapped_tokens[self.first + max(start, 0) : self.first + stop].astype(np.int32)
         return np.concatenate([[np.int32(self.tokenizer.end)], values]) if start < 0 else values
 
+    def digest(self) -> str:
+        """Return a digest of the split's tokens."""
+        record = json.loads(generated.record_path(self.folder, KIND).read_bytes())
+        return fingerprints.digest(f"{record['sha256'][TOKENS]} {self.first} {self.last}".encode())
+
+    def count_shared(self, other: "Corpus") -> int:
+        """Return the number of tokens of the same texts that are also in another split."""
+        same = self.folder == other.folder
+        return max(0, min(self.last, other.last) - max(self.first, other.first)) if same else 0
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields without open files, which worker processes open themselves."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -109,6 +119,7 @@ def open_corpus(
     fill = functools.partial(_write, texts, chosen, workers if workers > 1 else 0)
     place = generated.make(target, KIND, VERSION, recipe, fill)
     record = generated.read(place, KIND, VERSION, recipe)
+    generated.check_files(place, record)
     size = (place / TOKENS).stat().st_size // np.dtype(dtype(chosen.vocabulary)).itemsize
     if size != record["tokens"]:
         raise DataError(
@@ -147,6 +158,7 @@ def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
     recipe = texts.identity() | {"vocabulary": int(size)}
     fill = functools.partial(_train, TRAINED[kind], texts, int(size))
     place = generated.make(folder / f"{kind}-{_digest(recipe)}", VOCABULARY, VERSION, recipe, fill)
+    generated.check_files(place, generated.read(place, VOCABULARY, VERSION, recipe))
     return tokens.read(place / tokens.FILE)
 
 
