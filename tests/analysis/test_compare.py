@@ -333,3 +333,19 @@ def test_invalid_arguments_are_refused(words, parts, folder, tmp_path):
     paths |= {"S": folder, "O": tmp_path / "out", "E": tmp_path / "empty", "--out=O": f"--out={tmp_path}"}
     arguments, expected = ([paths.get(item, item) for item in items] for items in (words, parts))
     check_refused(["", "", "leanformer.compare", *arguments], *expected)
+
+
+def test_folders_that_are_no_runs_are_skipped(folder, tmp_path, capfd):
+    """SWEEP/* has the sweep's own page, folder and files besides its runs."""
+    (tmp_path / "compare").mkdir()
+    (tmp_path / "log.txt").write_text("")
+    given = [*map(str, sorted(folder.iterdir())), str(tmp_path / "compare"), str(tmp_path / "log.txt")]
+    result = runs.read([path for path in given if "/compare" not in path or path.startswith(str(tmp_path))])
+    assert len(result.runs) == len(runs.read([str(folder)]).runs)
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and mentions(err, tmp_path / "compare", tmp_path / "log.txt")
+    for alone in ("compare", "log.txt"):
+        with refuses(tmp_path / alone):
+            runs.read([str(tmp_path / alone)])
+    with refuses(tmp_path / "nowhere"):
+        runs.read([str(tmp_path / "nowhere"), str(folder)])

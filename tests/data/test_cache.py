@@ -155,3 +155,18 @@ def test_cached_evaluation_examples_equal_the_originals(c, tmp_path, capsys):
 def test_examples_per_core_are_measured(c):
     train, _ = tasks.open_data(tasks.build(c).data, c)
     assert 1 < prepare.examples_per_core(c, tasks.build(c).data, train) < 1e6
+
+
+@pytest.mark.parametrize("where", ["image", "index"])
+def test_damaged_records_are_one_message(root, tmp_path, where):
+    """Some bytes of a shard are overwritten, and its size is unchanged."""
+    write_cache(root, tmp_path / "small")
+    shard = min((tmp_path / "small" / "train").glob("*.array_record"))
+    content = bytearray(shard.read_bytes())
+    start = content.find(b"\xff\xd8\xff") + 20 if where == "image" else len(content) // 2  # of the first JPEG
+    content[start : start + 60] = bytes(x ^ 255 for x in content[start : start + 60])
+    shard.write_bytes(content)
+    with refuses(tmp_path / "small" / "train", error=DataError):
+        source = open_images(f"cache:{tmp_path / 'small'}", "train", **OPEN_OPTIONS)
+        for i in range(len(source)):
+            source[i]

@@ -211,9 +211,9 @@ def test_edited_classes_are_refused(small_config, pictures, tmp_path, edit):
 
 
 def test_resumed_run_warns_of_changed_data(small_config, pictures, tmp_path, capfd):
-    workdir = tmp_path / "run"
+    workdir, small_config.checkpoint.every = tmp_path / "run", 0
     assert train(small_config, workdir) == 0
-    assert "WARNING" not in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
     (pictures / "train" / "ape" / "0.png").unlink()
     small_config.total_steps = 3
     assert train(small_config, workdir) == 0
@@ -237,3 +237,15 @@ def test_evaluation_ignores_new_classes_of_the_training_split(small_config, pict
         *("ape", "bee", "cat")
     }
     assert (out / "confusion.csv").is_file() and (out / "plots" / "confusion.png").is_file()
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_files_in_both_splits_are_warned_of(small_config, pictures, tmp_path, capfd, command):
+    for split in ("train", "val"):
+        lines = [f"train/{label}/{i}.png" for label in ("ape", "bee", "cat") for i in range(3 + (split == "train"))]
+        (pictures / f"{split}.txt").write_text("\n".join(lines))
+    if command == "check":
+        prepare.check(small_config)
+    else:
+        train(small_config, tmp_path / "run", dry_run=True)
+    assert mentions(capfd.readouterr().err, "WARNING", f"folder:{pictures}", 9, "val", "train/ape/0.png")

@@ -237,3 +237,24 @@ def test_roberta_names_are_renamed_to_those_of_bert():
     for name, x in tensors.items():
         np.testing.assert_array_equal(renamed[name], x, err_msg=name)
     assert layouts.rename("huggingface", {"name": "bert"}, tensors) == tensors
+
+
+def test_card_has_the_scores_of_the_exported_checkpoint(tmp_path):
+    """Those of the last one are in summary.json, those of the others in metrics.jsonl."""
+    c = case_config(*VIT)
+    final = {"kind": "eval", "step": 30, "loss": 0.2888}
+    (tmp_path / "summary.json").write_text(json.dumps({"final": final}))
+    records = [{"kind": "train", "step": 20, "loss": 9.0}, {"kind": "eval", "step": 20, "loss": 0.3846}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, final]))
+    assert folders.Origin.of_run(tmp_path, c, 20).facts.items() >= {"step": 20, "loss, at step 20": 0.3846}.items()
+    assert "loss, at the end" not in folders.Origin.of_run(tmp_path, c, 20).facts
+    assert folders.Origin.of_run(tmp_path, c, 30).facts.items() >= {"step": 30, "loss, at the end": 0.2888}.items()
+    assert not any("loss" in key for key in folders.Origin.of_run(tmp_path, c, 10).facts)  # not evaluated
+
+
+def test_card_names_the_difference_of_the_image_processor(tmp_path):
+    description = describe()
+    cards = [
+        files.model_card(description, IMAGE | {"name": "vit"}, {}, prepared=prepared) for prepared in (True, False)
+    ]
+    assert [mentions(card, 'backend="pil"', "pixel") for card in cards] == [True, False]

@@ -5,10 +5,11 @@ when it is complete, and its JSON record after it, so a killed run resumes at th
 example is stored as its label, eight bytes, followed by the image.
 """
 
+import contextlib
 import functools
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -192,20 +193,27 @@ class Cache:
             )
         self.num_classes, self.classes = record["num_classes"], record["classes"]
         self._digest = fingerprints.digest(json.dumps(record, sort_keys=True).encode())
-        self._records = ArrayRecordDataSource([str(self.folder / name) for name in sorted(record["bytes"])])
+        with self._explain_damage(str(self.folder)):
+            self._records = ArrayRecordDataSource([str(self.folder / name) for name in sorted(record["bytes"])])
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        try:
+        with self._explain_damage(self.name(index)):
             record = self._records[index]
-        except Exception as error:  # the library raises errors of several classes for damaged records
-            raise DataError(
-                f"{self.name(index)} is damaged: {first_line(error)}. Remove {self.folder}, and run `python -m "
-                "leanformer.prepare cache` again."
-            ) from error
         return {"image": record[8:], "label": int.from_bytes(record[:8], "little", signed=True)}
+
+    @contextlib.contextmanager
+    def _explain_damage(self, about: str) -> Iterator[None]:
+        """Raise DataError for an error of the library, which is a RuntimeError for damaged records."""
+        try:
+            yield
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise DataError(
+                f"{about} is damaged: {first_line(error)}. Remove {self.folder}, and run `python -m "
+                "leanformer.prepare cache` with the config of the original dataset."
+            ) from error
 
     def name(self, index: int) -> str:
         return f"{self.folder}, example {index}"
