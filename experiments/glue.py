@@ -23,7 +23,7 @@ from leanformer import config
 from leanformer.config.sentences import GLUE
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import artifacts
+from leanformer.tasks import artifacts, origins
 from leanformer.training import metrics_log
 
 
@@ -36,10 +36,10 @@ def settings(run: Path | None) -> dict[str, Any]:
     """Return the config keys that follow from a pre-trained run. Raise ConfigError if the folder is not of a run."""
     if run is None:
         return {}
-    if artifacts.source_run(str(run)) is None:
+    if origins.source_run(str(run)) is None:
         raise ConfigError(f"--init_from={run} is not the folder of a run.")
     length = artifacts.load_config(run).model.max_length
-    keys = {f"model.{key}": value for key, value in artifacts.required_model_keys(run).items() if value is not None}
+    keys = {f"model.{key}": value for key, value in origins.required_model_keys(run).items() if value is not None}
     keys |= {"model.max_length": length, "data.max_length": min(length, config.load("glue").data.max_length)}
     return keys | {"init_from.path": str(run.absolute()), "init_from.new_head": True}
 

@@ -11,7 +11,6 @@ from leanformer import models, pretrained
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.exports import files, huggingface, timm
 from leanformer.exports.description import Description
-from leanformer.layers.model_base import REQUIRED
 from leanformer.pretrained import storage
 from leanformer.runtime import files as disk
 from leanformer.tasks import artifacts
@@ -56,9 +55,7 @@ def _is_number(value: Any) -> bool:
 
 def complete_arguments(c: Any) -> dict[str, Any]:
     """Return the section config.model with the defaults of its architecture."""
-    family = models.find_class(c.model.name)
-    defaults = {key: default for key, (_, default) in family.keys().items() if default is not REQUIRED}
-    return defaults | c.model.to_dict()
+    return models.find_class(c.model.name).defaults() | c.model.to_dict()
 
 
 def describe(c: Any, to: str, classes: tuple[str, ...] | None = None) -> Description:

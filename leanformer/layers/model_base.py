@@ -91,20 +91,22 @@ class Family(nnx.Module):
         return options_of(arguments.get("attention", keys["attention"][1]), cls.attentions, **others)
 
     @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the defaults of the keys of config.model that have one."""
+        return {key: default for key, (_, default) in cls.keys().items() if default is not REQUIRED}
+
+    @classmethod
     def settings(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every setting of a model, also of those that the architecture fixes or leaves unset."""
-        values = {name: field.default for name, field in SETTINGS.items()}
-        values |= {key: default for key, (_, default) in cls.keys().items()}
-        given = {key: x for key, x in (values | dict(cls.fixed) | dict(arguments)).items() if x is not REQUIRED}
-        return {key: value for key, value in given.items() if value is not dataclasses.MISSING}
+        values = {name: field.default for name, field in SETTINGS.items() if field.default is not dataclasses.MISSING}
+        return {**values, **cls.defaults(), **cls.fixed, **arguments}
 
     @classmethod
     def from_section(cls, arguments: Mapping[str, Any], *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Family":
         """Build a model from a section config.model without its name. Raises ConfigError as `check` does."""
         cls.check(arguments)
         keys = cls.keys()
-        values = {key: default for key, (_, default) in keys.items() if default is not REQUIRED}
-        values |= {key: value for key, value in arguments.items() if key in keys}
+        values = cls.defaults() | {key: value for key, value in arguments.items() if key in keys}
         blocks = {key: values.pop(key) for key in list(values) if key in SETTINGS or key == "attention"}
         blocks |= {"kind": cls.attentions[blocks.pop("attention")], "options": cls.options(arguments), "dtype": dtype}
         blocks |= cls.fixed

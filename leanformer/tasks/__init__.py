@@ -64,7 +64,12 @@ def fingerprint(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[s
 def warn_repeats(c: Any, train: Source, held_out: Mapping[str, Source]) -> None:
     """Warn of files that are twice in a split, or in the training split and another one, in the process that writes."""
     others = _by_split(c, held_out)
-    for sentence in fingerprints.describe_repeats(train, others) if multihost.is_primary() else ():
+    same = [split for split in others if split == c.data.train_split]
+    sentences = [
+        f"split {split} is the training split, so scores on it are those of training examples" for split in same
+    ]
+    sentences += fingerprints.describe_repeats(train, {key: x for key, x in others.items() if key not in same})
+    for sentence in sentences if multihost.is_primary() else ():
         print(f"WARNING: {c.data.name}: {sentence}.", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Files that describe the model of a workdir: config.json, classes.json, tokenizer.json; and checks of fine-tuning."""
+"""Files that describe the model of a workdir: config.json, classes.json, tokenizer.json, data.json."""
 
 import json
 import sys
@@ -14,7 +14,6 @@ from leanformer.config import KINDS, base
 from leanformer.config.common import RENAMED
 from leanformer.data import Source, fingerprints
 from leanformer.data.generated import sha256
-from leanformer.data.text import Tokenizer
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError, DataError, WorkdirError
 from leanformer.runtime import files, multihost
@@ -29,9 +28,6 @@ SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")
 # Keys and sections removed from configs, and those of them that enabled a feature.
 REMOVED = ("total_seconds", "teacher", "batch_ramp_start", "batch_ramp_increment", "batch_ramp_steps")
 SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
-# Keys of a model that affect no weight, or only weights above the blocks.
-FREE = {"num_classes", "pool", "pooler_dim", "transform", "head_bias", "packed", "dropout", "drop_path", "remat"}
-FREE |= {"unroll", "backend", "max_length"}
 
 
 def load_config(workdir: Path) -> ConfigDict:
@@ -150,7 +146,9 @@ def _write_record(folder: Path, splits: Mapping[str, Any]) -> None:
 def _read_record(folder: Path) -> dict[str, Any]:
     """Return the content of data.json; empty for runs that older versions started. Raises WorkdirError if broken."""
     content = files.read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
-    if not isinstance(content, dict) or not all(isinstance(content.get(key, {}), dict) for key in ("sha256", "splits")):
+    parts = [content.get(key, {}) for key in ("sha256", "splits")] if isinstance(content, dict) else [None]
+    valid = all(isinstance(part, dict) for part in parts) and all(isinstance(x, dict) for x in parts[-1].values())
+    if not valid:
         raise WorkdirError(f"{folder / RECORD} is not the record of a run's data. Restore a copy, or delete it.")
     return content
 
@@ -255,35 +253,4 @@ def warn_missing_classes(workdir: Path, classes: Sequence[str] | None) -> None:
             f"it is now: {', '.join(classes)}.",
             file=sys.stderr,
             flush=True,
-        )
-
-
-def source_run(path: str | None) -> Path | None:
-    """Return the folder of the run in `init_from.path`; None if it is a file or unset."""
-    folder = path and Path(path).expanduser()
-    return folder if folder and (folder / "config.json").is_file() else None
-
-
-def required_model_keys(workdir: Path) -> dict[str, Any]:
-    """Return the model keys of a run that a model started from its weights must share."""
-    model = load_config(workdir).model.to_dict()
-    return {key: value for key, value in model.items() if key not in FREE}
-
-
-def check_source_model(workdir: Path, model: Any) -> None:
-    """Raise ConfigError if a model differs from the one that the weights of a run were trained with."""
-    differ = {key: value for key, value in required_model_keys(workdir).items() if model.get(key) != value}
-    if differ:
-        flags = " ".join(f"--config.model.{key}={value}" for key, value in differ.items())
-        values = ", ".join(f"model.{key}={model.get(key)}" for key in differ)
-        raise ConfigError(f"init_from.path={workdir}: the run has another model than {values}. Set {flags}.")
-
-
-def check_source_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None:
-    """Raise DataError if the chosen tokenizer differs from that of the run."""
-    trained = load_tokenizer(workdir)
-    if trained.json() != chosen.json():
-        raise DataError(
-            f'data.tokenizer="{words}" ({chosen.vocabulary:,} tokens) differs from the tokenizer of init_from.path='
-            f"{workdir} ({trained.vocabulary:,} tokens). Leave data.tokenizer unset."
         )

@@ -19,7 +19,7 @@ from leanformer.data.sentences.encoded import join_pair, special_tokens
 from leanformer.data.source import find
 from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import artifacts, losses, metrics
+from leanformer.tasks import losses, metrics, origins
 from leanformer.tasks.classification import LABEL, Classification, labelled
 from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
@@ -63,7 +63,7 @@ class SentenceData(DataModule):
         chosen = corpus.make_tokenizer(words, texts, Path(corpus.CACHE).expanduser())
         special_tokens(chosen)
         if self.source_run is not None:
-            artifacts.check_source_tokenizer(self.source_run, words, chosen)
+            origins.check_source_tokenizer(self.source_run, words, chosen)
         if chosen.vocabulary > self.vocabulary:
             raise DataError(
                 f'data.tokenizer="{words}" has {chosen.vocabulary:,} tokens, and model.vocabulary={self.vocabulary}. '
@@ -220,9 +220,9 @@ def from_config(c: Any) -> Task:
     """
     m, d = c.model, c.data
     find(d.name, KINDS)
-    source_run = artifacts.source_run(c.init_from.path)
+    source_run = origins.source_run(c.init_from.path)
     if source_run is not None:
-        artifacts.check_source_model(source_run, m)
+        origins.check_source_model(source_run, m)
     shared = {"num_classes": m.num_classes, "length": d.max_length, "types": bool(m.get("types"))}
     keys = {name: d[name] for name in ("tokenizer", "train_split", "name", "dir")}
     objective = SentenceRegression if m.num_classes == 1 else SentenceClassification

@@ -16,10 +16,11 @@ from leanformer.config.rules import patch_grid
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.pretrained import layouts, published
+from leanformer.pretrained.published import preprocessing
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.sharing import Axes
 from leanformer.runtime.target import lower
-from leanformer.tasks import Batch, Objective, Spec
+from leanformer.tasks import Batch, Objective, Spec, origins
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -67,13 +68,24 @@ class ModelSetup:
         Raises:
             WeightsError: the weights cannot be read, or differ from the model in more than `config.init_from` allows.
         """
-        if layout != "own":
-            model, family = self.config.model.to_dict(), models.find_class(self.config.model.name)
-            resized = self.config.init_from.resize_positions
-            published.check(
-                path, layout, family.settings(model), configurable={*family.keys(), *model}, resized=resized
-            )
+        self._compare_settings(path, layout)
         return self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
+
+    def _compare_settings(self, path: str, layout: str) -> None:
+        """Compare the config with what the files beside weights say of them. Raises WeightsError if it differs."""
+        c, family = self.config, models.find_class(self.config.model.name)
+        model = c.model.to_dict()
+        if layout == "own":
+            origins.warn_other_model(Path(path).expanduser(), model, family.settings)
+        if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
+            return
+        keys, resized = {*family.keys(), *model}, c.init_from.resize_positions
+        published.check(path, layout, family.settings(model), configurable=keys, resized=resized)
+        data = c.get("data", {})
+        if "mean" in data and "std" in data:
+            preprocessing.warn_normalisation(path, layout, data.mean, data.std)
+        if "tokenizer" in data and layout == "huggingface":
+            origins.warn_other_tokenizer(Path(path).expanduser(), data.tokenizer)
 
     def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:
         """Return weights from tensors in the naming scheme `layout`. Raises the errors of `read_weights`."""

@@ -15,6 +15,7 @@ from typing import IO, Any
 import jax
 from ml_collections import ConfigDict
 
+from leanformer import models
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import environment, files, multihost
 from leanformer.tasks import artifacts
@@ -103,8 +104,14 @@ def provenance() -> dict[str, Any]:
 
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which `config` differs from the config in `workdir`, with both values."""
+    """Return the keys in which `config` differs from the config in `workdir`, with both values.
+
+    Keys of the model that are younger than the run had their default.
+    """
     before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
+    if before["model.name"] == after["model.name"]:
+        defaults = json.loads(json.dumps(models.find_class(config.model.name).defaults()))
+        before = {key: x for key, x in artifacts.flatten_keys({"model": defaults}).items() if key in after} | before
     keys = sorted(before.keys() | after.keys())
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 

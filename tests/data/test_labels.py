@@ -249,3 +249,16 @@ def test_files_in_both_splits_are_warned_of(small_config, pictures, tmp_path, ca
     else:
         train(small_config, tmp_path / "run", dry_run=True)
     assert mentions(capfd.readouterr().err, "WARNING", f"folder:{pictures}", 9, "val", "train/ape/0.png")
+
+
+def test_evaluation_on_the_training_split_is_warned_of(small_config, pictures, capfd):
+    small_config.data.eval_split = "train"
+    prepare.check(small_config)
+    assert mentions(capfd.readouterr().err, "WARNING", f"folder:{pictures}", "train")
+
+
+@pytest.mark.parametrize("content", ['{"splits": {"train": 5}}', '{"sha256": []}', '{"splits": [1]}', "[]"])
+def test_malformed_records_of_data_are_refused(tmp_path, content):
+    (tmp_path / "data.json").write_text(content)
+    with refuses(tmp_path / "data.json", error=WorkdirError):
+        artifacts.warn_changed_data(tmp_path, {"train": {"examples": 3}})

@@ -235,6 +235,7 @@ class Tfds:
             ) from error
         label = builder.info.features["label"]
         self.num_classes, self.classes = label.num_classes, label.names
+        self._version = builder.info.full_name
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -245,6 +246,9 @@ class Tfds:
 
     def name(self, index: int) -> str:
         return f"tfds:{self.dataset}, {self.split}, example {index}"
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"version of the dataset": self._version}
 
 
 def prepare_tfds(dataset: str, dir: str | None) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data import delimited
+from leanformer.data import delimited, fingerprints
 from leanformer.data import source as names
 from leanformer.errors import DataError
 from leanformer.runtime import files as disk
@@ -110,6 +110,13 @@ class LabelledText:
         index = range(len(self))[index]
         text = self._bytes[self._offsets[index] : self._offsets[index + 1]]
         return {"tokens": text.astype(np.int32) + 1, "label": int(self._labels[index])}
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return digests of texts and labels."""
+        return {
+            "texts": fingerprints.digest(self._bytes, self._offsets),
+            "labels": fingerprints.digest(self._labels),
+        }
 
     def name(self, index: int) -> str:
         return f"{self.path}, line {self._lines[index]}"

@@ -76,6 +76,11 @@ class Tokenizer:
             raise DataError(f"{ascii(text)[:60]} is not a text. Pass a str of valid Unicode.") from error
         return [np.array(one.ids, np.int32) for one in encoded]
 
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Numbers of all tokens."""
+        return self._base.get_vocab()
+
     def number(self, token: str) -> int | None:
         """Return the number of a token of the vocabulary such as "[SEP]"; None if it has no such token."""
         return self._base.token_to_id(token)

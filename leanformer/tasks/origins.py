@@ -1,0 +1,87 @@
+"""Checks of the weights that a model starts from: settings and tokenizer that they were trained with."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from leanformer.data.text import Tokenizer
+from leanformer.data.text import tokenizer as tokenizers
+from leanformer.errors import ConfigError, DataError
+from leanformer.runtime import files, multihost
+from leanformer.tasks import artifacts
+
+
+# Keys of a model that affect no weight, or only weights above the blocks.
+FREE = {"num_classes", "pool", "pooler_dim", "transform", "head_bias", "packed", "dropout", "drop_path", "remat"}
+FREE |= {"unroll", "backend", "max_length"}
+# Keys of a model that change only its initial weights or its training, or that new weights may change.
+INITIAL = {"qkv_init", "levers_on", "attention_dropout", "kernel_init", "dtype", "image_size", "layer_scale"}
+
+
+def source_run(path: str | None) -> Path | None:
+    """Return the folder of the run in `init_from.path`; None if it is a file or unset."""
+    folder = path and Path(path).expanduser()
+    return folder if folder and (folder / "config.json").is_file() else None
+
+
+def required_model_keys(workdir: Path) -> dict[str, Any]:
+    """Return the model keys of a run that a model started from its weights must share."""
+    model = artifacts.load_config(workdir).model.to_dict()
+    return {key: value for key, value in model.items() if key not in FREE}
+
+
+def check_source_model(workdir: Path, model: Any) -> None:
+    """Raise ConfigError if a model differs from the one that the weights of a run were trained with."""
+    differ = {key: value for key, value in required_model_keys(workdir).items() if model.get(key) != value}
+    if differ:
+        flags = " ".join(f"--config.model.{key}={value}" for key, value in differ.items())
+        values = ", ".join(f"model.{key}={model.get(key)}" for key in differ)
+        raise ConfigError(f"init_from.path={workdir}: the run has another model than {values}. Set {flags}.")
+
+
+def check_source_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None:
+    """Raise DataError if the chosen tokenizer differs from that of the run."""
+    trained = artifacts.load_tokenizer(workdir)
+    if trained.json() != chosen.json():
+        raise DataError(
+            f'data.tokenizer="{words}" ({chosen.vocabulary:,} tokens) differs from the tokenizer of init_from.path='
+            f"{workdir} ({trained.vocabulary:,} tokens). Leave data.tokenizer unset."
+        )
+
+
+def warn_other_model(path: Path, model: Mapping[str, Any], settings: Callable[[Mapping[str, Any]], Any]) -> None:
+    """Warn if weights in our own format were trained with other settings of the model, in the process that writes.
+
+    Shapes do not show another epsilon, activation or base of rotary positions, for example.
+
+    Args:
+        path: folder of a run or of an export, or a file in one; nothing is compared without a config.json of a run.
+        model: section config.model.
+        settings: `model_base.Family.settings` of the model.
+    """
+    folder = path if path.is_dir() else path.parent
+    content = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    if not multihost.is_primary() or not isinstance(content, dict) or "config" not in content:
+        return
+    theirs, ours = settings(artifacts.load_config(folder).model.to_dict()), settings(model)
+    differ = [key for key in ours if key not in FREE | INITIAL and (theirs.get(key) or None) != (ours[key] or None)]
+    if differ:
+        shown = ", ".join(f"model.{key}={theirs.get(key)}, now {ours[key]}" for key in differ)
+        print(f"WARNING: {folder}: these weights were trained with {shown}.", file=sys.stderr, flush=True)
+
+
+def warn_other_tokenizer(path: Path, words: str | None) -> None:
+    """Warn if the tokenizer beside published weights is not `data.tokenizer`, in the process that writes."""
+    folder = path if path.is_dir() else path.parent
+    if not multihost.is_primary() or not (folder / tokenizers.FILE).is_file():
+        return
+    chosen = Path(words or "").expanduser()
+    if words and chosen.exists() and tokenizers.read(chosen).tokens == tokenizers.read(folder).tokens:
+        return
+    print(
+        f"WARNING: {folder / tokenizers.FILE} belongs to these weights, but data.tokenizer={words}. Set "
+        f"--config.data.tokenizer={folder}.",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,90 @@
+"""Settings, normalisation and tokenizer of the weights that a model starts from, where shapes show no difference."""
+
+import json
+
+import jax
+import pytest
+from messages import mentions
+
+from experiments.exports import CASES, case_config, random_weights
+from leanformer import pretrained
+from leanformer.data.text import tokenizer as tokenizers
+from leanformer.exports import folders
+from leanformer.pretrained.published import preprocessing
+from leanformer.tasks import artifacts, origins
+from leanformer.training import model_setup, run_files
+
+
+def write_own(folder, c):
+    model = model_setup.build(c)
+    tensors = pretrained.export(jax.device_get(random_weights(model)), model.layout("own"))
+    pretrained.write(folder / "weights.safetensors", tensors)
+    (folder / "config.json").write_text(json.dumps({"config": json.loads(c.to_json())}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("epsilon", 1e-3), ("rotary", 5e5), ("activation", "gelu"), ("soft_cap", 20.0)]
+)
+def test_other_settings_than_those_of_the_run_are_warned_of(tmp_path, capsys, key, value):
+    c = case_config(*CASES["Llama"])
+    write_own(tmp_path, c)
+    model_setup.build(c).read_weights(str(tmp_path / "weights.safetensors"), "own")
+    c.model.update(dropout=0.5)
+    model_setup.build(c).read_weights(str(tmp_path), "own")
+    assert capsys.readouterr().err == ""
+    was = c.model.get(key)
+    c.model.update({key: value})
+    model_setup.build(c).read_weights(str(tmp_path), "own")
+    assert mentions(capsys.readouterr().err, "WARNING", tmp_path, f"model.{key}={was}", value)
+
+
+def test_other_normalisation_is_warned_of(tmp_path, capsys):
+    c = case_config(*CASES["ViT"])
+    model = model_setup.build(c)
+    for library in ("huggingface", "timm"):
+        folder = tmp_path / library
+        folders.write_folder(folder, model, random_weights(model), library, folders.Origin())
+        model.read_weights(str(folder), library)
+        assert capsys.readouterr().err == ""
+        preprocessing.warn_normalisation(folder / "model.safetensors", library, c.data.mean, (0.2, 0.25, 0.25))
+        err = capsys.readouterr().err
+        assert mentions(err, "WARNING", "data.std=(0.25, 0.25, 0.25)", "(0.2, 0.25, 0.25)") and "data.mean" not in err
+        preprocessing.warn_normalisation(folder, library, c.data.mean[:1], (0.25,))  # grey
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"image_mean": "x"}', '{"image_mean": [], "image_std": [null]}'])
+def test_unreadable_preprocessing_is_ignored(tmp_path, capsys, content):
+    (tmp_path / "preprocessor_config.json").write_text(content)
+    preprocessing.warn_normalisation(tmp_path, "huggingface", (0.5,), (0.5,))
+    preprocessing.warn_normalisation(tmp_path / "none", "timm", (0.5,), (0.5,))
+    assert capsys.readouterr().err == ""
+
+
+def test_other_tokenizer_is_warned_of(tmp_path, capsys):
+    for name, texts in (("theirs", ["a bear saw a bird"] * 3), ("other", ["so they sang of it"] * 3)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(tokenizers.train_bpe(texts, 260).json())
+    theirs = tmp_path / "theirs"
+    origins.warn_other_tokenizer(theirs / "model.safetensors", str(theirs))
+    origins.warn_other_tokenizer(theirs, str(theirs / "tokenizer.json"))
+    origins.warn_other_tokenizer(tmp_path, "bpe:260")  # the weights have none
+    assert capsys.readouterr().err == ""
+    for words in ("bpe:260", None, str(tmp_path / "other"), "bytes"):
+        origins.warn_other_tokenizer(theirs, words)
+        assert mentions(capsys.readouterr().err, "WARNING", theirs / "tokenizer.json", f"data.tokenizer={words}")
+
+
+def test_keys_that_are_younger_than_a_run_are_no_change(tmp_path, tiny, capsys):
+    """ViTs got the key epsilon; older runs had its default."""
+    run_files.write_config(tmp_path, tiny)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["config"]["model"].pop("epsilon", None)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    tiny.unlock()
+    tiny.model.epsilon = 1e-6
+    run_files.warn_changes(tmp_path, tiny)
+    assert capsys.readouterr().err == "" and "epsilon" not in artifacts.load_config(tmp_path).model
+    tiny.model.epsilon = 1e-12
+    run_files.warn_changes(tmp_path, tiny)
+    assert mentions(capsys.readouterr().err, "model.epsilon", "1e-06 -> 1e-12")
