@@ -116,7 +116,7 @@ def read(model, folder, layout):
 
 
 def run_peer(python, command, folders):
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([python, str(PEER), command, *map(str, folders)], check=True, env=environment, capture_output=True)
 
 
