@@ -1,5 +1,6 @@
 """Published config.json files beside weights: every setting that changes what the weights compute is compared."""
 
+import functools
 import json
 
 import pytest
@@ -33,6 +34,7 @@ FOLDERS = {  # folder: case, library
 ABSENT = object()  # the key is removed, so that the library takes its default
 
 
+@functools.cache
 def describe(folder):
     """Return the content of config.json and the config of the model."""
     case, library = FOLDERS[folder]
@@ -111,7 +113,9 @@ CHANGED = [  # folder, key, value, what the message mentions
     ("llama", "rope_parameters", {"rope_theta": 5e5}, ("model.rotary=500000.0", 10000.0)),
     ("llama", "rope_parameters", {"rope_type": "yarn", "factor": 4.0}, ("yarn", "default")),
     ("llama", "rope_parameters", {"full_attention": {"rope_theta": 1e4}}, ("default",)),
-    ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}, ()),
+    ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}, ("linear", "default")),
+    ("llama", "rope_scaling", {"rope_theta": 7.0}, ("model.rotary=7.0", 10000.0)),
+    ("llama", "rope_scaling", {"rope_type": "default"}, ()),
     ("llama", "partial_rotary_factor", 0.5, ("partial_rotary_factor=0.5",)),
     ("llama", "attention_bias", True, ("model.qkv_bias=True", "model.out_bias=True")),
     ("llama", "mlp_bias", True, ("mlp_bias=True",)),

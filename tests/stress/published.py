@@ -134,7 +134,11 @@ def attack(name, root, python):
     run_peer(python, "make", [original])
     (original / "case.json").write_text(json.dumps({"family": name}))
     run_peer(python, "logits", [original])
-    model = model_setup.build(case_config(task, family, arguments))
+    c = case_config(task, family, arguments)
+    if layout == "timm":
+        about = json.loads((original / "config.json").read_text())["pretrained_cfg"]
+        c.data.update(mean=tuple(about["mean"]), std=tuple(about["std"]))
+    model = model_setup.build(c)
     outcome, text, weights = read(model, original, layout)
     assert outcome == "accepted", (name, outcome, text)
     expected = np.asarray(json.loads((original / "logits.json").read_text())["logits"])

@@ -171,18 +171,22 @@ def _of_transformers(
 
 
 def _with_rotary(config: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with those of `rope_parameters` among them. Raises WeightsError for unsupported positions."""
-    rotary = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    kind = rotary.get("rope_type", rotary.get("type", "default")) if isinstance(rotary, dict) else rotary
-    if isinstance(rotary, dict) and any(isinstance(value, dict) for value in rotary.values()):
-        kind = "different in each layer"
-    if kind != "default":
-        raise WeightsError(
-            f'{config}: these weights need rotary positions of type "{kind}", but only "default" is supported: '
-            "logits would differ. Use other weights."
-        )
-    known = ("rope_theta", "partial_rotary_factor")
-    return values | {key: value for key, value in rotary.items() if key in known and value is not None}
+    """Return values with those of `rope_parameters`, and of `rope_scaling` in older files, among them.
+
+    Raises WeightsError for unsupported positions.
+    """
+    known, result = ("rope_theta", "partial_rotary_factor"), dict(values)
+    for rotary in filter(None, (values.get("rope_parameters"), values.get("rope_scaling"))):
+        kind = rotary.get("rope_type", rotary.get("type", "default")) if isinstance(rotary, dict) else rotary
+        if isinstance(rotary, dict) and any(isinstance(value, dict) for value in rotary.values()):
+            kind = "different in each layer"
+        if kind != "default":
+            raise WeightsError(
+                f'{config}: these weights need rotary positions of type "{kind}", but only "default" is supported: '
+                "logits would differ. Use other weights."
+            )
+        result |= {key: value for key, value in rotary.items() if key in known and value is not None}
+    return result
 
 
 def _check_windows(config: Path, kind: str, values: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
