@@ -79,8 +79,10 @@ class ModelSetup:
             origins.warn_other_model(Path(path).expanduser(), model, family.settings)
         if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
             return
-        keys, resized = {*family.keys(), *model}, c.init_from.resize_positions
-        published.check(path, layout, family.settings(model), configurable=keys, resized=resized)
+        start = c.init_from
+        ignored = ["image_size"] * start.resize_positions + ["num_classes"] * start.new_head
+        settings, keys = family.settings(model), {*family.keys(), *model}
+        published.check(path, layout, settings, configurable=keys, ignored=ignored)
         data = c.get("data", {})
         if "mean" in data and "std" in data:
             preprocessing.warn_normalisation(path, layout, data.mean, data.std)

@@ -131,6 +131,7 @@ CHANGED = [  # folder, key, value, what the message mentions
     ("deepseek", "qk_rope_head_dim", 4, ("model.rotary_width=4", 6)),
     ("timm vit", "num_heads", 6, ("model.num_heads=6", 3)),
     ("timm vit", "num_heads", ABSENT, ("model.num_heads=12", 3)),
+    ("timm vit", "num_classes", 22, ("model.num_classes=22", 11, "init_from.new_head=True")),
     ("timm vit", "act_layer", "relu", ("act_layer='relu'",)),
     ("timm vit", "norm_layer", "rmsnorm", ("norm_layer='rmsnorm'",)),
     ("timm vit", "global_pool", "avg", ("model.pool=mean", "token")),

@@ -16,7 +16,6 @@ from leanformer.pretrained.published.tables import Table
 from leanformer.runtime import multihost
 
 
-RESIZED = ("image_size",)  # keys that may differ if positions are resized
 QK_EPSILON = 1e-6  # of norms of queries and keys, see `layers.multihead`
 
 
@@ -26,7 +25,7 @@ def check(
     settings: Mapping[str, Any],
     *,
     configurable: Collection[str] = (),
-    resized: bool = False,
+    ignored: Collection[str] = (),
 ) -> None:
     """Raise WeightsError if the `config.json` beside published weights does not match the model.
 
@@ -37,7 +36,7 @@ def check(
         layout: format of the weights, "huggingface" or "timm".
         settings: every setting of the model, from `model_base.Family.settings`, and its `name`.
         configurable: the keys of config.model that the architecture has.
-        resized: True if learned positions may have another grid.
+        ignored: keys that may differ, because positions are resized or the head is new.
     """
     path = Path(path).expanduser()
     config = (path if path.is_dir() else path.parent) / "config.json"
@@ -45,7 +44,7 @@ def check(
         return
     content = _read(config)
     try:
-        warning = _check(config, content, layout, settings, configurable, RESIZED if resized else ())
+        warning = _check(config, content, layout, settings, configurable, ignored)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise WeightsError(
             f"{config} (next to the weights) has a value of an unexpected type: {error}. Download it again."
@@ -115,6 +114,7 @@ def _compare(
     fixes += [f"Leave {' and '.join(unset)} unset."] if unset else []
     fixes += ["Use other weights."] if free.keys() != differ.keys() else []
     hint = " or init_from.resize_positions=True" if "image_size" in differ else ""
+    hint += " or init_from.new_head=True" if "num_classes" in differ else ""
     raise WeightsError(
         f"{config}: these weights need {shown}, but the model has {model}: outputs would differ. "
         f"{' '.join(fixes).removesuffix('.')}{hint}."

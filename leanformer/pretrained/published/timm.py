@@ -25,11 +25,12 @@ DAVITS = {"tiny": (96, 3, (1, 1, 3, 1)), "small": (96, 3, (1, 1, 9, 1)), "base":
 DAVITS |= {"large": (192, 6, (1, 1, 9, 1)), "huge": (256, 8, (1, 1, 9, 1)), "giant": (384, 12, (1, 1, 12, 3))}
 
 HARMLESS_WORDS = """
-num_classes drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init
+drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init
 fix_init device dtype mlp_ratio
 """
 HARMLESS = HARMLESS_WORDS.split()  # the MLP ratio is read by `_find_mlp_dim`
-COMMON = {"embed_dim": ("width", 768), "depth": ("depth", 12), "in_chans": ("channels", 3)}
+CLASSES = {"num_classes": ("num_classes", 1000)}
+COMMON = {**CLASSES, "embed_dim": ("width", 768), "depth": ("depth", 12), "in_chans": ("channels", 3)}
 COMMON |= {"patch_size": ("patch_size", 16)}
 VIT = {**COMMON, "num_heads": ("num_heads", 12), "img_size": ("image_size", 224), "qkv_bias": ("qkv_bias", True)}
 XCIT = {**COMMON, "num_heads": ("num_heads", 12), "tokens_norm": ("tokens_norm", False)}
@@ -37,10 +38,15 @@ XCIT |= {"cls_attn_layers": ("class_depth", 2)}
 TNT = {**COMMON, "num_heads_outer": ("num_heads", 12), "num_heads_inner": ("inner_heads", 4)}
 TNT |= {"inner_dim": ("inner_width", 48), "first_stride": ("pixel_stride", 4), "img_size": ("image_size", 224)}
 TNT |= {"qkv_bias": ("qkv_bias", False)}
-VOLO = {"layers": ("depth", None), "embed_dims": ("width", None), "num_heads": ("num_heads", None)}
+VOLO = {**CLASSES, "layers": ("depth", None), "embed_dims": ("width", None), "num_heads": ("num_heads", None)}
 VOLO |= {"img_size": ("image_size", 224), "in_chans": ("channels", 3), "patch_size": ("patch_size", 8)}
 VOLO |= {"stem_hidden_dim": ("stem_width", 64), "use_aux_head": ("token_head", True), "qkv_bias": ("qkv_bias", False)}
-DAVIT = {"depths": ("depth", (1, 1, 3, 1)), "embed_dims": ("width", (96, 192, 384, 768)), "in_chans": ("channels", 3)}
+DAVIT = {
+    **CLASSES,
+    "depths": ("depth", (1, 1, 3, 1)),
+    "embed_dims": ("width", (96, 192, 384, 768)),
+    "in_chans": ("channels", 3),
+}
 DAVIT |= {"num_heads": ("num_heads", (3, 6, 12, 24)), "window_size": ("window_size", 7)}
 DAVIT |= {"qkv_bias": ("qkv_bias", True), "norm_eps": ("epsilon", 1e-5)}
 
@@ -187,5 +193,7 @@ def flatten(content: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
     if isinstance(size, list) and len(size) == 3:
         args |= {"in_chans": size[0]} | ({"img_size": size[1:]} if about.get("fixed_input_size") else {})
     args |= {"global_pool": about["global_pool"]} if about.get("global_pool") else {}
+    number = content.get("num_classes", about.get("num_classes"))
+    args |= {} if number is None else {"num_classes": number}
     given = content.get("model_args")
     return args | (given if isinstance(given, dict) else {})
