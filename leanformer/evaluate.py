@@ -1,5 +1,4 @@
-"""Evaluation of a model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N] [--split=S]
-[--out=DIR]`.
+"""Evaluation of a model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N] [--split=S]`.
 
 Prints the metrics of the run's task on a whole split, by default the evaluation split. Metrics of EMA weights, if the
 run keeps them, have the prefix `ema_`. For classification it also computes the confusion matrix, with EMA weights if
