@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from leanformer import config
 from leanformer.__main__ import COMMANDS as SUMMARIES
-from leanformer.analysis import compiled
+from leanformer.analysis import step
 from leanformer.cli import COMMANDS, key_docs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS
 from leanformer.config.loading import SHIPPED
@@ -99,7 +99,7 @@ def models() -> Iterator[str]:
         c = config.load(str(file))
         c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # that of the data
         doc = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()[0].rstrip(".")
-        parameters = count.parameters(compiled.build(c, None).state.params)
+        parameters = count.parameters(step.build(c, None).state.params)
         sizes = [key_docs.format_value(c.model.get(key, "")) for key in SIZES]
         rows.append([f"`{file.stem}`", c.task, f"{parameters:,}", *sizes, doc])
     yield from table(["config", "task", "parameters", "depth", "heads", "head dim", "width", "MLP", "what"], rows)

@@ -20,9 +20,10 @@ from ml_collections import ConfigDict
 
 from experiments.paper import RANGES, READINGS, ROWS, Row
 from leanformer import cli, config, cost, models
-from leanformer.analysis import compiled
-from leanformer.costs import count, plugin
+from leanformer.analysis import step
+from leanformer.costs import count
 from leanformer.errors import ConfigError
+from leanformer.programs import plugin
 
 
 def params(c: ConfigDict) -> int:
@@ -46,7 +47,7 @@ def peak_bytes(row: Row, device: str | None) -> int:
     c = config.load(row.config).unlock()
     c.batch_size //= row.devices
     c.probe.every = 0
-    return row.devices * (compiled.peak_bytes(c, device) if device else cost.cost(c)["train_memory_bytes"])
+    return row.devices * (step.peak_bytes(c, device) if device else cost.cost(c)["train_memory_bytes"])
 
 
 def split_savings(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:

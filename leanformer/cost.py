@@ -30,11 +30,12 @@ from ml_collections import ConfigDict
 
 from leanformer import cli
 from leanformer import config as configs
-from leanformer.analysis import compiled, published
-from leanformer.costs import communication, count, hardware
-from leanformer.costs.communication import Collective, Loop
+from leanformer.analysis import published, step
+from leanformer.costs import count, hardware
 from leanformer.errors import ConfigError
-from leanformer.reports import compiled as pages
+from leanformer.programs import communication
+from leanformer.programs.communication import Collective, Loop
+from leanformer.reports import costs as pages
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import phases
 from leanformer.runtime.jax_internals import backends_are_initialized
@@ -68,7 +69,7 @@ def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
         c: config.
         memory: False to skip the compilation for train_memory_bytes, which is then None.
     """
-    run = compiled.build(c, None)
+    run = step.build(c, None)
     forward, training = run.flops_per_example
     return {
         "params": count.parameters(run.state.params),
@@ -105,7 +106,7 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         c: config.
         devices: as many devices as the mesh has, of any type.
     """
-    run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
+    run = train_setup.build(c, examples=step.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
     program, text = communication.compile_and_read(run.lower_train_step())
     loops = communication.read(text, run.mesh.shape)
     everything = [x for loop in loops for x in loop.collectives]
@@ -115,7 +116,7 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         "dtype": c.dtype,
         "attention": run.model.backend,
         "params": count.parameters(run.state.params),
-        "bytes_per_device": compiled.memory_by_content(run, program),
+        "bytes_per_device": step.memory_by_content(run, program),
         "flops_per_device": sum(loop.flops * loop.turns for loop in loops),
         "collectives": _sum_collectives(everything),
         "bytes_moved": sum(x.moved() for x in everything),
@@ -234,7 +235,7 @@ def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
     """
     _use_cpu_only()
     with phases.announce(COMPILING):
-        costs = compiled.compiled_costs(c, device)
+        costs = step.compiled_costs(c, device)
     print(json.dumps(costs) if as_json else pages.table(name, costs), flush=True)
     if reason := pages.too_large(c, costs):
         raise ConfigError(reason)

@@ -31,16 +31,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from leanformer import cli
-from leanformer.analysis import comparison, compiled, proxies, published, runs, shapes, surface
+from leanformer.analysis import comparison, proxies, published, runs, shapes, step, surface
 from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
 from leanformer.analysis.proxies import Base
 from leanformer.analysis.shapes import Costs, Shape
 from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import ConfigDict
 from leanformer.config.rules import require
-from leanformer.costs import hardware, plugin
+from leanformer.costs import hardware
 from leanformer.costs.count import format_count, format_number
 from leanformer.errors import ConfigError
+from leanformer.programs import plugin
 from leanformer.reports.comparison import tables
 
 
@@ -188,7 +189,7 @@ def select_fitting(
     fit: dict[Shape, int] = {}
     notes = []
     for shape in ranked[: 2 * number]:
-        peak = compiled.peak_bytes(shapes.with_shape(c, shape), budget.device)
+        peak = step.peak_bytes(shapes.with_shape(c, shape), budget.device)
         if peak <= budget.memory:
             fit[shape] = peak
         else:

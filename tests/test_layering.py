@@ -14,6 +14,7 @@ LAYERS = [  # a module imports only from its own package and from packages above
     ["errors"],
     ["config", "costs"],
     ["runtime"],
+    ["programs"],
     ["stores"],
     ["data", "layers"],
     ["models", "pretrained", "tasks"],

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from leanformer.errors import ConfigError
-from leanformer.runtime import target
+from leanformer.programs import target
 
 
 BACKENDS = ("xla", "cudnn", "naive")

@@ -17,9 +17,9 @@ from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.pretrained import layouts, published
 from leanformer.pretrained.published import preprocessing
+from leanformer.programs.target import lower
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.sharing import Axes
-from leanformer.runtime.target import lower
 from leanformer.tasks import Batch, Objective, Spec, origins
 from leanformer.training import state as states
 from leanformer.training import step as steps

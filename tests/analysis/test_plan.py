@@ -12,8 +12,9 @@ from commands import ROOT, run_in_process
 from messages import mentions, refuses
 
 from leanformer import config, plan
-from leanformer.analysis import compiled, proxies, shapes
-from leanformer.costs import count, plugin
+from leanformer.analysis import proxies, shapes, step
+from leanformer.costs import count
+from leanformer.programs import plugin
 from leanformer.training.train_setup import build
 
 
@@ -91,7 +92,7 @@ def test_memory_budget_of_a_gpu(monkeypatch):
 
 def test_shapes_are_compiled_until_enough_fit(monkeypatch):
     c, ranked = config.load(QUICK), [(depth, 8, 1, 8, 8) for depth in (9, 4, 8, 3, 2, 1)]
-    monkeypatch.setattr(compiled, "peak_bytes", lambda c, device: 10 * c.model.depth)
+    monkeypatch.setattr(step, "peak_bytes", lambda c, device: 10 * c.model.depth)
     fit, notes = plan.select_fitting(c, plan.Budget.parse(["params:1", "memory:45"]), ranked, 2)
     assert fit == {ranked[1]: 40, ranked[3]: 30} and len(notes) == 2 and mentions(notes[1], "depth=8", 80)
     with refuses("--budget=memory:3.9e1", "2 architectures", "depth=9", 90):
@@ -103,7 +104,7 @@ def test_reported_memory_is_that_of_the_compiled_step(cached_costs, tmp_path):
     status, out, err = run_plan(*words)
     ((*_, peak),) = parse_tables(out)[0]
     (file,) = tmp_path.glob("*.py")
-    assert (status, err) == (0, "") and int(peak.replace(",", "")) == compiled.peak_bytes(config.load(str(file)), None)
+    assert (status, err) == (0, "") and int(peak.replace(",", "")) == step.peak_bytes(config.load(str(file)), None)
 
 
 def test_planned_configs_have_the_reported_counts(cached_costs, tmp_path):

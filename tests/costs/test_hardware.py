@@ -8,8 +8,8 @@ from messages import mentions
 
 from leanformer.costs import hardware
 from leanformer.layers import backends
+from leanformer.programs import target
 from leanformer.reports import pages
-from leanformer.runtime import target
 
 
 def make_device(kind, capability=None, platform="gpu"):

@@ -25,7 +25,7 @@ from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.models.davit import WindowAttention
-from leanformer.runtime import target
+from leanformer.programs import target
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

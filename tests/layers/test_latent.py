@@ -17,7 +17,7 @@ from leanformer.layers.masks import Mask
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
-from leanformer.runtime.target import Gpu
+from leanformer.programs.target import Gpu
 from tests.layers.test_attention_registry import randomise_parameters
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from leanformer.runtime import mesh, target
+from leanformer.programs import target
+from leanformer.runtime import mesh
 from leanformer.training import train_setup
 
 

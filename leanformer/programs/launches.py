@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from leanformer.costs import communication, hlo
+from leanformer.programs import communication, hlo
 
 
 # Instructions without device work: they name, order or finish the work of others.

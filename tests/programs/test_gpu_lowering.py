@@ -12,8 +12,8 @@ from small_runs import lower_eval_step, lower_probe_step
 
 from leanformer import config
 from leanformer.layers.stack import REMAT
+from leanformer.programs import target
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime import target
 from leanformer.training import model_setup, train_setup
 from leanformer.training.train_setup import TrainSetup
 

@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 from messages import mentions
 
 from leanformer import cost
-from leanformer.costs import communication, hardware, hlo, plugin
-from leanformer.costs.communication import Collective
+from leanformer.costs import hardware
+from leanformer.programs import communication, hlo, plugin
+from leanformer.programs.communication import Collective
 from leanformer.runtime import mesh as sharding
 from leanformer.training import train_setup
 

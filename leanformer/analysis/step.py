@@ -11,10 +11,11 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer.costs import communication, count, hardware, launches, plugin
+from leanformer.costs import count, hardware
 from leanformer.errors import ConfigError
+from leanformer.programs import communication, launches, plugin
+from leanformer.programs.target import pretend_attached
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime.target import pretend_attached
 from leanformer.training import train_setup
 
 

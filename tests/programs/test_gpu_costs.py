@@ -9,9 +9,10 @@ import pytest
 from golden import check_page
 from messages import mentions, refuses
 
-from leanformer.analysis import compiled
-from leanformer.costs import count, plugin
-from leanformer.reports import compiled as pages
+from leanformer.analysis import step
+from leanformer.costs import count
+from leanformer.programs import plugin
+from leanformer.reports import costs as pages
 
 
 needs_plugin = pytest.mark.skipif(
@@ -30,11 +31,11 @@ def small(plain):
 def test_costs_of_a_compiled_step(small, monkeypatch):
     monkeypatch.setattr(plugin, "devices", lambda name, count: jax.devices()[:count])
     monkeypatch.setattr(plugin, "memory", lambda name: 8_000_000_000)
-    original, programs = compiled.memory_by_content, []
+    original, programs = step.memory_by_content, []
     monkeypatch.setattr(
-        compiled, "memory_by_content", lambda run, program: programs.append(program) or original(run, program)
+        step, "memory_by_content", lambda run, program: programs.append(program) or original(run, program)
     )
-    costs = compiled.compiled_costs(small, "h100")
+    costs = step.compiled_costs(small, "h100")
     params, sizes = costs["params"], costs["bytes_per_device"]
     assert sizes["all"] == count.peak_memory(programs[0]) > sizes["temporaries"] > 0
     assert sizes["parameters"] == sizes["averages"] == 4 * params
@@ -56,10 +57,10 @@ def test_cudnn_errors_are_explained_and_other_errors_are_not(monkeypatch, no_sha
     error = "INTERNAL: hidden_dim should be multiple of 8 in external/xla+/xla/stream_executor/cuda/cuda_dnn.cc(6979)"
     run = types.SimpleNamespace(compile_train_step=lambda: fail(error))
     with refuses("cuDNN", "hidden_dim", 8):
-        compiled.compile_step(run)
+        step.compile_step(run)
     run = types.SimpleNamespace(compile_train_step=lambda: fail("INTERNAL: of a bug in external/xla+/xla/x.cc"))
     with pytest.raises(jax.errors.JaxRuntimeError):
-        compiled.compile_step(run)
+        step.compile_step(run)
 
 
 def test_too_large_step_reports_excess_and_suggestions(small):
@@ -80,11 +81,11 @@ def test_too_large_step_reports_excess_and_suggestions(small):
 def test_costs_of_a_cross_compiled_program(small):
     small.dtype = "bfloat16"
     small.model.backend = "xla"
-    costs = compiled.compiled_costs(small, "h100")
+    costs = step.compiled_costs(small, "h100")
     assert costs["device"] == "NVIDIA H100 80GB HBM3" and costs["peak_flops"] == 989e12 and costs["products"]
     layers = [loop for loop in costs["loops"] if loop["turns"] == small.model.depth]
     assert [loop["name"] for loop in layers] == ["forward", "backward"]
     backward = [x for x in costs["collectives"] if x["loop"] == "backward"]
     assert {(x["kind"], x["axes"]) for x in backward} == {("all-reduce", ("data",))}
-    v100 = compiled.compiled_costs(small, "v100")
+    v100 = step.compiled_costs(small, "v100")
     assert v100["peak_flops"] is None and "--config.dtype=float32" in pages.table("tiny", v100)

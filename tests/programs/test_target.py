@@ -7,7 +7,7 @@ from jax._src.cudnn import fused_attention_stablehlo as checks
 from messages import mentions, refuses
 
 from leanformer.layers import attention, backends
-from leanformer.runtime import target
+from leanformer.programs import target
 from leanformer.training import train_setup
 
 

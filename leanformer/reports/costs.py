@@ -26,7 +26,7 @@ SOURCES = {
 def too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
     """Return a message with the memory that a step lacks and settings to try, or None if the step fits its device.
 
-    `f` are the costs from `analysis.compiled.compiled_costs`.
+    `f` are the costs from `cost.gpu_cost`.
     """
     peak, limit, memory = f["bytes_per_device"]["all"], f["limit_bytes"], f["device_memory_bytes"]
     if peak <= limit:
@@ -42,7 +42,7 @@ def too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
 
 
 def table(name: str, f: dict[str, Any]) -> str:
-    """Format the costs of a compiled step, from `analysis.compiled.compiled_costs`, for a terminal."""
+    """Format the costs of a compiled step, from `cost.gpu_cost`, for a terminal."""
     axes = ", ".join(f"{axis} {size}" for axis, size in f["mesh"].items())
     rows = {"attention": f"{f['attention']} ({f['attention_reason']})", "parameters": f"{f['params']:,}"}
     rows |= {"precision": f"{f['dtype']} activations, float32 parameters"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from leanformer.costs import hlo, launches
-from leanformer.costs.launches import Launch
+from leanformer.programs import hlo, launches
+from leanformer.programs.launches import Launch
 
 
 GEMM = 'backend_config={"fusion_backend_config":{"kind":"__triton_nested_gemm_fusion"}}'

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from leanformer.costs import hlo
+from leanformer.programs import hlo
 
 
 # Bytes that each device of a ring of n devices sends, as a multiple of the result's bytes.

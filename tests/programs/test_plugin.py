@@ -6,8 +6,8 @@ import types
 import pytest
 from messages import refuses
 
-from leanformer.costs import hardware, plugin
-from leanformer.runtime import target
+from leanformer.costs import hardware
+from leanformer.programs import plugin, target
 
 
 needs_plugin = pytest.mark.skipif(
