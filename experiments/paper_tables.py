@@ -21,9 +21,8 @@ from ml_collections import ConfigDict
 from experiments.paper import RANGES, READINGS, ROWS, Row
 from leanformer import cli, config, cost, models
 from leanformer.analysis import step
-from leanformer.costs import count
+from leanformer.costs import count, hardware
 from leanformer.errors import ConfigError
-from leanformer.programs import plugin
 
 
 def params(c: ConfigDict) -> int:
@@ -157,7 +156,7 @@ def table(titles: str, rows: Sequence[Sequence[Any]]) -> str:
 
 @cli.command(
     cli.Flag("memory", "Compile a training step of each model for its memory; minutes.", bool, default=False),
-    cli.Flag("device", f"GPU to compile for: {', '.join(plugin.DEVICES)}; this machine if unset."),
+    cli.Flag("device", f"GPU to compile for: {', '.join(hardware.DEVICES)}; this machine if unset."),
 )
 def main(f: cli.Values) -> None:
     names = dict.fromkeys(row.model for row in ROWS)

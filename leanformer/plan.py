@@ -30,7 +30,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from leanformer import cli
+from leanformer import cli, programs
 from leanformer.analysis import comparison, proxies, published, runs, shapes, step, surface
 from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
 from leanformer.analysis.proxies import Base
@@ -41,7 +41,6 @@ from leanformer.config.rules import require
 from leanformer.costs import hardware
 from leanformer.costs.count import format_count, format_number
 from leanformer.errors import ConfigError
-from leanformer.programs import plugin
 from leanformer.reports.comparison import tables
 
 
@@ -93,14 +92,14 @@ class Budget:
         memory, counted = amounts.pop("memory", None), [*amounts]
         if len(counted) != 1:
             raise ConfigError(f"--budget: found {', '.join(counted) or 'no count'}. Pass one of params:N and flops:N.")
-        if device and memory > (most := plugin.memory(device)):
+        if device and memory > (most := programs.gpu_memory(device)):
             size = format_number(float(most))
             raise ConfigError(f"{flags['memory']}: {device} has {size}B. Lower the budget.")
         return cls(counted[0], amounts[counted[0]], memory, device, flags)
 
     def notes(self) -> list[str]:
         """Return a warning if the limit is above the memory that JAX uses by default."""
-        default = hardware.JAX_MEMORY_FRACTION * plugin.memory(self.device) if self.device else math.inf
+        default = hardware.JAX_MEMORY_FRACTION * programs.gpu_memory(self.device) if self.device else math.inf
         if self.memory is None or self.memory <= default:
             return []
         share = f"{format_number(default)}B ({hardware.JAX_MEMORY_FRACTION:.0%}) of {self.device}'s memory"

@@ -22,9 +22,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import cli
+from leanformer import cli, programs
 from leanformer.config.rules import LENGTHS
-from leanformer.costs import count
 from leanformer.reports import pages
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost, signals
@@ -82,7 +81,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
                 run, state, step_fn, batches, measurements, stop, again=again, peak_examples=peak
             )
         if status == 0 and multihost.is_primary():
-            pages.summarise(run, state, count.peak_memory(compiled))
+            pages.summarise(run, state, programs.peak_memory(compiled))
     return status
 
 

@@ -24,8 +24,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import cli, tasks
-from leanformer.costs import count
+from leanformer import cli, programs, tasks
 from leanformer.errors import ConfigError
 from leanformer.reports import pages
 from leanformer.runtime import mesh as meshes
@@ -88,7 +87,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         states, status = loop.train(everyone, states, step_fn, stacked, measurements, stop, again=again)
         if status == 0:
             for i, run in enumerate(runs):
-                pages.summarise(run, vmap.index_tree(states, i), count.peak_memory(compiled), runs=len(runs))
+                pages.summarise(run, vmap.index_tree(states, i), programs.peak_memory(compiled), runs=len(runs))
     return status
 
 

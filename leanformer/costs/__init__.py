@@ -1,1 +1,1 @@
-"""Costs of a model and its programs: parameters, FLOPs, memory, kernels and communication. Numbers only."""
+"""Costs of a model: parameters and FLOPs, data sheets of devices, settings that need less memory. Numbers only."""

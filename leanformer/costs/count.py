@@ -1,4 +1,4 @@
-"""Counts of parameters, FLOPs and memory from the shapes in a program. Nothing is run."""
+"""Counts of parameters and FLOPs from the shapes in a traced program. Nothing is run."""
 
 import math
 from typing import Any
@@ -78,13 +78,6 @@ def _inner(params: dict[str, Any]) -> list[jex.Jaxpr]:
             elif isinstance(item, jex.Jaxpr):
                 programs.append(item)
     return programs
-
-
-def peak_memory(compiled: jax.stages.Compiled) -> int:
-    """Return the bytes that a compiled program needs per device: arguments, non-donated outputs and temporaries."""
-    memory = compiled.memory_analysis()
-    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
 
 
 def format_number(number: int | float) -> str:

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from leanformer import programs
 from leanformer.errors import ConfigError
-from leanformer.programs import target
 
 
 BACKENDS = ("xla", "cudnn", "naive")
@@ -35,7 +35,7 @@ def resolve(
 
     Args:
         backend: configured backend: "auto" or one of BACKENDS.
-        device: device of the run, attached or not (see `target`).
+        device: device of the run, attached or not (see `programs.target`).
         head_dim, value_dim: H of queries and keys, and of values (`head_dim` if None), or those of each stage.
         mask: parts of a `masks.Mask` that the model uses.
 
@@ -77,7 +77,7 @@ def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int
         return f"the device is a {device.platform}, not a GPU"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes bfloat16 or float16, not {dtype}"
-    capability = target.capability(device)
+    capability = programs.capability(device)
     # JAX lets newer ones have 256 too; cuDNN 9.23 refuses the gradient of 136 for 10.0, and of 136 and 256 for 12.0.
     widest = 256 if capability[:1] == (9,) else 128
     if capability < (8, 0):
@@ -95,7 +95,7 @@ def _refusal(device: Any, dtype: jnp.dtype, head_dim: int) -> str | None:
         return jax.nn.dot_product_attention(q, k, v, implementation="cudnn").astype(jnp.float32).sum()
 
     try:
-        with target.pretend_attached(device):
+        with programs.pretend_attached(device):
             jax.eval_shape(jax.grad(total, (0, 1, 2)), x, x, x)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return f"JAX rejects it: {error}"

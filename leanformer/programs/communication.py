@@ -4,16 +4,11 @@ The text is XLA's, right after its SPMD partitioner: the program of one device, 
 changes by a backend are not in it: merged collectives, overlap with computation, float32 for bfloat16 on CPUs.
 """
 
-import contextlib
 import dataclasses
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-import jax
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 
 from leanformer.programs import hlo
 
@@ -26,9 +21,6 @@ RING = {
     "all-to-all": lambda n: (n - 1) / n,
     "collective-permute": lambda n: 1,
 }
-# The program is never run, so machine code is generated with as few optimisations as possible.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-AFTER = "spmd-partitioning"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,46 +50,11 @@ class Loop:
     collectives: tuple[Collective, ...]  # their `times` are per step
 
 
-def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
-    """Compile a program for CPU devices; return it and the text of the partitioned program of one device.
-
-    Raises:
-        NotImplementedError: this version of XLA does not write the text.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": f"^{AFTER}$"}
-        with uncached():
-            compiled = lowered.compile(options | QUICK)
-        paths = list(Path(folder).glob(f"*after_{AFTER}*.txt"))
-        if not paths and len(jax.tree.leaves(compiled.input_shardings)[0].device_set) == 1:
-            paths = list(Path(folder).glob("*before_optimizations.txt"))  # a single device needs no partitioning
-        if len(paths) != 1:
-            raise NotImplementedError(f"This version of XLA ({jax.__version__=}) writes no program after {AFTER}.")
-        return compiled, paths[0].read_text()
-
-
-@contextlib.contextmanager
-def uncached() -> Iterator[None]:
-    """Disable JAX's persistent compilation cache within a `with` block.
-
-    A program from the cache writes no text, because dump options are not part of the cache's key. A program for devices
-    that are not attached cannot be read back. JAX reads the cache's setting once per process, hence the resets.
-    """
-    before = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()
-
-
 def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
     """Return the loops of a partitioned program with collectives or matmuls; the code outside all loops is one of them.
 
     Args:
-        text: text of the program from `compile_and_read`.
+        text: text of the program from `compilation.compile_and_read`.
         mesh: sizes by axis; devices are numbered with the last axis fastest.
 
     Raises:

@@ -6,8 +6,12 @@ autotuning off: the compiler chooses library and tiles of a matmul by rule, but 
 
 import collections
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
 
 from leanformer.programs import communication, hlo
 
@@ -19,6 +23,8 @@ FREE = {
 }
 # Instructions of a fusion that only moves memory.
 MOVES = {*FREE, "dynamic-slice", "dynamic-update-slice", "slice", "copy", "add", "compare", "select", "subtract"}
+# Makes XLA check calls with cuDNN without a GPU; off by default. benchmarks/ask_cudnn.sh installs the requirements.
+ASK_CUDNN = "--xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS"
 GROUPS = ("product", "cuDNN", "fusion", "copy", "collective", "other")
 PRODUCTS, CUDNN, FUSIONS, COPIES, COLLECTIVES, OTHER = GROUPS
 
@@ -52,6 +58,26 @@ class Loop:
     turns: int | None  # iterations per step; None if the trip count is dynamic
     launches: Mapping[Launch, int]  # number per iteration, without those of inner loops
     collectives: tuple[Overlap, ...]  # collectives of the loop, without those of inner loops
+
+
+def describe(compiled: jax.stages.Compiled, mesh: Mapping[str, int]) -> dict[str, Any]:
+    """Return the launches of a program by group, and its loops and collectives; see `programs.read_kernels`."""
+    loops = read(compiled.as_text(), mesh)
+    return {
+        "launches": total(loops),
+        "by_group": {group: total(loops, group) for group in GROUPS},
+        "products": by_name(loops, PRODUCTS),
+        "cudnn": by_name(loops, CUDNN),
+        "cudnn_asked": ASK_CUDNN in os.environ.get("XLA_FLAGS", ""),
+        "loops": [_describe(loop) for loop in loops],
+        "collectives": [dataclasses.asdict(x) for loop in loops for x in loop.collectives],
+    }
+
+
+def _describe(loop: Loop) -> dict[str, Any]:
+    by = {f"{launch.group} {launch.name}": number for launch, number in loop.launches.items()}
+    record = {"name": loop.name, "operation": loop.operation, "turns": loop.turns}
+    return record | {"launches_per_iteration": sum(by.values()), "by": by}
 
 
 def total(loops: list[Loop], *groups: str) -> int:

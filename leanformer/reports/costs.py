@@ -1,16 +1,13 @@
-"""Report on a training step that is compiled for a GPU: memory, kernels and collectives."""
+"""Pages of costs for a terminal: of a config, of its training step on a mesh, and of the step compiled for a GPU."""
 
 import collections
 import math
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from leanformer.costs import count, hardware, oom_suggestions
+from leanformer.costs import count, hardware
 from leanformer.training.progress import format_page
 
 
-MOST = 0.95  # usable fraction of a GPU's memory; CUDA and its libraries need the rest
 SOURCES = {
     "memory": "XLA's buffer assignment of the compiled step; parameters, moments and batch by their shapes",
     "limit": f"the plugin's description of the GPU; JAX uses {hardware.JAX_MEMORY_FRACTION:.0%} by default, or "
@@ -23,25 +20,68 @@ SOURCES = {
 }
 
 
-def too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
-    """Return a message with the memory that a step lacks and settings to try, or None if the step fits its device.
-
-    `f` are the costs from `cost.gpu_cost`.
-    """
-    peak, limit, memory = f["bytes_per_device"]["all"], f["limit_bytes"], f["device_memory_bytes"]
-    if peak <= limit:
-        return None
-    lines = [
-        f"The step needs {_gb(peak)} per device, {_gb(peak - limit)} more than the {_gb(limit)} that JAX uses of the "
-        f"{_gb(memory)} of {f['device']}. Try one of:",
-        *map(str, oom_suggestions.suggest(c, math.prod(f["mesh"].values()))),
-    ]
-    if peak <= MOST * memory:
-        lines.append(f"XLA_PYTHON_CLIENT_MEM_FRACTION={MOST}: JAX uses more of the memory")
-    return "\n  ".join(lines)
+NOTES = """\
+The program is read after XLA's SPMD partitioner; backends later merge collectives and overlap them with matmuls.
+Bytes moved: sent by each device of a ring of n; (n-1)/n of the result in an all-gather or all-to-all, 2(n-1)/n in an
+all-reduce, all of it in a permute. "sliced": all-reduces of which a device keeps one slice; backends with
+reduce-scatter move half, which the lower bounds assume. Temporaries are those of XLA for CPUs with attention "xla"; a
+fused kernel stores no T x S matrices.
+Lower bounds on step time: dense bfloat16 peaks; NVLink within hosts of eight, 450 GB/s in each direction (A100: 300);
+between hosts, by assumption, one NIC per device with 50 GB/s (A100: 25). Real steps are slower.
+"""
 
 
-def table(name: str, f: dict[str, Any]) -> str:
+BOUNDS = {
+    "products_s": "matmuls",
+    "sending_s": "communication",
+    "overlapped_s": "fully overlapped",
+    "one_after_the_other_s": "not overlapped",
+}
+
+
+def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None, against: str = "") -> str:
+    """Format the costs of a config for a terminal, with ratios to `other`, the costs of the config `against`."""
+
+    def row(key: str, unit: str = "", of: str = "") -> str:
+        text = f"{costs[key]:,}{unit}"
+        return text if other is None else f"{text:<24} against {other[key]:,}{unit}{of}: {costs[key] / other[key]:.3f}"
+
+    rows = {"parameters": row("params")}
+    rows |= {f"  {module}": f"{number:,}" for module, number in costs["modules"].items()}
+    rows["forward FLOPs per example"] = row("forward_flops")
+    rows["training FLOPs per example"] = row("train_flops")
+    of = f" at batch {other['batch_size']}" if other and other["batch_size"] != costs["batch_size"] else ""
+    rows[f"training memory, batch {costs['batch_size']}"] = row("train_memory_bytes", " B", of)
+    name = f"{name} against {against}" if other else name
+    return format_page(f"{name}, compiled for {costs['device']}", rows)
+
+
+def mesh_table(name: str, costs: dict[str, Any]) -> str:
+    """Format the result of `mesh_cost` for a terminal."""
+    sizes = costs["bytes_per_device"]
+    devices = math.prod(costs["mesh"].values())
+    axes = ",".join(f"{axis}={size}" for axis, size in costs["mesh"].items())
+    title = f"{name} on {axes}: per device of {devices}, batch {costs['batch_size']}, {costs['dtype']}"
+    pages = [format_page(title, {key: format_bytes(size) for key, size in sizes.items() if size})]
+    rows = {}
+    for row in costs["collectives"]:
+        over = f"{row['kind']} over {' x '.join(row['axes']) or 'no axis'}{', sliced' if row['sliced'] else ''}"
+        rows[over] = f"{row['times']:>5} times {format_bytes(row['bytes_moved']):>9}"
+    rows["all"] = format_bytes(costs["bytes_moved"])
+    if costs["bytes_moved_scattering"] < costs["bytes_moved"]:
+        rows["all, sliced ones as reduce-scatter"] = format_bytes(costs["bytes_moved_scattering"])
+    pages.append(format_page("communication volume per step", rows))
+    rows = {}
+    for kind, floor in costs["floors"].items():
+        rows[kind] = ", ".join(f"{label} {1e3 * floor[key]:.3g} ms" for key, label in BOUNDS.items())
+        for loop in floor["loops"]:
+            ratio = f"communication takes {loop['sending_to_products']:.3f} of the matmul time"
+            rows[f"  {kind} {loop['name']} x {loop['turns']}"] = ratio
+    pages.append(format_page("lower bounds on step time (peak matmul throughput and bandwidth)", rows))
+    return "\n".join([*pages, NOTES])
+
+
+def gpu_table(name: str, f: dict[str, Any]) -> str:
     """Format the costs of a compiled step, from `cost.gpu_cost`, for a terminal."""
     axes = ", ".join(f"{axis} {size}" for axis, size in f["mesh"].items())
     rows = {"attention": f"{f['attention']} ({f['attention_reason']})", "parameters": f"{f['params']:,}"}
@@ -52,8 +92,10 @@ def table(name: str, f: dict[str, Any]) -> str:
     title = f"{name} on {math.prod(f['mesh'].values())} x {f['device']} ({axes}), batch {f['batch_size']}"
     pages = [format_page(f"{title}, compiled by jax {f['jax']}", rows)]
 
-    sizes = {key: f"{_gb(size)}" for key, size in f["bytes_per_device"].items() if size}
-    sizes |= {"device memory": f"{_gb(f['device_memory_bytes'])}, of which JAX uses {_gb(f['limit_bytes'])}"}
+    sizes = {key: format_bytes(size) for key, size in f["bytes_per_device"].items() if size}
+    sizes |= {
+        "device memory": f"{format_bytes(f['device_memory_bytes'])}, of which JAX uses {format_bytes(f['limit_bytes'])}"
+    }
     pages.append(format_page("memory per device", sizes))
 
     rows = {"all": f"{f['launches']:,} ({', '.join(f'{key} {n:,}' for key, n in f['by_group'].items() if n)})"}
@@ -78,11 +120,18 @@ def table(name: str, f: dict[str, Any]) -> str:
 def _collective_rows(collectives: list[dict[str, Any]]) -> dict[str, str]:
     """Return one row per group of equal collectives."""
     groups = collections.Counter(
-        (x["kind"], " x ".join(x["axes"]) or "no axis", x["loop"], x["size"], x["times"], _overlap(x["between"]))
+        (
+            x["kind"],
+            " x ".join(x["axes"]) or "no axis",
+            x["loop"],
+            format_bytes(x["size"]),
+            x["times"],
+            _overlap(x["between"]),
+        )
         for x in collectives
     )
     return {
-        f"{kind} over {axes}, {loop}, {_gb(size)}, {times} per step" + (f" (x {number})" if number > 1 else ""): overlap
+        f"{kind} over {axes}, {loop}, {size}, {times} per step" + (f" (x {number})" if number > 1 else ""): overlap
         for (kind, axes, loop, size, times, overlap), number in groups.items()
     }
 
@@ -93,5 +142,6 @@ def _overlap(between: dict[str, int]) -> str:
     return "overlapped with " + ", ".join(f"{key} {n}" for key, n in sorted(between.items()))
 
 
-def _gb(size: int) -> str:
+def format_bytes(size: float) -> str:
+    """Format a number of bytes: 1234567 as "1.23 MB"."""
     return f"{count.format_number(float(size))}B"

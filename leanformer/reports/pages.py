@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import data, tasks
+from leanformer import data, programs, tasks
 from leanformer.config import interval
 from leanformer.costs import count, hardware, oom_suggestions
 from leanformer.errors import TrainingError
@@ -31,7 +31,7 @@ def start(
     """Return the startup summary: model, data, batch, length, optimizer, devices, memory and precision."""
     c, mesh, model, score = setup.config, setup.mesh, setup.model, setup.task.objective.score
     forward, training = setup.flops_per_example
-    memory, device = count.peak_memory(compiled), jax.local_devices()[0]
+    memory, device = programs.peak_memory(compiled), jax.local_devices()[0]
     limit = _get_memory_limit(device)
     shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
     devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
@@ -214,7 +214,7 @@ def out_of_memory(c: ConfigDict, problem: str = "Out of device memory.", *, runs
 
 def check_memory(c: ConfigDict, compiled: Any, device: Any, *, runs: int = 1) -> None:
     """Raise TrainingError if the compiled training step needs more memory than the device has. Call before step 1."""
-    peak, limit = count.peak_memory(compiled), _get_memory_limit(device)
+    peak, limit = programs.peak_memory(compiled), _get_memory_limit(device)
     if limit and peak > limit:
         human = count.format_number
         problem = f"The compiled step{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B per device, "

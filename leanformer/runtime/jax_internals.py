@@ -3,8 +3,8 @@
 - `distributed.global_state`: the coordinator's key-value store, which works without devices and from any thread, and
   the index of this process. `jax.process_index` would start the devices. Orbax reads the store from the same place.
 - `xla_bridge.backends_are_initialized`: True once devices are in use; XLA's flags have no effect from then on.
-- `cudnn.fused_attention_stablehlo`: checks of this machine's GPU, which `target.pretend_attached` replaces by checks of
-  the GPU that a program is compiled for.
+- `cudnn.fused_attention_stablehlo`: checks of this machine's GPU, which `programs.pretend_attached` replaces by
+  checks of the GPU that a program is compiled for.
 """
 
 from typing import Any

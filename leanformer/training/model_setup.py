@@ -11,13 +11,12 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import models, pretrained
+from leanformer import models, pretrained, programs
 from leanformer.config.rules import patch_grid
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.pretrained import layouts, published
 from leanformer.pretrained.published import preprocessing
-from leanformer.programs.target import lower
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.sharing import Axes
 from leanformer.tasks import Batch, Objective, Spec, origins
@@ -125,14 +124,14 @@ class ModelSetup:
 
     def lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
         """Return a jitted function lowered for `device`."""
-        return lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
+        return programs.lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
 
 
 def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> ModelSetup:
     """Build the model setup of a validated config, on the first device if `mesh` is None.
 
-    `device` is the one to compile for, if not that of the mesh: a `target.Gpu`, for example. Raises ConfigError if the
-    attention backend does not run on it, or the mesh does not fit the model.
+    `device` is the one to compile for, if not that of the mesh: a `programs.Gpu`, for example. Raises ConfigError if
+    the attention backend does not run on it, or the mesh does not fit the model.
     """
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]

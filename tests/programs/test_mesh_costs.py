@@ -17,14 +17,15 @@ from messages import mentions
 
 from leanformer import cost
 from leanformer.costs import hardware
-from leanformer.programs import communication, hlo, plugin
+from leanformer.programs import bounds, communication, compilation, hlo, plugin
 from leanformer.programs.communication import Collective
+from leanformer.reports.costs import table
 from leanformer.runtime import mesh as sharding
 from leanformer.training import train_setup
 
 
 def read_collectives(function, mesh, *args):
-    compiled, text = communication.compile_and_read(jax.jit(function).lower(*args))
+    compiled, text = compilation.compile_and_read(jax.jit(function).lower(*args))
     return compiled, communication.read(text, mesh.shape)
 
 
@@ -179,8 +180,8 @@ def test_data_parallel_all_reduces_every_gradient_once(small):
 def test_fully_sharded_moves_parameters_and_never_activations(small, monkeypatch):
     """Each split leaf is gathered for the forward and backward pass, and its gradient is reduced and sliced."""
     small.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)  # the test above covers their communication
-    original, programs = communication.compile_and_read, []
-    monkeypatch.setattr(communication, "compile_and_read", lambda x: programs.append(original(x)) or programs[-1])
+    original, programs = compilation.compile_and_read, []
+    monkeypatch.setattr(compilation, "compile_and_read", lambda x: programs.append(original(x)) or programs[-1])
     small.mesh.update(data=1, fsdp=8)
     costs = cost.mesh_cost(small, jax.devices()[: math.prod(small.mesh.values())])
     params = costs["params"]
@@ -199,7 +200,7 @@ def test_fully_sharded_moves_parameters_and_never_activations(small, monkeypatch
 def test_lower_bound_on_step_time():
     gather = Collective("all-gather", tuple(range(8)), ("fsdp",), size=8 * 450_000, times=7, sliced=False)
     loops = [communication.Loop("forward", 7, 989_000_000, (gather,)), communication.Loop("outside", 1, 0, ())]
-    bound = cost._floor("H100", loops)
+    bound = bounds.lower_bounds("H100", loops)
     assert math.isclose(bound["products_s"], 7e-6) and math.isclose(bound["sending_s"], 7 * 7e-6)
     assert bound["overlapped_s"] == bound["sending_s"]
     assert math.isclose(bound["one_after_the_other_s"], 8 * 7e-6)
@@ -252,14 +253,14 @@ def make_costs(**changes):
 
 
 def test_table_of_two_configs():
-    check_page("cost", cost.table("quickstart", make_costs(), make_costs(params=3), "vit_b:depth=8,heads=14"))
+    check_page("cost", table("quickstart", make_costs(), make_costs(params=3), "vit_b:depth=8,heads=14"))
 
 
 def test_memory_of_another_batch_size_is_marked():
     """Memory at different batch sizes has no ratio."""
-    other, same = (cost.table("quickstart", make_costs(), make_costs(batch_size=size), "vit_b") for size in (1024, 128))
+    other, same = (table("quickstart", make_costs(), make_costs(batch_size=size), "vit_b") for size in (1024, 128))
     assert mentions(other, "5,000 B", 1024, "1.000") and not mentions(same, 1024)
-    assert mentions(cost.table("quickstart", make_costs(), make_costs(params=3), "vit_b"), "2.000")
+    assert mentions(table("quickstart", make_costs(), make_costs(params=3), "vit_b"), "2.000")
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -38,7 +38,7 @@ def parse_batch_row(page):
 )
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, monkeypatch, shape, numbers):
     run = train_setup.build(small, examples=480, mesh=meshes(*shape))
-    monkeypatch.setattr(pages.count, "peak_memory", lambda _: 0)  # avoids compiling the step
+    monkeypatch.setattr(pages.programs, "peak_memory", lambda _: 0)  # avoids compiling the step
     clock, sources = Timer(), tasks.open_data(tasks.build(small).data, small)
     with clock("compile"):
         pass
@@ -58,7 +58,7 @@ def test_step_that_exceeds_memory_is_refused_before_training(small, monkeypatch)
     def make_device(limit):
         return types.SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
 
-    monkeypatch.setattr(pages.count, "peak_memory", lambda _: 70_000_000_000)
+    monkeypatch.setattr(pages.programs, "peak_memory", lambda _: 70_000_000_000)
     for enough in (70_000_000_000, None):  # a CPU reports no limit
         pages.check_memory(small, None, make_device(enough))
     with refuses("70 GB", "10 GB", "60 GB", "--config.accumulate=6", error=TrainingError):

@@ -1,0 +1,30 @@
+"""Memory of a compiled program per device, by XLA's buffer assignment and the shardings of its arguments."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+
+def peak_memory(compiled: jax.stages.Compiled) -> int:
+    """Return the bytes that a compiled program needs per device: arguments, non-donated outputs and temporaries."""
+    memory = compiled.memory_analysis()
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
+
+
+def memory_by_content(compiled: jax.stages.Compiled, contents: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes per device of the program's arguments, of its temporaries, and the peak ("all").
+
+    Args:
+        compiled: program.
+        contents: its arguments by name: trees of arrays or shapes with shardings.
+    """
+    sizes = {name: _count_bytes(tree) for name, tree in contents.items()}
+    return sizes | {"temporaries": compiled.memory_analysis().temp_size_in_bytes, "all": peak_memory(compiled)}
+
+
+def _count_bytes(tree: Any) -> int:
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
