@@ -31,6 +31,7 @@ test-all: $(VENV)/.ready $(VENV)/.moto lint pretrained  ## The same and the slow
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m ty check --python $(VENV)
 
 $(VENV)/.moto: $(VENV)/.ready  # the emulator of Amazon S3, alone because it conflicts with constraints.txt
 	$(PYTHON) -m venv $(VENV)/moto

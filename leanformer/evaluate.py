@@ -108,7 +108,7 @@ def format_errors(matrix: np.ndarray, classes: list[str], chart: Path | None) ->
     """
     by_class = dict(zip(classes, confusion.accuracy(matrix), strict=True))
     accuracies = {name: value for name, value in by_class.items() if value is not None}
-    worst = sorted(accuracies, key=accuracies.get)[:SHOWN]
+    worst = sorted(accuracies, key=accuracies.__getitem__)[:SHOWN]
     rows = {name: f"accuracy {100 * accuracies[name]:.1f} %" for name in worst}
     errors = confusion.most_confused(matrix, SHOWN)
     rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}

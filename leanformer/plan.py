@@ -92,7 +92,7 @@ class Budget:
         memory, counted = amounts.pop("memory", None), [*amounts]
         if len(counted) != 1:
             raise ConfigError(f"--budget: found {', '.join(counted) or 'no count'}. Pass one of params:N and flops:N.")
-        if device and memory > (most := programs.gpu_memory(device)):
+        if device and memory is not None and memory > (most := programs.gpu_memory(device)):
             size = format_number(float(most))
             raise ConfigError(f"{flags['memory']}: {device} has {size}B. Lower the budget.")
         return cls(counted[0], amounts[counted[0]], memory, device, flags)
@@ -189,7 +189,7 @@ def select_fitting(
     notes = []
     for shape in ranked[: 2 * number]:
         peak = step.peak_bytes(shapes.with_shape(c, shape), budget.device)
-        if peak <= budget.memory:
+        if budget.memory is None or peak <= budget.memory:
             fit[shape] = peak
         else:
             notes.append(f"Skipped (does not fit): {shapes.describe(shape)}, {peak:,} B.")
@@ -229,7 +229,7 @@ def main(f: cli.Values) -> None:
     price = functools.partial(costs.of, budget.counted)
     limit = budget.flags[budget.counted]
     inside = shapes.enumerate_within(axes, price, budget.amount, f.slack, limit)
-    if f.proxies:
+    if f.proxies and out is not None:
         candidates = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST, limit)
         chosen = shapes.select_spread(candidates, f.proxies)
         why = f"a proxy run for --budget={','.join(f.budget)}, with the learning rate of the config."
@@ -242,7 +242,7 @@ def main(f: cli.Values) -> None:
     sizes = {shape: _dimensions(c, costs, shape) for shape in inside}
     named: dict[str, Shape] = {}
     notes, first = [*(fit.notes if fit else ()), *budget.notes()], None
-    for title, prefix, group in _make_groups(sizes, fit and fit.surface, f.extrapolate, 2 * f.best):
+    for title, prefix, group in _make_groups(sizes, fit.surface if fit else None, f.extrapolate, 2 * f.best):
         chosen, columns = group[: f.best], {}
         if budget.memory is not None:
             peaks, skipped = select_fitting(c, budget, group, f.best)
@@ -251,7 +251,7 @@ def main(f: cli.Values) -> None:
         columns = {name: [costs.of(name, shape) for shape in chosen] for name in names} | columns
         best = [sizes[shape] for shape in chosen]
         first = first or best[0]
-        print(title + format_table(best, columns, fit and fit.surface, first))
+        print(title + format_table(best, columns, fit.surface if fit else None, first))
         named |= {f"{c.model.name}_{prefix}{i}_{'x'.join(map(str, s))}": s for i, s in enumerate(chosen, 1)}
     notes += published.summarise(c.model.to_dict(), named.values(), functools.partial(costs.of, "params"))
     print(*notes, sep="\n", end="\n" * bool(notes))

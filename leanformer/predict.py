@@ -14,13 +14,12 @@ if __name__ == "__main__":
 
 
 import csv
-import io
 import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -91,7 +90,7 @@ def _select_best(scores: np.ndarray, classes: Sequence[str], top: int) -> list[d
     return [{"class": classes[i], "probability": round(float(scores[i]), 6)} for i in order]
 
 
-def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int:
+def write(lines: Iterator[dict[str, Any]], form: str, out: IO[str]) -> int:
     """Write the records of `classify_files` as they arrive, and return the number of unreadable files.
 
     Args:
@@ -131,7 +130,7 @@ def main(f: cli.Values) -> int:
     if f.out is None:
         failed = write(lines, f.format, sys.stdout)
     else:
-        how = {"newline": "", "encoding": "utf-8", "errors": files.ESCAPED}
+        how: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": files.ESCAPED}
         with files.atomic_user_write(f.out) as draft, draft.open("w", **how) as out:
             failed = write(lines, f.format, out)
         print(f"Wrote {f.out}: {len(paths) - failed} of {len(paths)} files, step {model.step} of {f.workdir}.")

@@ -53,7 +53,8 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     for split, source in splits.items():
         named = tasks.class_names(source)
         batches = module.eval_batches(source, batch_size=1, process=0, processes=1)
-        picked = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int)
+        size = data.size(source) or 0
+        picked = np.linspace(0, size - 1, min(SAMPLES, size)).astype(int)
         labels = []
         for index in picked.tolist():
             batch = batches[index]
@@ -62,9 +63,12 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
                 raise DataError(
                     f"{source.name(index)} is unreadable: {batches.unreadable_reason(index)}. Fix or remove it."
                 )
-        result[split] = {"examples": len(source)}
+        result[split] = {"examples": size}
         if labels:
-            result[split] |= {"classes": data.quote(named) if named else source.num_classes, "labels seen": labels}
+            result[split] |= {
+                "classes": data.quote(named) if named else getattr(source, "num_classes", None),
+                "labels seen": labels,
+            }
     if c.data.train_split in result:
         result[c.data.train_split]["one core"] = f"{examples_per_core(c, module, train):,.0f} training examples/s"
     return result
@@ -103,8 +107,9 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
     train, held_out = tasks.open_data(tasks.build(c).data, c)
     splits = {c.data.eval_split: (held_out[""], None), c.data.train_split: (train, short_side)}
     for split, (source, side) in splits.items():
-        about = {"name": c.data.name, "split": split, "short_side": side, "channels": c.model.channels}
-        record = caches.write(source, folder, processes=c.data.workers, **about)
+        about: dict[str, Any] = {"name": c.data.name, "split": split, "short_side": side, "channels": c.model.channels}
+        images: Any = source  # labelled, as all sources of images
+        record = caches.write(images, folder, processes=c.data.workers, **about)
         gigabytes = sum(record["bytes"].values()) / 1e9
         rows = {key: f"{record[key]:,}" for key in ("examples", "shrunk", "kept", "unreadable")}
         rows |= {"changes": caches.describe_effect(record, size), "size": f"{gigabytes:,.1f} GB"}

@@ -88,7 +88,9 @@ def draw(
         "spectra": charts.plot_spectra(spectra, last["of"]),
     }
     if len(snapshots) > 1:
-        figures["over_steps"] = charts.plot_over_steps(steps, [snapshot["measures"] for snapshot in snapshots], title)
+        figures["over_steps"] = charts.plot_over_steps(
+            steps, [snapshot["measures"] for snapshot in snapshots], title or ""
+        )
     if swept:
         figures["over_heads"] = charts.plot_over_heads(swept)
     drawn = {f"{name}.png": figure for name, figure in figures.items() if figure is not None}
@@ -133,8 +135,8 @@ def main(f: cli.Values) -> None:
             flush=True,
         )
     if not snapshots:
-        raise CheckpointError(f"{workdir / 'checkpoints'} contains no checkpoint. Train the model first.")
-    swept = probing.sweep(c, mesh, batch, heads, f.seeds) if heads else None
+        raise CheckpointError(f"{(workdir or Path()) / 'checkpoints'} contains no checkpoint. Train the model first.")
+    swept = probing.sweep(c, mesh, batch, heads, f.seeds) if heads and batch else None
     if swept:
         print(tables.format_sweep(swept), flush=True)
     about = {"examples": c.probe.examples, "split": f"{c.data.name}, {c.data.eval_split}", "dtype": c.dtype}

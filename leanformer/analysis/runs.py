@@ -204,7 +204,7 @@ def _comparable_value(run: Run, key: str) -> Any:
     """Return the value of a key; for a trained tokenizer, with the split on which it was trained."""
     value = run.keys.get(key)
     if key == "data.tokenizer" and str(value).startswith(("bpe:", "wordpiece:")):
-        value += f" of {run.keys.get('data.train_split', '').partition('[')[0]}"
+        value = f"{value} of {run.keys.get('data.train_split', '').partition('[')[0]}"
     return value
 
 

@@ -158,7 +158,7 @@ def holm(p: Sequence[float]) -> list[float]:
     [0.02, 0.04]
     """
     order, adjusted, largest = np.argsort(p, kind="stable"), [0.0] * len(p), 0.0
-    for place, i in enumerate(order):
+    for place, i in enumerate(order.tolist()):
         largest = max(largest, min(1.0, (len(p) - place) * p[i]))
         adjusted[i] = largest
     return adjusted

@@ -54,8 +54,8 @@ def body(name: str) -> Callable[[Body], Main]:
     """Return a decorator that turns the body of a command of `COMMANDS` into the command."""
 
     def decorate(function: Body) -> Main:
-        main = _make_main(COMMANDS[name], function.__module__, lambda: function)
-        main.body = function  # type: ignore[attr-defined]
+        main: Any = _make_main(COMMANDS[name], function.__module__, lambda: function)
+        main.body = function
         return main
 
     return decorate
@@ -122,7 +122,7 @@ def run(main: Main) -> NoReturn:
     environment.prepare()
     gc.freeze()
     faulthandler.enable()
-    warnings.formatwarning = lambda message, *_, **__: f"WARNING: {message}\n"
+    warnings.formatwarning = _format_warning  # ty: ignore[invalid-assignment] - a function of fewer arguments
     # Orbax logs every step of a save, and the traceback of errors that are reported here
     logging.set_verbosity(logging.FATAL)
     status = main()
@@ -142,12 +142,18 @@ def run(main: Main) -> NoReturn:
     sys.exit(status)
 
 
+def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:
+    return f"WARNING: {message}\n"
+
+
 def _docstring(module: str) -> str:
     """Return the docstring of a module, without importing it."""
     if module in sys.modules:
         return sys.modules[module].__doc__ or ""
     spec = importlib.util.find_spec(module)
-    return (spec and spec.origin and ast.get_docstring(ast.parse(Path(spec.origin).read_text()))) or ""
+    if spec is None or spec.origin is None:
+        return ""
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
 
 
 def _format_help(doc: str, flags: Sequence[Flag]) -> str:

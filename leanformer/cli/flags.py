@@ -192,7 +192,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
         for flag in flags:
             if flag.required and defined[flag.name].value is None:
                 raise ConfigError(f"--{flag.name}=... is missing. {flag.help}")
-        files = {
+        files: dict[str, Any] = {
             f.name: defined[f.name].value for f in flags if f.kind is ConfigDict and defined[f.name].value is not None
         }
         for name, file in files.items():
@@ -205,7 +205,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
         raise ConfigError(_explain(error, defined)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
         raise ConfigError(f"{format_error(error)}\n`python -m leanformer.keys` lists and explains all keys.") from error
-    values = {flag.name: defined[flag.name].value for flag in flags}
+    values: dict[str, Any] = {flag.name: defined[flag.name].value for flag in flags}
     for flag in flags:
         flag.check(values[flag.name])
     _check_urls({name: [values[name]] for name in PATHS if values.get(name)} | {"words": words}, urls)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from leanformer import stores
 from leanformer.cli.flags import CommandLine, Values
@@ -41,7 +42,7 @@ def staged(line: CommandLine, values: Values) -> Iterator[None]:
             raise type(error)(text) from error
 
 
-def _open(line: CommandLine, values: Values, url: str) -> contextlib.AbstractContextManager:
+def _open(line: CommandLine, values: Values, url: str) -> contextlib.AbstractContextManager[Path]:
     if line.trains:
         return downloads.downloaded(url, downloads.NAMES, upload=False) if values.dry_run else staging.mirrored(url)
     if not hasattr(values, "step"):

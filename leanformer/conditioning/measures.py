@@ -90,7 +90,7 @@ def measure(name: str) -> Measure:
     return (ACTIVATIONS | WEIGHTS)[name.rpartition(".")[2]]
 
 
-def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> dict:
+def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Any:
     """Return weight measures of a model's stacked blocks, by name.
 
     Args:

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
@@ -187,7 +188,7 @@ def _on_host(x: np.ndarray) -> Summary:
 def with_spectrum(x: Float[Array | np.ndarray, "*b m n"]) -> tuple[Float[Array, "*b r"], Summary]:
     """Return the singular values of each matrix in a batch, and their summary."""
     s = singular_values(x)
-    return s, summarise(s, x.shape[-2:])
+    return s, summarise(s, (x.shape[-2], x.shape[-1]))
 
 
 def read(value: Float[Array, "*b"], defined: bool = True) -> Reading:

@@ -44,7 +44,7 @@ def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.nda
         values = measured[name]
         matrices = isinstance(values, tuple)
         layers = digest(values[1] if matrices else values)
-        shape = layers[0].get("shape")
+        shape: Any = layers[0].get("shape")
         entries[name] = {
             "what": measure(name).what,
             "figure": "condition number" if matrices else "value",
@@ -140,7 +140,8 @@ def _flags(entries: dict[str, Any]) -> list[str]:
 def format_sweep(sweep: dict[str, Any]) -> str:
     """Format a sweep over heads for a terminal, one row per point."""
     titles = ("trade", "heads", "head_dim", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank")
-    rows, flags = [(*titles, "Gaussian", "formula", "singular")], []
+    rows: list[tuple[str, ...]] = [(*titles, "Gaussian", "formula", "singular")]
+    flags = []
     for p in sweep["points"]:
         medians = " ".join("-" if value is None else f"{value:.3g}" for value in p["by_seed"])
         entry = {"figure": "", "matrices_per_layer": p["pooled"]["count"], "singular": p["pooled"]["singular"]}

@@ -86,7 +86,8 @@ def help_page(c: ConfigDict | None = None, section: str = "") -> str:
         for task, kind in config.KINDS.items():
             others = {key: value for key, value in iterate_keys(kind.defaults()) if key not in listed}
             listed |= others
-            values = f"with the defaults of config.{kind.defaults.__name__}():"
+            function: Any = kind.defaults
+            values = f"with the defaults of config.{function.__name__}():"
             title = f'Further keys of task="{task}" ({kind.name}), {values}'
             groups[title] = _lines(others, help_texts(task), section)
     parts = ["\n".join([title, "", *lines] if title else lines) for title, lines in groups.items() if lines]

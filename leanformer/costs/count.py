@@ -42,7 +42,7 @@ def flops(function: Any, *args: Any) -> int:
     return _flops(jax.make_jaxpr(function)(*args).jaxpr)
 
 
-def _flops(jaxpr: jex.Jaxpr) -> int:
+def _flops(jaxpr: Any) -> int:
     total = 0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params

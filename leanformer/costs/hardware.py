@@ -95,7 +95,7 @@ def data_sheet(kind: str) -> DataSheet | None:
 def peak_flops(device: Any) -> float | None:
     """Return the peak dense bfloat16 throughput in FLOP/s; None if it is not known or without bfloat16 units."""
     entry = data_sheet(device.device_kind)
-    return entry and entry.peak
+    return None if entry is None else entry.peak
 
 
 def without_bfloat16(device: Any) -> str | None:
@@ -120,6 +120,8 @@ def bandwidth(name: str, group: Sequence[int]) -> float:
         name: device, one of LINKED.
         group: positions of the ring's devices; consecutive positions fill hosts in order.
     """
-    inside, between = DATA_SHEETS[name].links
+    if (links := DATA_SHEETS[name].links) is None:
+        raise ValueError(f"The bandwidth of {name} is not in the table.")
+    inside, between = links
     hosts = collections.Counter(position // HOST for position in group)
     return inside if len(hosts) == 1 else min(inside, between * min(hosts.values()))

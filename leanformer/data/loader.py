@@ -10,7 +10,7 @@ import functools
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import grain
@@ -82,7 +82,7 @@ class Batches:
         self.batch_size = batch_size
         self.source, self.prepare, self.train, self.seed, self.repeats = source, prepare, train, seed, repeats
         self.process, self.processes = process, processes
-        self._size = size(source)
+        self._size: Any = size(source)  # None if endless
         if self._size is None and not train:
             raise DataError("An endless source cannot be used for evaluation. Use an evaluation split with a length.")
 
@@ -152,13 +152,13 @@ class Batches:
 
 def stream(
     batches: Batches, *, start: int = 0, stop: int | None = None, workers: int = 0, prefetch: int = 2
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Generator[dict[str, np.ndarray], None, None]:
     """Iterate over steps `start` to `stop` with prefetching, by `workers` processes, or by a thread if 0.
 
     The result does not depend on the number of workers. Close the generator to stop the workers.
     """
     stop = len(batches) if stop is None else stop
-    steps = grain.MapDataset.source(batches)[start:stop]
+    steps = grain.MapDataset.source(batches)[start:stop]  # ty: ignore[invalid-argument-type] - it has __getitem__
     threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
     dataset = steps.to_iter_dataset(threads)
     if workers:
@@ -171,11 +171,11 @@ def stream(
         count = min(workers, stop - start)
         options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)
         dataset = dataset.mp_prefetch(options, worker_init_fn=begin_worker)
-    iterator = iter(dataset)
+    iterator: Any = iter(dataset)
     try:
         if workers:
             with concurrent.futures.ThreadPoolExecutor(1, initializer=_block_signals) as executor:
-                yield executor.submit(next, iterator).result()  # the first call starts the workers
+                yield executor.submit(lambda: next(iterator)).result()  # the first call starts the workers
         yield from iterator
     finally:
         iterator.close()

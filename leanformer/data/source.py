@@ -44,9 +44,27 @@ class Source(Protocol):
         """Return a readable identifier of an example, for messages."""
 
 
+@runtime_checkable
+class Finite(Source, Protocol):
+    """Source with a length."""
+
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class Labelled(Finite, Protocol):
+    """Source of labelled examples with a length."""
+
+    @property
+    def num_classes(self) -> int | None: ...
+
+    @property
+    def classes(self) -> Sequence[str] | None: ...
+
+
 def size(source: Source) -> int | None:
     """Return the number of examples of a source; None if it is endless."""
-    return len(source) if hasattr(source, "__len__") else None
+    return len(source) if isinstance(source, Finite) else None
 
 
 class Kind(NamedTuple):
@@ -59,7 +77,7 @@ class Kind(NamedTuple):
     # to do. None if the data cannot be built.
     build: Callable[[str, str | None, Mapping[str, Any]], bool] | None = None
     # (bytes of a file or pixels, number of tokens) -> tokens; None if a file is not an example
-    encode: Callable[[bytes | np.ndarray, int], np.ndarray] | None = None
+    encode: Callable[[Any, int], np.ndarray] | None = None
 
 
 def find(name: str, kinds: Mapping[str, Kind]) -> tuple[Kind, str]:
@@ -134,8 +152,8 @@ class Subset:
 
     FORWARDED = ("classes", "num_classes", "vocabulary", "tokenizer")
 
-    def __init__(self, source: Source, examples: int):
-        self.source = source
+    def __init__(self, source: Finite, examples: int):
+        self.source: Any = source
         vars(self).update({name: getattr(source, name) for name in self.FORWARDED if hasattr(source, name)})
         self._chosen = np.linspace(0, len(source) - 1, examples).round().astype(np.int64)
 
@@ -155,7 +173,7 @@ class Subset:
         return self.source.name(int(self._chosen[index]))
 
 
-def take_subset(source: Source, examples: int) -> Source:
+def take_subset(source: Finite, examples: int) -> Finite:
     """Return a subset of evenly spaced examples, or the source itself for 0 or if it has no more examples."""
     return Subset(source, examples) if 0 < examples < len(source) else source
 

@@ -133,7 +133,7 @@ def model_card(description: Description, model: Mapping[str, Any], facts: Mappin
     rows = {"architecture": f"{model['name']}, in {description.library} `{description.architecture}`"}
     if description.grey:
         rows["images"] = "RGB; the model was trained on grey images, and weighs the channels to grey"
-    rows |= {f"`{key}`": model[key] for key in SIZES} | facts
+    rows |= {**{f"`{key}`": model[key] for key in SIZES}, **facts}
     needs = f" It needs {description.library} {description.needs} or newer." if description.needs else ""
     lines = ["---", *meta, "---", "", "# Model card", "", "Weights in float32, written by leanformer."]
     lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())]

@@ -121,7 +121,7 @@ def _timm_config(c: Any, description: Description, origin: Origin) -> dict[str, 
     size = c.model.image_size
     sides = (size, size) if isinstance(size, int) else tuple(size)
     names = artifacts.output_names(origin.classes, c.model.num_classes)
-    about = {"input_size": [c.model.channels, *sides], "mean": [*c.data.mean], "std": [*c.data.std]}
+    about: dict[str, Any] = {"input_size": [c.model.channels, *sides], "mean": [*c.data.mean], "std": [*c.data.std]}
     about |= {"interpolation": "bicubic", "crop_pct": c.data.crop_fraction, "crop_mode": "center"}
     about |= {"num_classes": c.model.num_classes, "label_names": names}
     config = {**description.config, "pretrained_cfg": about}

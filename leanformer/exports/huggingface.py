@@ -102,7 +102,7 @@ def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
         tensors = _of_dino(tensors) if dino else dict(tensors)
         return _read_colours(tensors) if grey else tensors
 
-    about = {"auto": "AutoModelForImageClassification", "pipeline": "image-classification"}
+    about: dict[str, Any] = {"auto": "AutoModelForImageClassification", "pipeline": "image-classification"}
     about |= {"needs": oldest if wide else "", "adapt": adapt, "grey": grey}
     return Description(NAME, architecture, config | labels, **about)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from leanformer import tasks
+from leanformer import data, tasks
 from leanformer.errors import LeanformerError, WeightsError
 from leanformer.exports.description import Description
 from leanformer.tasks import artifacts
@@ -47,7 +47,8 @@ def real_sample(model: ModelSetup, workdir: Path) -> Sample:
     try:
         task = tasks.build(c)
         source = task.data.open(c.data.eval_split, artifacts.load_classes(workdir))
-        batch = task.data.eval_batches(source, batch_size=min(EXAMPLES, len(source)))[0]
+        size = min(EXAMPLES, data.size(source) or EXAMPLES)
+        batch = task.data.eval_batches(source, batch_size=size, process=0, processes=1)[0]
     except (LeanformerError, OSError) as error:
         return random_sample(model, f", since the data cannot be read ({str(error).splitlines()[0]})")
     if "image" in batch:
@@ -60,11 +61,12 @@ def real_sample(model: ModelSetup, workdir: Path) -> Sample:
 
 def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
     """Return the logits; of a BERT without a head, its last hidden states."""
-    merged, names = model.merge(weights), ("image", "tokens", "lengths", "types")
+    names = ("image", "tokens", "lengths", "types")
     arguments = {name: jnp.asarray(sample.arrays[name]) for name in names if name in sample.arrays}
     first = arguments.pop("image" if "image" in arguments else "tokens")
     m = model.config.model
     headless = m.name == "bert" and not (m.get("num_classes") or m.get("transform"))
+    merged: Any = model.merge(weights)
     call = merged.hidden if headless else merged
     return np.asarray(jax.jit(lambda x, rest: call(x, **rest)[0])(first, arguments))
 

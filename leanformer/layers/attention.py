@@ -126,7 +126,7 @@ def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None, length
     tokens = q.shape[1]
     k, (v, mask) = _even(k), pad_to_even(v, mask)
     q, k, v = (checkpoint_name(x, ATTENDED) for x in (_even(q), k, v))
-    options = {"key_value_seq_lengths": mask.lengths, "is_causal": mask.causal, "scale": scale}
+    options: dict[str, Any] = {"key_value_seq_lengths": mask.lengths, "is_causal": mask.causal, "scale": scale}
     if mask.lengths is not None and lengths is not None:
         options |= {"query_seq_lengths": lengths[1]}
     if mask.window is not None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from flax import nnx
-
 from leanformer.errors import ConfigError
 from leanformer.layers.latent import LatentAttention
 from leanformer.layers.masks import check_supported
@@ -28,18 +26,18 @@ class AttentionConfig:
     num_heads: int  # N
     head_dim: int  # H of queries and keys
     value_dim: int | None = None  # H of values; `head_dim` if None
-    kind: Callable[..., nnx.Module] = MultiHeadAttention  # one of the `attentions` of an architecture
+    kind: Callable[..., MultiHeadAttention] = MultiHeadAttention  # one of the `attentions` of an architecture
     qkv_bias: bool = True  # of query, key and value projections
     backend: str = "xla"  # resolved: "xla", "cudnn" or "naive"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of its type, such as `landmarks`
 
-    def make(self, width: int, **common: Any) -> nnx.Module:
+    def make(self, width: int, **common: Any) -> MultiHeadAttention:
         """Return the attention module for tokens of dimension `width`; `common` has kernel_init, dtype and rngs."""
         sizes = (width, self.num_heads, self.head_dim, self.value_dim)
         return self.kind(*sizes, qkv_bias=self.qkv_bias, backend=self.backend, **common, **self.options)
 
 
-def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = ATTENTIONS, **options: Any) -> dict[str, Any]:
+def options_of(kind: str, kinds: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS, **options: Any) -> dict[str, Any]:
     """Return the options that are not None.
 
     Args:
@@ -62,6 +60,6 @@ def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = ATTENTIONS, **
     return options
 
 
-def check_mask(kind: str, parts: Collection[str], kinds: Mapping[str, type[nnx.Module]] = ATTENTIONS) -> None:
+def check_mask(kind: str, parts: Collection[str], kinds: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS) -> None:
     """Raise ConfigError if an attention type does not support a mask of these parts."""
     check_supported(f'model.attention="{kind}"', kinds[kind].masks, parts)

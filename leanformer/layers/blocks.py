@@ -16,6 +16,7 @@ from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import drop_path, dropout
 from leanformer.layers.masks import Mask, check_supported
 from leanformer.layers.mlp import Mlp, MlpConfig
+from leanformer.layers.multihead import MultiHeadAttention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class BlockConfig:
 
     width: int  # D
     depth: int = 1  # L
-    attention: AttentionConfig | None = None
+    attention: AttentionConfig | None = None  # None for blocks that are given their attention
     mlp: MlpConfig | None = None  # None for blocks without one
     norm: str = "layernorm"  # of `norms.NORMS`
     epsilon: float = 1e-6  # of both norms
@@ -39,9 +40,23 @@ class BlockConfig:
     kernel_init: nnx.Initializer = normal
     dtype: Any = jnp.float32  # of activations; parameters are float32
 
-    def make_attention(self, rngs: nnx.Rngs) -> nnx.Module:
+    @property
+    def attention_config(self) -> AttentionConfig:
+        """Settings of the attention. Raises ValueError without them."""
+        if self.attention is None:
+            raise ValueError("These blocks have no settings of an attention.")
+        return self.attention
+
+    @property
+    def mlp_config(self) -> MlpConfig:
+        """Settings of the MLP. Raises ValueError without one."""
+        if self.mlp is None:
+            raise ValueError("These blocks have no MLP.")
+        return self.mlp
+
+    def make_attention(self, rngs: nnx.Rngs) -> MultiHeadAttention:
         """Return the attention of one block."""
-        return self.attention.make(self.width, kernel_init=self.kernel_init, dtype=self.dtype, rngs=rngs)
+        return self.attention_config.make(self.width, kernel_init=self.kernel_init, dtype=self.dtype, rngs=rngs)
 
     def make_norm(self, rngs: nnx.Rngs) -> nnx.Module:
         """Return a new norm with the settings of the blocks' norms."""
@@ -49,7 +64,12 @@ class BlockConfig:
 
     def make_linear(self, inputs: int, outputs: int, rngs: nnx.Rngs, **options: Any) -> nnx.Linear:
         """Return a linear layer outside the blocks, such as a head, initialised as their matrices are."""
-        common = {"kernel_init": self.kernel_init, "dot_general": times_weights, "dtype": self.dtype, "rngs": rngs}
+        common: dict[str, Any] = {
+            "kernel_init": self.kernel_init,
+            "dot_general": times_weights,
+            "dtype": self.dtype,
+            "rngs": rngs,
+        }
         return nnx.Linear(inputs, outputs, **common | options)
 
 
@@ -81,15 +101,15 @@ class Block(nnx.Module):
 
     branches = 2  # residual branches, each with its own stochastic depth
 
-    def __init__(self, attention: nnx.Module, config: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, attention: Any, config: BlockConfig, *, rngs: nnx.Rngs):
         interventions.check_flattening(config.graying, config.graying_by)
         self.dropout, self.post_norm = config.dropout, config.post_norm
         self.graying = (config.graying, config.graying_by)
         mlp = config.mlp
         self.norm1 = config.make_norm(rngs)
         self.attention = attention
-        self.norm2 = config.make_norm(rngs) if mlp else None
-        self.mlp = (
+        self.norm2: Any = config.make_norm(rngs) if mlp else None
+        self.mlp: Any = (
             Mlp(config.width, mlp, kernel_init=config.kernel_init, dtype=config.dtype, rngs=rngs) if mlp else None
         )
         scales = (config.layer_scale, config.layer_scale if mlp else None)
@@ -144,6 +164,6 @@ def _tap_arrays(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
     return arrays | {"mask": mask}
 
 
-def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param | None) -> Float[Array, "b t d"]:
+def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param[Array] | None) -> Float[Array, "b t d"]:
     """Multiply a branch by its layer scale; None leaves it unchanged."""
     return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]

@@ -31,7 +31,12 @@ class Conv(nnx.Conv):
 
     def __init__(self, channels: int, width: int, kernel: int, *, stride: int = 1, padding: int = 0, **common: Any):
         init = conv_init(kernel * kernel * channels)
-        how = {"strides": stride, "padding": ((padding, padding),) * 2, "kernel_init": init, "bias_init": init}
+        how: dict[str, Any] = {
+            "strides": stride,
+            "padding": ((padding, padding),) * 2,
+            "kernel_init": init,
+            "bias_init": init,
+        }
         super().__init__(channels, width, (kernel, kernel), **how, **common)
 
 
@@ -67,7 +72,9 @@ class PatchConv(nnx.Linear):
         super().__init__(fan_in, width, kernel_init=init, bias_init=init, dot_general=product, dtype=dtype, rngs=rngs)
         self.size = size
 
-    def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b rows columns d"]:
+    def __call__(  # ty: ignore[incompatible-method-override] - shapes differ
+        self, x: Float[Array, "b height width c"]
+    ) -> Float[Array, "b rows columns d"]:
         """Rows and columns that fill no whole patch are left out, as a convolution without padding does."""
         b, height, width, c = x.shape
         rows, columns = height // self.size, width // self.size

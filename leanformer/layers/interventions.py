@@ -6,7 +6,6 @@ Axes as in `leanformer.layers.attention`. Matrices have inputs as rows and outpu
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,7 +34,7 @@ def effective(
     singular value.
     """
     matrix = kernel + spectral * jnp.eye(*kernel.shape, dtype=kernel.dtype) if spectral else kernel
-    if scale is None:
+    if scale is None or direction is None:
         return matrix
     unit = jax.lax.stop_gradient(_unit(direction))
     return matrix * (scale / jnp.linalg.norm(_times(matrix, unit)))
@@ -85,12 +84,15 @@ class Linear(nnx.LinearGeneral):
             matrix = jax.lax.stop_gradient(effective(self._flat(), self.spectral))
             self.direction[...] = _unit(_times(matrix.T, _unit(_times(matrix, self.direction[...]))))
 
-    def __call__(self, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(  # ty: ignore[incompatible-method-override] - no sharding of the result
+        self, inputs: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
         bias = None if self.bias is None else self.bias[...]
         inputs, kernel, bias = self.promote_dtype((inputs, self.weights(), bias), dtype=self.dtype)
         number = len(self.in_features)
         axes = tuple(range(inputs.ndim - number, inputs.ndim))
-        out = self.dot_general(inputs, kernel, ((axes, tuple(range(number))), ((), ())))
+        product: Any = self.dot_general
+        out = product(inputs, kernel, ((axes, tuple(range(number))), ((), ())))
         return out if bias is None else out + jnp.broadcast_to(bias, out.shape)
 
 
@@ -156,7 +158,7 @@ class Interventions:
         if on is not None and (not on or set(on) - set("qkv") or len(set(on)) < len(on)):
             raise ConfigError(f'model.levers_on="{on}": use each of the letters q, k, v at most once, as in "qk".')
 
-    def of(self, name: str, linear: Callable[..., nnx.Module]) -> Callable[..., nnx.Module]:
+    def of(self, name: str, linear: functools.partial[nnx.Module]) -> functools.partial[nnx.Module]:
         """Return the constructor of a projection, "query", "key", "value" or "out"; `linear` is that of plain ones."""
         chosen = name != "out" and name[0] in (self.levers_on or "qkv")
         if chosen and self.qkv_init:

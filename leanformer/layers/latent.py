@@ -74,7 +74,8 @@ class LatentAttention(MultiHeadAttention):
                 f"Set model.rotary_width, for example {head_dim // 2}."
             )
         check_rotary(rotary_width or head_dim, rotary, rotary_width)
-        self.base, self.ranks = rotary, (kv_rank, query_rank, rotary_width or 0)
+        self.base: Any = rotary  # a number if there are rotary positions
+        self.ranks = (kv_rank, query_rank, rotary_width or 0)
         self.latent_norm, self.query_norm = (
             None
             if latent_norm is None or rank is None
@@ -95,7 +96,7 @@ class LatentAttention(MultiHeadAttention):
         narrow = functools.partial(linear, width, use_bias=bias, kernel_metadata=sharing.REPLICATED)
         of_heads = {"kernel_metadata": sharing.heads(-2), "bias_metadata": sharing.heads(-2)}
         by_heads = functools.partial(linear, use_bias=bias, **of_heads)
-        self.latent = narrow(rank)
+        self.latent: Any = narrow(rank)
         self.key_up, self.value_up = by_heads(rank, (heads, head_dim)), by_heads(rank, (heads, value_dim))
         queries = (heads, head_dim + turned)
         if query_rank is None:
@@ -118,15 +119,15 @@ class LatentAttention(MultiHeadAttention):
         q = jnp.concatenate([plain, rotate(turned, positions, base=self.base)], axis=-1)
         return q, {"latent": latent, "turned": rotate(self.turned(x)[:, :, None], positions, base=self.base)[:, :, 0]}
 
-    def keys_values(self, arrays: Mapping[str, Array]) -> tuple[Float[Array, "b s n h"], Float[Array, "b s n hv"]]:
+    def keys_values(self, cached: Mapping[str, Array]) -> tuple[Float[Array, "b s n h"], Float[Array, "b s n hv"]]:
         """Compute keys and values from the latents.
 
         With a cache this is repeated at every step: the price of caching R + rotary_width numbers per token instead of
         N (H + H').
         """
-        k, v = self.key_up(arrays["latent"]), self.value_up(arrays["latent"])
-        if "turned" in arrays:
-            shared = jnp.broadcast_to(arrays["turned"][:, :, None], (*k.shape[:3], self.ranks[2]))
+        k, v = self.key_up(cached["latent"]), self.value_up(cached["latent"])
+        if "turned" in cached:
+            shared = jnp.broadcast_to(cached["turned"][:, :, None], (*k.shape[:3], self.ranks[2]))
             k = jnp.concatenate([k, shared], axis=-1)
         return k, v
 

@@ -42,7 +42,8 @@ class Family(nnx.Module):
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay, besides biases and norms
     classifiers = ("head",)  # parameters of classifiers: first parts of their names
     bottom_up: tuple[tuple[str, ...], ...] = ()  # see lr_scales; empty: no support for optim.layer_decay
-    attentions: Mapping[str, type[nnx.Module]] = ATTENTIONS  # attention types by name
+    attentions: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS  # attention types by name
+    blocks: Any  # Stack of blocks; overridden `stacks` name others
     staged = False  # True: sizes of blocks are one number per stage
     # Further keys of blocks with their defaults, and settings of blocks that are not configurable.
     takes: Mapping[str, Any] = types.MappingProxyType({})
@@ -110,9 +111,10 @@ class Family(nnx.Module):
         blocks = {key: values.pop(key) for key in list(values) if key in SETTINGS or key == "attention"}
         blocks |= {"kind": cls.attentions[blocks.pop("attention")], "options": cls.options(arguments), "dtype": dtype}
         blocks |= cls.fixed
+        make: Any = cls  # a constructor with the keys of the subclass
         if not cls.staged:
-            return cls(**values, blocks=block_config(blocks), rngs=rngs)
-        return cls(**values, blocks=tuple(map(block_config, _by_stage(blocks))), rngs=rngs)
+            return make(**values, blocks=block_config(blocks), rngs=rngs)
+        return make(**values, blocks=tuple(map(block_config, _by_stage(blocks))), rngs=rngs)
 
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -153,7 +155,7 @@ def widths(sizes: int | Sequence[int] | None) -> tuple[int, ...]:
 def block_config(values: Mapping[str, Any]) -> BlockConfig:
     """Return the settings of blocks from a flat mapping, such as a section config.model."""
 
-    def part(kind: type) -> dict[str, Any]:
+    def part(kind: Any) -> dict[str, Any]:
         return {field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}
 
     mlp = MlpConfig(**part(MlpConfig)) if values["mlp_dim"] else None
@@ -164,8 +166,8 @@ def _by_stage(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the settings of each stage. Raises ConfigError if sizes have different numbers of stages."""
     sizes = {name: values[name] for name in (*SIZES, "value_dim") if values.get(name) is not None}
     if len({len(size) for size in sizes.values()}) > 1:
-        values = ", ".join(f"model.{name}={tuple(size)}" for name, size in sizes.items())
-        raise ConfigError(f"{values}: different numbers of stages. Set one number per stage for each.")
+        listed = ", ".join(f"model.{name}={tuple(size)}" for name, size in sizes.items())
+        raise ConfigError(f"{listed}: different numbers of stages. Set one number per stage for each.")
     stages = zip(*sizes.values(), strict=True)
     return [{**values, **dict(zip(sizes, stage, strict=True))} for stage in stages]
 

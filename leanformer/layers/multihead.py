@@ -5,7 +5,7 @@ Axes as in `leanformer.layers.attention`; K heads of keys and values.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -60,7 +60,10 @@ class MultiHeadAttention(nnx.Module):
             **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
         }
     )
-    masks = PARTS  # supported parts of a mask
+    masks: Collection[str] = PARTS  # supported parts of a mask
+    query: Any  # projections of `make_projections`
+    key: Any
+    value: Any
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class MultiHeadAttention(nnx.Module):
             raise ConfigError(f"model.attention_dropout={attention_dropout} must be in [0, 1).")
         self.attention_dropout = attention_dropout or 0.0
         self.backend, self.logit_scale, self.soft_cap = backend, logit_scale, soft_cap
-        settings = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
+        settings: dict[str, Any] = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
         processed = any(value is not None for value in settings.values())
         self.process = QueryKeyTransform(head_dim, **settings, dtype=dtype, rngs=rngs) if processed else None
         linear = functools.partial(
@@ -106,7 +109,7 @@ class MultiHeadAttention(nnx.Module):
         self.levers = Interventions(spectral, qkv_init, levers_on, sigma_reparam)
         self.make_projections(linear, width, shapes, qkv_bias)
         out = functools.partial(self.levers.of("out", linear), axis=(-2, -1), use_bias=out_bias)
-        self.out = out((num_heads, value_dim), width, kernel_metadata=sharing.heads(-3))
+        self.out: Any = out((num_heads, value_dim), width, kernel_metadata=sharing.heads(-3))
         if temperature:
             self.temperature = nnx.Param(jnp.ones(num_heads))
 
@@ -116,7 +119,7 @@ class MultiHeadAttention(nnx.Module):
         return head_dim
 
     def make_projections(
-        self, linear: Callable[..., nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
+        self, linear: functools.partial[nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
     ) -> None:
         """Set the projections from tokens to queries, keys and values, of `shapes` (heads, channels)."""
         for name, shape in shapes.items():
@@ -171,7 +174,12 @@ class MultiHeadAttention(nnx.Module):
         if context.cache is not None:
             cache = cached = kv_cache.extend(context.cache, cached, mask)
         k, v = self.keys_values(cached)
-        options = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "backend": self.backend, "lengths": lengths}
+        options: dict[str, Any] = {
+            "scale": self.logit_scale,
+            "soft_cap": self.soft_cap,
+            "backend": self.backend,
+            "lengths": lengths,
+        }
         if context.key is not None and self.attention_dropout:
             fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
             options |= {"dropout": self.attention_dropout, "key": fold(context.key, DROPOUT_KEY)}
@@ -204,7 +212,9 @@ def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
 class ClassAttention(MultiHeadAttention):
     """Attention of the class token, which is the first, to all tokens (Touvron et al. 2021b, section 3)."""
 
-    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
+    def __call__(  # ty: ignore[incompatible-method-override] - no cache or tap
+        self, x: Float[Array, "b t d"]
+    ) -> Float[Array, "b 1 d"]:
         keys, mask = pad_to_even(x, ALL) if self.backend == "cudnn" else (x, ALL)
         q, k, v = self.query(x[:, :1]), self.key(keys), self.value(keys)
         return self.out(attend(q, k, v, mask=mask, backend=self.backend))

@@ -94,7 +94,7 @@ class QueryKeyTransform(nnx.Module):
     def __call__(
         self, q: Float[Array, "b t n h"], k: Float[Array, "b t k h"], positions: Int[Array, "#b t"]
     ) -> tuple[Float[Array, "b t n h"], Float[Array, "b t k h"]]:
-        if self.query_norm is not None:
+        if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if self.base is not None:
             q, k = (rotate(x, positions, base=self.base, width=self.width) for x in (q, k))

@@ -70,7 +70,7 @@ class Stack(nnx.Module):
     ):
         rates = np.linspace(0, drop_path, depth) if isinstance(drop_path, int | float) else np.asarray(drop_path)
         self.rates, self.remat, self.unroll = tuple(map(float, rates)), remat, unroll or 1
-        self.layers = nnx.vmap(make_block)(rngs.split(depth))
+        self.layers: Any = nnx.vmap(make_block)(rngs.split(depth))
         plain = type(self.layers).__call__ is Block.__call__
         self.graying = self.layers.graying if plain else (None, None)
         rates = (getattr(module, "attention_dropout", None) for _, module in nnx.iter_modules(self.layers))
@@ -102,7 +102,7 @@ class Stack(nnx.Module):
             return Block(config.make_attention(rngs), config, rngs=rngs)
 
         rates = config.drop_path if drop_path is None else drop_path
-        how = {"remat": config.remat, "unroll": config.unroll, "rngs": rngs}
+        how: dict[str, Any] = {"remat": config.remat, "unroll": config.unroll, "rngs": rngs}
         return cls(make_block or plain, config.depth, drop_path=rates, **how)
 
     def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = PLAIN) -> tuple[Any, ...]:
@@ -140,10 +140,11 @@ class Stack(nnx.Module):
             moved = nnx.state(block, nnx.BatchStat) if train else None
             return constrain_layout(constrain_batch(x)), (taps, moved, cache)
 
+        step: Callable[..., tuple[Any, Any]] = body
         if self.remat != "none":
             # The backward pass is a separate loop: barriers between the two would only cause copies of slices.
-            body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
-        x, (taps, moved, cache) = jax.lax.scan(body, x, (params, statistics, drawn), unroll=self.unroll)
+            step = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
+        x, (taps, moved, cache) = jax.lax.scan(step, x, (params, statistics, drawn), unroll=self.unroll)
         if train:
             nnx.update(self.layers, moved)
         return (x, taps) if context.cache is None else (x, taps, cache)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from leanformer.errors import ConfigError
+from leanformer.layers.model_base import Family
 
 
-def find_class(name: str) -> type[nnx.Module]:
+def find_class(name: str) -> type[Family]:
     """Return the `Model` class of an architecture. Raises ConfigError if it is unknown."""
     families = sorted(module.name for module in pkgutil.iter_modules(__path__))
     if name not in families:
@@ -28,7 +29,7 @@ def check(name: str, **arguments: Any) -> None:
     find_class(name).check(arguments)
 
 
-def build(name: str, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, **arguments: Any) -> nnx.Module:
+def build(name: str, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, **arguments: Any) -> Family:
     """Build a model from the name of its architecture and keyword arguments. Raises ConfigError if they are invalid.
 
     >>> sizes = {"width": 8, "depth": 2, "num_heads": 4, "head_dim": 3, "mlp_dim": 16}

@@ -91,7 +91,7 @@ class Model(Family):
             )
         self.max_length, self.types, self.packed, self.pool = max_length, types, packed, pool
         self.num_classes, self.dropout, self.dtype, width = num_classes, blocks.dropout, blocks.dtype, blocks.width
-        self.activation = blocks.mlp.activation
+        self.activation = blocks.mlp_config.activation
 
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length, width))) if positions == "learned" else None
@@ -101,10 +101,10 @@ class Model(Family):
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = None if blocks.post_norm else blocks.make_norm(rngs)
         self.transform = blocks.make_linear(width, width, rngs) if transform else None
-        self.transform_norm = blocks.make_norm(rngs) if transform else None
+        self.transform_norm: Any = blocks.make_norm(rngs) if transform else None
         self.head_bias = nnx.Param(jnp.zeros(vocabulary)) if head_bias else None
         self.pooler = blocks.make_linear(width, pooler_dim, rngs) if pooler_dim else None
-        self.head = blocks.make_linear(pooler_dim or width, num_classes, rngs) if num_classes else None
+        self.head: Any = blocks.make_linear(pooler_dim or width, num_classes, rngs) if num_classes else None
 
     def __call__(
         self,

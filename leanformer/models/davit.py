@@ -65,7 +65,7 @@ class WindowAttention(MultiHeadAttention):
         {name: kind for name, kind in MultiHeadAttention.options.items() if not name.startswith("rotary")}
     )
 
-    def __init__(self, *sizes: int | None, window_size: int, **arguments: Any):
+    def __init__(self, *sizes: Any, window_size: int, **arguments: Any):
         super().__init__(*sizes, **arguments)
         self.window_size = window_size
 
@@ -87,7 +87,7 @@ class WindowNystrom(NystromAttention):
 
     masks = ()
 
-    def __init__(self, *sizes: int | None, window_size: int, **arguments: Any):
+    def __init__(self, *sizes: Any, window_size: int, **arguments: Any):
         super().__init__(*sizes, **arguments)
         self.window_size = window_size
 
@@ -133,7 +133,7 @@ class MapBlock(Block):
     and `middle` is tokens + code + attention.
     """
 
-    def __init__(self, attention: nnx.Module, config: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, attention: Any, config: BlockConfig, *, rngs: nnx.Rngs):
         super().__init__(attention, config, rngs=rngs)
         self.code1, self.code2 = (DepthwiseConv(config.width, dtype=config.dtype, rngs=rngs) for _ in range(2))
 
@@ -223,7 +223,7 @@ class Model(Family):
         rngs: nnx.Rngs,
     ):
         dtype, widths, depths = blocks[0].dtype, [stage.width for stage in blocks], [stage.depth for stage in blocks]
-        channels_of = channel_head_dim or [stage.attention.head_dim for stage in blocks]
+        channels_of = channel_head_dim or [stage.attention_config.head_dim for stage in blocks]
         if len(channels_of) != len(blocks):
             raise ConfigError(
                 f"model.channel_head_dim={channel_head_dim}: wrong length. Set one for each of {len(blocks)} stages."
@@ -231,9 +231,9 @@ class Model(Family):
         self.dtype, self.stages = dtype, len(blocks)
 
         def unit(stage: BlockConfig, channel: int, rngs: nnx.Rngs) -> Unit:
-            a = stage.attention
+            a = stage.attention_config
             windows = dataclasses.replace(a, options={**a.options, "window_size": window_size})
-            options = {"qkv_bias": a.qkv_bias, "backend": a.backend, "dtype": dtype, "rngs": rngs}
+            options: dict[str, Any] = {"qkv_bias": a.qkv_bias, "backend": a.backend, "dtype": dtype, "rngs": rngs}
             between_tokens = windows.make(stage.width, kernel_init=stage.kernel_init, dtype=dtype, rngs=rngs)
             between_channels = ChannelAttention(stage.width, a.num_heads, channel, **options)
             return Unit(*(MapBlock(attention, stage, rngs=rngs) for attention in (between_tokens, between_channels)))

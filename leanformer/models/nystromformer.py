@@ -78,7 +78,7 @@ class Model(Family):
             )
         self.towers, self.pool, self.zero_is_padding = towers, pool, zero_is_padding
         self.max_length, self.dropout, self.dtype = max_length, blocks.dropout, blocks.dtype
-        width, mlp_dim = blocks.width, blocks.mlp.mlp_dim
+        width, mlp_dim = blocks.width, blocks.mlp_config.mlp_dim
 
         extra = int(pool == "token")
         if extra:

@@ -67,7 +67,11 @@ class Projection(nnx.Module):
         norm = functools.partial(LayerNorm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         flat = pixels * inner_width
         self.norm1 = norm(inner_width if pixelwise else flat)
-        about = {"kernel_init": normal, "kernel_metadata": sharing.REPLICATED, "dot_general": times_weights}
+        about: dict[str, Any] = {
+            "kernel_init": normal,
+            "kernel_metadata": sharing.REPLICATED,
+            "dot_general": times_weights,
+        }
         self.linear = nnx.Linear(flat, width, use_bias=use_bias, **about, dtype=dtype, rngs=rngs)
         self.norm2 = None if pixelwise else norm(width)
 
@@ -162,7 +166,7 @@ class Model(Family):
         width, dtype = blocks.width, blocks.dtype
         self.grid = patch_size // pixel_stride
 
-        backend = "xla" if blocks.attention.backend == "cudnn" else blocks.attention.backend
+        backend = "xla" if blocks.attention_config.backend == "cudnn" else blocks.attention_config.backend
         of_pixels = AttentionConfig(inner_heads, inner_head_dim, qkv_bias=False, backend=backend)
         inner = BlockConfig(
             inner_width, attention=of_pixels, mlp=MlpConfig(inner_mlp_dim), epsilon=EPSILON, dtype=dtype

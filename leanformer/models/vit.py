@@ -99,4 +99,5 @@ class Model(Family):
         `key`, one per example, switches training on, with drop path.
         """
         logits, taps = self.heads(images, key=key, tap=tap)
-        return sum(logits.values()) / len(logits), taps
+        total: Any = sum(logits.values())
+        return total / len(logits), taps

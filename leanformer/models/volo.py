@@ -221,22 +221,26 @@ class Model(WithClassAttention):
     ):
         _check(image_size, patch_size, stem_stride, [stage.width for stage in blocks])
         first, last, dtype = blocks[0], blocks[-1].width, blocks[0].dtype
-        self.dtype, common = dtype, {"dtype": dtype, "rngs": rngs}
+        self.dtype = dtype
+        common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
 
         size = patch_size // stem_stride
         self.patch_embed = Stem(channels, stem_width, first.width, stride=stem_stride, size=size, **common)
-        grid = tuple(side // patch_size for side in image_sides(image_size))
+        rows, columns = (side // patch_size for side in image_sides(image_size))
+        grid = (rows, columns)
 
         def outlook(rngs: nnx.Rngs) -> Block:
-            a = first.attention
+            a = first.attention_config
             sizes = (first.width, a.num_heads, a.head_dim, a.value_dim)
             return Block(OutlookAttention(*sizes, grid=grid, dtype=dtype, rngs=rngs), first, rngs=rngs)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
-            common = {"dtype": dtype, "rngs": rngs}
-            options = {"qkv_bias": False, "backend": first.attention.backend}
+            common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
+            options: dict[str, Any] = {"qkv_bias": False, "backend": first.attention_config.backend}
             attention = ClassAttention(last, class_heads, class_head_dim, **options, **common)
-            return ClassBlock(attention, last, class_mlp_dim or blocks[-1].mlp.mlp_dim, epsilon=EPSILON, **common)
+            return ClassBlock(
+                attention, last, class_mlp_dim or blocks[-1].mlp_config.mlp_dim, epsilon=EPSILON, **common
+            )
 
         depths = [stage.depth for stage in blocks]
         rates = [first.drop_path * block / (sum(depths) - 1) for block in range(sum(depths))]
@@ -248,7 +252,7 @@ class Model(WithClassAttention):
         self.downsample = PatchConv(first.width, last, 2, **common)
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, grid[0] // 2, grid[1] // 2, last)))
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
-        how = {"remat": first.remat, "unroll": first.unroll}
+        how: dict[str, Any] = {"remat": first.remat, "unroll": first.unroll}
         self.class_blocks = Stack(class_block, class_depth, **how, rngs=rngs)
         self.norm = LayerNorm(last, epsilon=EPSILON, **common)
         self.head = first.make_linear(last, num_classes, rngs)

@@ -125,11 +125,12 @@ class XcitBlock(Block):
 
     branches = 3
 
-    def __init__(self, attention: nnx.Module, config: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, attention: Any, config: BlockConfig, *, rngs: nnx.Rngs):
         super().__init__(attention, config, rngs=rngs)
+        scale: Any = config.layer_scale  # a number in all XCiT models
         self.norm3 = config.make_norm(rngs)
         self.local = LocalPatchInteraction(config.width, dtype=config.dtype, rngs=rngs)
-        self.gamma3 = nnx.Param(jnp.full(config.width, config.layer_scale))
+        self.gamma3 = nnx.Param(jnp.full(config.width, scale))
 
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = PLAIN
@@ -224,25 +225,26 @@ class Model(WithClassAttention):
         blocks: BlockConfig,
         rngs: nnx.Rngs,
     ):
-        width, dtype, backend = blocks.width, blocks.dtype, blocks.attention.backend
+        width, dtype, backend = blocks.width, blocks.dtype, blocks.attention_config.backend
         _check(image_size, patch_size, width)
-        self.dtype, common = dtype, {"dtype": dtype, "rngs": rngs}
+        self.dtype = dtype
+        common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
 
         def block(rngs: nnx.Rngs) -> XcitBlock:
             return XcitBlock(blocks.make_attention(rngs), blocks, rngs=rngs)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
-            common = {"dtype": dtype, "rngs": rngs}
+            common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
             attention = ClassAttention(width, class_heads, class_head_dim, backend=backend, **common)
-            scale = {"layer_scale": blocks.layer_scale, "tokens_norm": tokens_norm}
-            return ClassBlock(attention, width, class_mlp_dim or blocks.mlp.mlp_dim, **scale, **common)
+            scale: dict[str, Any] = {"layer_scale": blocks.layer_scale, "tokens_norm": tokens_norm}
+            return ClassBlock(attention, width, class_mlp_dim or blocks.mlp_config.mlp_dim, **scale, **common)
 
         self.patch_embed = Stem(channels, width, patch_size.bit_length() - 1, **common)
         init = conv_init(2 * FREQUENCIES)
         self.pos_embed = blocks.make_linear(2 * FREQUENCIES, width, rngs, kernel_init=init, bias_init=init)
         self.blocks = Stack.from_config(blocks, block, drop_path=(blocks.drop_path,) * blocks.depth, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-        how = {"remat": blocks.remat, "unroll": blocks.unroll}
+        how: dict[str, Any] = {"remat": blocks.remat, "unroll": blocks.unroll}
         self.class_blocks = Stack(class_block, class_depth, **how, rngs=rngs)
         self.norm = LayerNorm(width, **common)
         self.head = blocks.make_linear(width, num_classes, rngs)

@@ -121,7 +121,8 @@ def _check_refused(tensors: Tensors, layout: Sequence[Entry]) -> None:
     for entry in layout:
         present = [name for name in entry.names() if name in tensors]
         if entry.copy_of is not None:
-            present = [name for name in present if not np.array_equal(tensors[name], tensors.get(entry.copy_of))]
+            original: Any = tensors.get(entry.copy_of)  # nothing equals None
+            present = [name for name in present if not np.array_equal(tensors[name], original)]
         if entry.refused and present:
             more = f", and {len(present) - 1} more," if len(present) > 1 else ""
             raise WeightsError(f"The file has {present[0]}{more} {entry.refused}")
@@ -221,7 +222,8 @@ def resize_positions(table: np.ndarray, shape: Sequence[int], grid: tuple[int, i
     if table.ndim == 4:
         return np.asarray(jax.image.resize(jnp.asarray(table), tuple(shape), "cubic"))
     side = math.isqrt(table.shape[1])
-    grid = grid or (math.isqrt(shape[1]),) * 2
+    side_to = math.isqrt(shape[1])
+    grid = grid or (side_to, side_to)
     prefix = table.shape[1] - side**2
     if shape[1] - math.prod(grid) != prefix or table.shape[-1] != shape[-1]:
         raise WeightsError(

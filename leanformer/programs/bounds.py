@@ -1,6 +1,6 @@
 """Communication volume, FLOPs and lower bounds on the time of a partitioned program."""
 
-import collections
+import math
 from typing import Any
 
 from leanformer.costs import hardware
@@ -31,14 +31,14 @@ def _sum_collectives(collectives: list[Collective]) -> list[dict[str, Any]]:
 
 
 def _loop(loop: Loop) -> dict[str, Any]:
-    sent = collections.Counter({x.kind: 0 for x in loop.collectives})
+    sent = dict.fromkeys((x.kind for x in loop.collectives), 0.0)
     for x in loop.collectives:
         sent[x.kind] += x.moved(scatter=True) / loop.turns
     return {
         "name": loop.name,
         "turns": loop.turns,
         "flops_per_iteration": loop.flops,
-        "bytes_moved_per_iteration": dict(sent),
+        "bytes_moved_per_iteration": sent,
     }
 
 
@@ -47,7 +47,7 @@ def lower_bounds(name: str, loops: list[Loop]) -> dict[str, Any]:
 
     If the ratio is below 1, collectives can be overlapped with the matmuls of the previous or the next iteration.
     """
-    peak = hardware.DATA_SHEETS[name].peak
+    peak = hardware.DATA_SHEETS[name].peak or math.nan
 
     def sending_seconds(loop: Loop) -> float:
         return sum((x.moved(scatter=True) / hardware.bandwidth(name, x.group) for x in loop.collectives), 0.0)

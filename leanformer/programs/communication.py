@@ -102,7 +102,7 @@ def collective(x: hlo.Instruction, body: Sequence[hlo.Instruction], mesh: Mappin
     kind = x.op.removesuffix("-start")
     group = hlo.group(x.text, math.prod(mesh.values()))
     places = np.stack(np.unravel_index(group, tuple(mesh.values())), axis=1)
-    axes = tuple(axis for axis, place in zip(mesh, places.T, strict=True) if len(set(place)) > 1)
+    axes = tuple(axis for axis, place in zip(mesh, places.T, strict=True) if len(np.unique(place)) > 1)
     uses = [y.op for y in body if x.name in y.operands]
     sliced = kind == "all-reduce" and bool(uses) and set(uses) == {"dynamic-slice"}
     return Collective(kind, group, axes, hlo.type_bytes(x.type), 1, sliced)

@@ -32,7 +32,7 @@ class Program:
 def parse(text: str) -> Program:
     """Parse the text of a module."""
     computations: dict[str, list[Instruction]] = {}
-    entry = ""
+    entry, current = "", []
     for line in text.splitlines():
         if header := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
             computations[header[2]] = current = []
@@ -43,9 +43,16 @@ def parse(text: str) -> Program:
     return Program(computations, entry)
 
 
+def find(pattern: str, text: str) -> str:
+    """Return the first group of a pattern. Raises NotImplementedError if another version of XLA writes it otherwise."""
+    if match := re.search(pattern, text):
+        return match[1]
+    raise NotImplementedError(f"This version of XLA writes programs without {pattern!r}: {text[:200]}")
+
+
 def called(x: Instruction, role: str) -> str:
     """Return the computation that an instruction calls as `role`: "body" of a loop, "calls" of a fusion."""
-    return re.search(rf"{role}=%([\w.-]+)", x.text)[1]
+    return find(rf"{role}=%([\w.-]+)", x.text)
 
 
 def computations(x: Instruction) -> list[str]:
@@ -114,9 +121,9 @@ def flops(x: Instruction, body: list[Instruction]) -> int:
     ((_, out),) = shapes(x.type)
     left, right = map(shape, x.operands)
     if x.op == "dot":
-        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", x.text)[1]
+        contracted = find(r"lhs_contracting_dims=\{([\d,]*)\}", x.text)
         return 2 * math.prod(out) * math.prod(left[int(axis)] for axis in filter(None, contracted.split(",")))
-    labels = re.search(r"dim_labels=\w+_(\w+)->", x.text)[1]
+    labels = find(r"dim_labels=\w+_(\w+)->", x.text)
     dilated = re.search(r"lhs_dilate=([\dx]+)", x.text)
     zeros = math.prod(map(int, dilated[1].split("x"))) if dilated else 1
     return 2 * math.prod(out) * math.prod(right) // right[labels.index("o")] // zeros

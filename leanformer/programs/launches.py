@@ -62,7 +62,7 @@ class Loop:
 
 def describe(compiled: jax.stages.Compiled, mesh: Mapping[str, int]) -> dict[str, Any]:
     """Return the launches of a program by group, and its loops and collectives; see `programs.read_kernels`."""
-    loops = read(compiled.as_text(), mesh)
+    loops = read(compiled.as_text() or "", mesh)
     return {
         "launches": total(loops),
         "by_group": {group: total(loops, group) for group in GROUPS},
@@ -145,7 +145,7 @@ class _Reader:
         if op == "fusion":
             return self._fusion(line)
         if op == "custom-call":
-            return _custom(re.search(r'custom_call_target="([^"]*)"', line.text)[1])
+            return _custom(hlo.find(r'custom_call_target="([^"]*)"', line.text))
         if op in ("dot", "convolution"):
             return Launch(PRODUCTS, "XLA")
         return Launch(COPIES, op) if op == "copy" else Launch(OTHER, op)

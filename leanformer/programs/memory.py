@@ -9,7 +9,7 @@ import jax
 
 def peak_memory(compiled: jax.stages.Compiled) -> int:
     """Return the bytes that a compiled program needs per device: arguments, non-donated outputs and temporaries."""
-    memory = compiled.memory_analysis()
+    memory = _analyse(compiled)
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
 
@@ -22,7 +22,13 @@ def memory_by_content(compiled: jax.stages.Compiled, contents: Mapping[str, Any]
         contents: its arguments by name: trees of arrays or shapes with shardings.
     """
     sizes = {name: _count_bytes(tree) for name, tree in contents.items()}
-    return sizes | {"temporaries": compiled.memory_analysis().temp_size_in_bytes, "all": peak_memory(compiled)}
+    return sizes | {"temporaries": _analyse(compiled).temp_size_in_bytes, "all": peak_memory(compiled)}
+
+
+def _analyse(compiled: jax.stages.Compiled) -> Any:
+    if (memory := compiled.memory_analysis()) is None:
+        raise NotImplementedError("This backend does not report the memory of a compiled program.")
+    return memory
 
 
 def _count_bytes(tree: Any) -> int:

@@ -18,6 +18,7 @@ from jax.experimental import topologies
 
 from leanformer.costs.hardware import DEVICES, HOST
 from leanformer.errors import ConfigError
+from leanformer.programs import hlo
 
 
 PLUGINS = {"jax_plugins.xla_cuda12": "jax-cuda12-pjrt", "jax_plugins.xla_cuda13": "jax-cuda13-pjrt"}
@@ -40,7 +41,7 @@ def devices(name: str, count: int) -> list[Any]:
 
 def memory(name: str) -> int:
     """Return the bytes of memory of a device. Raises the errors of `devices`."""
-    return int(re.search(r"device_memory_size: (\d+)", description(name))[1])
+    return int(hlo.find(r"device_memory_size: (\d+)", description(name)))
 
 
 def description(name: str) -> str:
@@ -66,7 +67,7 @@ def _find_library() -> Path:
                     f"--device requires XLA's CUDA plugin in the version of jaxlib: found {package} {version}, "
                     f"jaxlib {jaxlib.__version__} (jax {jax.__version__}). Run: {INSTALL}."
                 )
-            return Path(spec.submodule_search_locations[0]) / "xla_cuda_plugin.so"
+            return Path((spec.submodule_search_locations or [""])[0]) / "xla_cuda_plugin.so"
     raise ConfigError(f"--device requires XLA's CUDA plugin, which is not installed. Run: {INSTALL}.")
 
 

@@ -120,18 +120,11 @@ def gpu_table(name: str, f: dict[str, Any]) -> str:
 def _collective_rows(collectives: list[dict[str, Any]]) -> dict[str, str]:
     """Return one row per group of equal collectives."""
     groups = collections.Counter(
-        (
-            x["kind"],
-            " x ".join(x["axes"]) or "no axis",
-            x["loop"],
-            format_bytes(x["size"]),
-            x["times"],
-            _overlap(x["between"]),
-        )
+        (x["kind"], " x ".join(x["axes"]) or "no axis", x["loop"], x["size"], x["times"], _overlap(x["between"]))
         for x in collectives
     )
     return {
-        f"{kind} over {axes}, {loop}, {size}, {times} per step" + (f" (x {number})" if number > 1 else ""): overlap
+        f"{kind} over {axes}, {loop}, {format_bytes(size)}, {times} per step" + f" (x {number})" * (number > 1): overlap
         for (kind, axes, loop, size, times, overlap), number in groups.items()
     }
 

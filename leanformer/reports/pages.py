@@ -126,7 +126,7 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
     mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
     steps = restoring.steps_in(workdir / "checkpoints")
     origin = c.init_from.path or f"scratch, seed {c.seed}"
-    rows = distributed.describe()
+    rows: dict[str, Any] = distributed.describe()
     rows |= {f"  process {i}": theirs for i, theirs in enumerate(multihost.all_gather_host(mine))}
     per_process = c.batch_size // multihost.count()
     rows |= {

@@ -1,6 +1,6 @@
 """PNG plots of a run: loss, accuracy, learning rate, other metrics, and confusion matrices. No display is needed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # largest numbers of classes for names
 TEXT_COLOR, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
 
 
-def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
+def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """Draw the plots of a run into `folder`, each as NAME.png, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
@@ -26,7 +26,7 @@ def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     return drawn
 
 
-def make_run_plots(records: list[dict[str, Any]]) -> dict[str, Figure]:
+def make_run_plots(records: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Return the plots of a run by name: loss, accuracy, lr, every other metric, and conditioning from the probe.
 
     Plots without data are left out.
@@ -48,7 +48,7 @@ def make_run_plots(records: list[dict[str, Any]]) -> dict[str, Figure]:
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
+def _conditioning(records: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Plot condition numbers over training steps, one panel per measure that the last probe has."""
     probes = [record for record in records if record["kind"] == "probe"]
     measures = {r["step"]: {name: values for name, values in r.items() if isinstance(values, dict)} for r in probes}
@@ -57,7 +57,7 @@ def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
     return charts.plot_over_steps([*complete], snapshots) if snapshots else None
 
 
-def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
+def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
     axes, drawn = style_axes(figure.subplots(), "step", label), 0
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):

@@ -76,7 +76,8 @@ def _detect_environment(environ: Mapping[str, str]) -> Cluster | None:
     if wrong:
         raise ConfigError(f"JAX_COORDINATOR_ADDRESS is set and requires two numbers. Found: {', '.join(wrong)}.")
     kind = "Kubernetes" if "KUBERNETES_SERVICE_HOST" in environ else "environment"
-    return Cluster(kind, *map(int, numbers.values()), environ["JAX_COORDINATOR_ADDRESS"])
+    processes, process = (int(value or "") for value in numbers.values())
+    return Cluster(kind, processes, process, environ["JAX_COORDINATOR_ADDRESS"])
 
 
 def _detect_slurm(environ: Mapping[str, str]) -> Cluster | None:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any
 
 import jax
 
@@ -42,7 +43,7 @@ class StopRequest:
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._agree, name="stop", daemon=True)
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
         if multihost.count() > 1:

@@ -49,7 +49,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def make_fitting_mesh(**sizes: int) -> Mesh:
+def make_fitting_mesh(**sizes: Any) -> Mesh:
     """Return a mesh of the requested sizes, or one with all devices along `data` if those sizes do not fit."""
     try:
         return make_mesh(**sizes)
@@ -128,12 +128,12 @@ def check_split(axes: Mapping[str, Axes], tensor: int) -> None:
             f"mesh.tensor={tensor}: no tensor-parallel axis is declared for {name} of shape {shape}. Use "
             "mesh.tensor=1, or declare the axis in the layer as layers/mlp.py does (leanformer/runtime/sharing.py)."
         )
-    strict = {name: x for name, x in axes.items() if x.over is not None and not x.over.few}
-    sizes = {name: x.shape[x.over.axis] for name, x in strict.items()}
+    strict = {name: x.over for name, x in axes.items() if x.over is not None and not x.over.few}
+    sizes = {name: axes[name].shape[over.axis] for name, over in strict.items()}
     for name, size in sizes.items():
         if size % tensor:
             raise ConfigError(
-                f"mesh.tensor={tensor}: the {size} {strict[name].over.what} of {name} are not divisible by {tensor} "
+                f"mesh.tensor={tensor}: the {size} {strict[name].what} of {name} are not divisible by {tensor} "
                 f"devices. Nearest mesh.tensor: {nearest_divisors(math.gcd(*sizes.values()), tensor)}."
             )
 

@@ -7,6 +7,7 @@ single process every function that exchanges values returns at once.
 import itertools
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ _calls = itertools.count()  # numbers the calls of `broadcast_from_primary` and 
 _published: dict[str, set[int]] = {}
 
 
-store = jax_internals.key_value_store
+store: Callable[[], Any] = jax_internals.key_value_store
 count = jax_internals.process_count
 index = jax_internals.process_index
 

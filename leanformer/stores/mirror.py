@@ -133,7 +133,9 @@ class Mirror:
 
     def _remember(self, names: Mapping[str, int], items: Iterable[tuple[str, Path]]) -> None:
         """Record files that are in the store with the same size as uploaded."""
-        self._sent |= {name: _signature(path) for name, path in items if names.get(name) == path.stat().st_size}
+        for name, path in items:
+            if names.get(name) == path.stat().st_size and (signature := _signature(path)) is not None:
+                self._sent[name] = signature
 
     def upload(self, *, small: bool) -> None:
         """Upload what has changed, in an order that leaves the store readable at any time.

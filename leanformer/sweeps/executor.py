@@ -58,7 +58,7 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
         (member.workdir / "summary.json").unlink(missing_ok=True)
     number = format_count(len(members), "run")
     print(f"{number} in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run.")
-    logs = run(units, executor, places, f) if pending else {}
+    logs = {} if executor is None else run(units, executor, places, f)
     return {member: log for unit, log in logs.items() for member in unit.runs if not member.finished}
 
 

@@ -31,7 +31,7 @@ def run(command: list[str], environ: dict[str, str] | None = None, starter: int 
     print(f"Ended with status {status}.", file=sys.stderr)
 
 
-def _wait(process: subprocess.Popen) -> int | None:
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
     """Return the exit status, or None if the process still runs after EVERY seconds."""
     try:
         return process.wait(EVERY)

@@ -163,7 +163,7 @@ def _forward(x: Array, kernel: Array, bias: Array | None, targets: Array, about:
 
     zeros = jnp.zeros(kernel.shape, wide)
     zeros = zeros if tensor_parts() == 1 else constrain_tensor(zeros, batch=False)
-    none = jnp.zeros((), wide), zeros, None if bias is None else jnp.zeros(bias.shape, wide)
+    none: Any = jnp.zeros((), wide), zeros, None if bias is None else jnp.zeros(bias.shape, wide)
     (loss, by_kernel, by_bias), by_x = jax.lax.scan(add, none, (x, targets))
     return loss, (by_x, by_kernel.astype(kernel.dtype), None if bias is None else by_bias.astype(bias.dtype))
 

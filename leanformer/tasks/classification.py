@@ -63,11 +63,11 @@ def labelled(source: Source, prepare: Prepare) -> Prepare:
 
 def _labelled(
     source: Source, prepare: Prepare, index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]
-) -> dict[str, np.ndarray | np.generic]:
+) -> dict[str, Any]:
     return {**prepare(index, example, draws), "label": _label(source, index, example["label"])}
 
 
-def _label(source: Source, index: int, label: Any) -> np.int32:
+def _label(source: Any, index: int, label: Any) -> np.int32:
     """Return a label as an integer. Raises DataError for 3.8, which would become 3, and for 10 of 10 classes."""
     classes = source.num_classes
     try:

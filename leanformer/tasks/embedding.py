@@ -62,6 +62,6 @@ def check_model(model: Any, name: str) -> None:
 
 
 @nnx.jit
-def _embed(model: nnx.Module, tokens: Int[Array, "b t"], lengths: Int[Array, "b"]) -> Float[Array, "b d"]:
+def _embed(model: Any, tokens: Int[Array, "b t"], lengths: Int[Array, "b"]) -> Float[Array, "b d"]:
     x = mean_pool(model.hidden(tokens, lengths)[0].astype(jnp.float32), lengths)
     return x * jax.lax.rsqrt(jnp.square(x).sum(axis=1, keepdims=True))

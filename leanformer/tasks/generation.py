@@ -94,14 +94,16 @@ def position_keys(key: Key[Array, ""], rows: int, place: Int[Array, ""]) -> Key[
 
 
 @functools.partial(nnx.jit, static_argnames="how")
-def _next(model: nnx.Module, tokens: Array, cache: Any, offset: Array, key: Array, how: Sampling) -> tuple[Array, Any]:
+def _next(
+    model: Any, tokens: Array | np.ndarray, cache: Any, offset: Array, key: Array, how: Sampling
+) -> tuple[Array, Any]:
     """Return the token sampled after further tokens, and the cache with them."""
     logits, cache = model.extend(tokens, cache, offset)
     return choose(logits, position_keys(key, len(tokens), offset + tokens.shape[1]), how), cache
 
 
 def generate(
-    model: nnx.Module,
+    model: Any,
     prompts: Sequence[np.ndarray],
     tokens: int,
     *,

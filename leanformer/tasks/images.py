@@ -110,9 +110,7 @@ class ImageClassification(Classification):
         mix = jax.lax.optimization_barrier(mix)  # or the compiler draws it again for every pixel
         return parts | {f"partner_{name}": jnp.flip(x, axis=0) for name, x in parts.items()}, mix
 
-    def loss(
-        self, model: Any, part: dict[str, Array], batch_aux: mixup.Mix | None, key: Key[Array, "b"]
-    ) -> Float[Array, ""]:
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         images, targets = self._mixed(part, batch_aux)
         logits, _ = model(images, key=key)
         return losses.classify(logits, targets, self.kind).sum()

@@ -71,12 +71,12 @@ class TextData(DataModule):
         kind = "whole documents, packed" if self.packed else "windows of the stream of tokens"
         return {"rows": f"{kind}, {self.length} tokens each, of a vocabulary of {self.vocabulary:,}"}
 
-    def train_batches(self, source: Rows, **options: Any) -> data.Batches:
+    def train_batches(self, source: Any, **options: Any) -> data.Batches:
         """Return endless training batches. An epoch is as many rows as hold all tokens once; windows may overlap."""
         rows = source if self.packed else Windows(source.corpus, self.length)
         return data.Batches(rows, self.make_prepare(source, train=True), train=True, **options)
 
-    def eval_batches(self, source: Rows, **options: Any) -> data.Batches:
+    def eval_batches(self, source: Any, **options: Any) -> data.Batches:
         return data.Batches(source, self.make_prepare(source, train=False), train=False, **options)
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from leanformer.data.text.masking import Masking, num_masked
 from leanformer.data.text.tokenizer import MASKS
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks.chunked_cross_entropy import hits
-from leanformer.tasks.language import Rows, TextData, TokenObjective, settings
+from leanformer.tasks.language import TextData, TokenObjective, settings
 from leanformer.tasks.task import Batch, Spec, Task
 
 
@@ -50,7 +50,7 @@ class MaskedData(TextData):
         masks = f"{number} of {self.length} tokens: {number - 2 * other} masked, {other} random, {other} unchanged"
         return super().notes() | {"targets": masks}
 
-    def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
+    def make_prepare(self, source: Any, *, train: bool) -> data.loader.Prepare:
         tokenizer = source.tokenizer
         how = Masking(self.share, tokenizer.mask, tokenizer.vocabulary, self.length)
         return functools.partial(masking.prepare, how=how, train=train)

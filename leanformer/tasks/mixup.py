@@ -95,8 +95,8 @@ def normalise(
     images: UInt8[Array, "b h w c"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "b h w c"]:
     """Return (x / 255 − mean) / std, as one multiplication and one addition per pixel."""
-    mean, std = (np.asarray(x, np.float64).reshape(1, 1, 1, -1) for x in (mean, std))
-    return images.astype(jnp.float32) * np.float32(1 / (255 * std)) - np.float32(mean / std)
+    shift, scale = (np.asarray(x, np.float64).reshape(1, 1, 1, -1) for x in (mean, std))
+    return images.astype(jnp.float32) * np.float32(1 / (255 * scale)) - np.float32(shift / scale)
 
 
 def erase(images: Float[Array, "b h w c"], keys: Key[Array, "b"], probability: float) -> Float[Array, "b h w c"]:

@@ -50,16 +50,17 @@ class DrawnBatches(data.Batches):
     training it also gets the step.
     """
 
-    def __init__(self, source: data.Source, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
-        super().__init__(source, lambda index, example, draws: example, **options)
+    def __init__(self, source: Any, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
+        super().__init__(source, lambda index, example, draws: dict(example), **options)
         self.fed = fed
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """Return a batch as in `data.Batches`; examples after the last one are drawn, and masked."""
         places = self.positions(step)
         positions = np.arange(places.start, places.stop)
-        batch = self.fed(self.source.get_batch(places.start, len(places)), *[step] * self.train)
-        present = positions < (np.inf if self.train else len(self.source))
+        source: Any = self.source
+        batch = self.fed(source.get_batch(places.start, len(places)), *[step] * self.train)
+        present = positions < (np.inf if self.train else len(source))
         return batch | {"index": positions, "corrupt": np.full(len(places), -1), "mask": present}
 
 
@@ -100,8 +101,8 @@ class PointData(DataModule):
 
     def _fed(self, examples: Mapping[str, np.ndarray], step: int | None = None) -> dict[str, np.ndarray]:
         """Return the arrays of a batch: those of the curriculum at a step of training, or all if `step` is None."""
-        if step is not None and self.curriculum.every:
-            examples = self.kind.shrink(examples, self.sizes, *self.curriculum.at(step, self.sizes))
+        if step is not None and self.curriculum.every and self.kind.shrink is not None:
+            examples = self.kind.shrink(dict(examples), self.sizes, *self.curriculum.at(step, self.sizes))
         fed = {"points": examples["points"], "targets": examples["targets"]}
         fed["scored"] = np.broadcast_to(examples.get("scored", True), examples["targets"].shape[:2])
         return {name: np.asarray(array, np.float32) for name, array in fed.items()}
@@ -156,7 +157,7 @@ class PointRegression(Objective):
         """Return the number of targets that count."""
         return batch["scored"].sum()
 
-    def loss(self, model: Any, part: dict[str, Array], batch_aux: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         return (self._errors(self._outputs(model, part, key), part["targets"]) * part["scored"]).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:

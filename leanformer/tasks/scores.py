@@ -16,7 +16,7 @@ class Score:
     def best(self, scores: Mapping[int, float]) -> int | None:
         """Return the step with the best finite score, the first among ties; None if there is none."""
         finite = {step: scores[step] for step in sorted(scores) if math.isfinite(scores[step])}
-        return (max if self.higher else min)(finite, key=finite.get, default=None)
+        return (max if self.higher else min)(finite, key=finite.__getitem__, default=None)
 
     def since_best(self, scores: Mapping[int, float]) -> int:
         """Return the number of evaluations after the best one."""

@@ -111,7 +111,7 @@ class SentenceData(DataModule):
 
 
 def _input_specs(length: int, types: bool) -> dict[str, Spec]:
-    specs = {"tokens": ((length,), np.int32), "lengths": ((), np.int32)}
+    specs: dict[str, Spec] = {"tokens": ((length,), np.int32), "lengths": ((), np.int32)}
     return specs | ({"types": ((length,), np.int32)} if types else {})
 
 
@@ -158,7 +158,7 @@ class SentenceObjective(Objective):
 class SentenceClassification(SentenceObjective, Classification):
     """Cross-entropy of sentences with a class."""
 
-    def loss(self, model: Any, part: dict[str, Array], batch_aux: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         logits, _ = model(*self.inputs(part), key=key)
         return losses.classify(logits, jax.nn.one_hot(part["label"], self.num_classes), self.kind).sum()
 
@@ -183,14 +183,14 @@ class SentenceClassification(SentenceObjective, Classification):
 class SentenceRegression(SentenceObjective):
     """Squared error of sentences with a number: STS-B."""
 
-    def loss(self, model: Any, part: dict[str, Array], batch_aux: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         return jnp.square(self._outputs(model, part, key) - part["label"]).sum()
 
     def _outputs(self, model: Any, batch: Batch, key: Key[Array, "b"] | None = None) -> Float[Array, "b"]:
         outputs, _ = model(*self.inputs(batch), key=key)
         return outputs[:, 0].astype(jnp.float32)
 
-    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
+    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Any]:
         """Return the sum of squared errors, the number of examples, and output and label of each example."""
         outputs = self._outputs(model, batch)
         errors = jnp.square(outputs - batch["label"])
@@ -223,7 +223,7 @@ def from_config(c: Any) -> Task:
     source_run = origins.source_run(c.init_from.path)
     if source_run is not None:
         origins.check_source_model(source_run, m)
-    shared = {"num_classes": m.num_classes, "length": d.max_length, "types": bool(m.get("types"))}
+    shared: dict[str, Any] = {"num_classes": m.num_classes, "length": d.max_length, "types": bool(m.get("types"))}
     keys = {name: d[name] for name in ("tokenizer", "train_split", "name", "dir")}
     objective = SentenceRegression if m.num_classes == 1 else SentenceClassification
     return Task(

@@ -86,7 +86,7 @@ class SequenceClassification(Classification):
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
         return (batch["tokens"],) if self.full else (batch["tokens"], batch["lengths"])
 
-    def loss(self, model: Any, part: dict[str, Array], batch_aux: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         logits, _ = model(*self.inputs(part), key=key)
         targets = mixup.smoothed(part["label"], self.num_classes, self.label_smoothing)
         return losses.classify(logits, targets, self.kind).sum()

@@ -79,15 +79,17 @@ class DataModule(abc.ABC):
 
 
 class Objective(abc.ABC):
-    """Objective of a task: loss, evaluation sums and metrics.
+    """Objective of a task: loss, evaluation sums and metrics. A class attribute may set `score` or `ceiling`."""
 
-    Attributes:
-        score: metric that selects the best checkpoint.
-        ceiling: divergence threshold of the loss; a step above it is skipped. May be infinite.
-    """
+    @property
+    @abc.abstractmethod
+    def score(self) -> Score:
+        """Metric that selects the best checkpoint."""
 
-    score: Score
-    ceiling: float = math.inf
+    @property
+    def ceiling(self) -> float:
+        """Divergence threshold of the loss; a step above it is skipped. May be infinite."""
+        return math.inf
 
     def check_model(self, graphdef: Any, weights: Any) -> None:  # noqa: B027 - most tasks take any model
         """Raise ConfigError if the model, whose weights may be abstract, cannot do the task."""
@@ -121,7 +123,7 @@ class Objective(abc.ABC):
         """
 
     @abc.abstractmethod
-    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
+    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Any]:
         """Return sums over the examples that `batch["mask"]` marks as present, their number `examples` among them.
 
         Sums are numbers or arrays. Under "per_example" are arrays by name with a leading axis B, for metrics that need

@@ -46,7 +46,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 2, *, score: Score | None = None):
         self.folder = Path(folder).absolute()
         self.scores: dict[int, float] = {}  # by step, of all evaluations, with or without a checkpoint
-        self._policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), _Best(self)])
+        self._policy: Any = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), _Best(self)])
         self._trains = score is not None
         try:
             read = self._read_scores()
@@ -55,11 +55,11 @@ class Checkpoints:
             if (manager := self.__dict__.pop("_manager", None)) is not None:
                 manager.close()
             read = self._read_scores()
-        self.score = score or (read[max(read)][0] if read else None)  # the newest if the metric has changed
+        self.score: Any = score or (read[max(read)][0] if read else None)  # the newest if the metric has changed
         self.scores |= {step: value for step, (metric, value) in read.items() if metric == self.score}
         self._written = set(self.scores)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._pending: concurrent.futures.Future | None = None
+        self._pending: concurrent.futures.Future[Any] | None = None
         self._reported = False  # whether a failed save was reported
 
     def _read_scores(self) -> dict[int, tuple[Score, float]]:
@@ -94,7 +94,7 @@ class Checkpoints:
     def _manager(self) -> Any:
         """Orbax's CheckpointManager of the folder; creates the folder."""
         return ocp.training.Checkpointer(
-            self.folder, preservation_policy=self._policy, cleanup_tmp_directories=self._trains
+            str(self.folder), preservation_policy=self._policy, cleanup_tmp_directories=self._trains
         )
 
     @property

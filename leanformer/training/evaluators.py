@@ -51,7 +51,7 @@ def due(step: int, every: int, last: int) -> bool:
 
 
 def make(
-    setup: TrainSetup, held_out: Mapping[str, data.Source], between: Callable[[Iterable[Any]], Iterator[Any]] = iter
+    setup: TrainSetup, held_out: Mapping[str, Any], between: Callable[[Iterable[Any]], Iterator[Any]] = iter
 ) -> dict[str, Evaluator]:
     """Return the evaluators of a run by the kind of their records.
 

@@ -131,7 +131,8 @@ class LoadedModel:
         Raises:
             CorruptExample, DataError: the example has another type, or cannot be read.
         """
-        content, data = source.read_content(example, images=self.takes_images), self.task.data
+        content: Any = source.read_content(example, images=self.takes_images)
+        data = self.task.data
         try:
             whole = data.read_text(content, self.tokenizer) if isinstance(data, TextData) else data.read(content)
             return data.prepare(whole)
@@ -174,7 +175,9 @@ class LoadedModel:
         Arguments and errors as in `tasks.embedding.embeddings`.
         """
         embedding.check_model(self.model, str(self.workdir))
-        several = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, source.SINGLE) else [texts]
+        several: list[Any] = (
+            list(texts) if isinstance(texts, Iterable) and not isinstance(texts, source.SINGLE) else [texts]
+        )
         vectors, cut = embedding.embeddings(self.model, self.tokenizer, several)
         if len(cut):
             message = f"{len(cut)} of {len(several)} texts were truncated to the model's length, the first is texts"
@@ -249,7 +252,7 @@ class LoadedModel:
             losses.probabilities(_logits(self.model, self._batch(prepared)), self.config.get("loss", "softmax"))
         )
 
-    def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[jax.Array, ...]:
+    def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[Any, ...]:
         names = self.task.data.input_specs()
         return self.task.objective.inputs({name: jnp.stack([row[name] for row in prepared]) for name in names})
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 from tensorboardX import RecordWriter, summary
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member] - made by protobuf
 
 from leanformer.conditioning import tables
 from leanformer.config import key_docs

@@ -42,7 +42,7 @@ class LrScales:
 
         return jax.tree.map(stop_frozen, self.shares, params)
 
-    def scale_updates(self, optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    def scale_updates(self, optimizer: Any) -> optax.GradientTransformationExtraArgs:
         """Return the optimizer with each direction, including weight decay, multiplied by its scale.
 
         Leaves that are frozen entirely have no moments. If all scales are 1, the optimizer is returned unchanged.
@@ -57,7 +57,7 @@ class LrScales:
             direction, state = optimizer.update(grads, state, params, **extra)
             return jax.tree.map(lambda share, d: d * _expand(share, d), self.shares, direction), state
 
-        return optax.GradientTransformationExtraArgs(optimizer.init, update)
+        return optax.GradientTransformationExtraArgs(optimizer.init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
 
     def trained(self, params: Any) -> int:
         """Return the number of parameters that are not frozen."""

@@ -161,7 +161,11 @@ def abstract_model(c: ConfigDict, backend: str = "naive") -> tuple[Any, Callable
 def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:
     """Return the attention backend for a device, and the reason for its selection."""
     family, arguments = models.find_class(c.model.name), c.model.to_dict()
-    about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
+    about: dict[str, Any] = {
+        "dtype": c.dtype,
+        "mask": family.mask_parts(arguments),
+        "soft_cap": arguments.get("soft_cap"),
+    }
     about |= {"dropout": arguments.get("attention_dropout")}
     return backends.resolve(c.model.backend, device=device, **about, **family.attention_widths(arguments))
 

@@ -68,7 +68,7 @@ def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransforma
         direction = jax.tree.map(lambda m, v: first * m / (jnp.sqrt(second * v) + eps), mu, nu)
         return direction, optax.ScaleByAdamState(jnp.where(finite, count, state.count), mu, nu)
 
-    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1, b2, eps).init, update)
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1, b2, eps).init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
 
 
 class Matrix(NamedTuple):
@@ -99,7 +99,7 @@ def _add_guard_and_decay(
         direction, updated = inner.update(grads, state, params)
         return direction, jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
 
-    guarded = optax.GradientTransformationExtraArgs(inner.init, update)
+    guarded = optax.GradientTransformationExtraArgs(inner.init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
     return optax.chain(guarded, optax.add_decayed_weights(weight_decay, mask))
 
 
@@ -116,17 +116,19 @@ def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
         return "muon" if is_stacked(name) and matrix(name, leaf.ndim) else "adam"
 
     def get_axes(name: str, leaf: Array) -> optax.contrib.MuonDimensionNumbers:
-        return optax.contrib.MuonDimensionNumbers(*matrix(name, leaf.ndim))
+        axes: Any = matrix(name, leaf.ndim)
+        return optax.contrib.MuonDimensionNumbers(*axes)
 
     def scale(name: str, direction: Array) -> Array:
-        inputs, outputs = matrix(name, direction.ndim)
+        axes: Any = matrix(name, direction.ndim)
+        inputs, outputs = axes
         return 0.2 * max(_size(direction, inputs), _size(direction, outputs)) ** 0.5 * direction
 
     orthogonal = optax.contrib.scale_by_muon(
         beta=b1, eps=eps, weight_dimension_numbers=functools.partial(_map_named, get_axes)
     )
     scaled = optax.stateless(lambda updates, _: _map_named(scale, updates))
-    rules = {"muon": optax.chain(orthogonal, scaled), "adam": optax.scale_by_adam(b1, b2, eps)}
+    rules: dict[Any, Any] = {"muon": optax.chain(orthogonal, scaled), "adam": optax.scale_by_adam(b1, b2, eps)}
     return optax.partition(rules, functools.partial(_map_named, select))
 
 
@@ -180,7 +182,7 @@ def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation
         column = _map_named(functools.partial(move, which=1), grads, state.column)
         return _map_named(divide, grads, row, column), FactoredState(count, row, column)
 
-    factored = optax.GradientTransformation(init, update)
+    factored = optax.GradientTransformation(init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
     return optax.chain(factored, optax.ema(b1, debias=False)) if b1 else factored
 
 

@@ -46,7 +46,7 @@ def make_reader(
     probe = make_probe_step(model.graphdef, objective, activations, reduce=conditioning.with_spectrum)
 
     def read(weights: Any, batch: dict[str, jax.Array] | None) -> dict[str, Any]:
-        result = probe(weights, batch) if activations else {}
+        result = {} if batch is None or not activations else probe(weights, batch)
         stacks = interventions.with_effective_weights(model.graphdef, weights).measured()
         measured = conditioning.weights(stacks, of_weights, reduce=conditioning.with_spectrum)
         return result | conditioning.by_name(measured, of_weights)

@@ -67,6 +67,7 @@ def newest_readable[T](
         reason = multihost.broadcast_from_primary(
             integrity.find_corruption(folder / str(candidate)) if multihost.is_primary() else None
         )
+        content: Any = None
         try:
             if reason is None:
                 content = load(candidate)

@@ -88,7 +88,8 @@ def make_train_step(
         def keep(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
-        direction, moments = optimizer.update(grads, state.moments, state.params, finite=finite, b1=b1)
+        update: Any = optimizer.update  # with extra arguments
+        direction, moments = update(grads, state.moments, state.params, finite=finite, b1=b1)
         params = materialise_barrier(
             keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params)
         )
@@ -200,7 +201,7 @@ def make_probe_step(
     return probe_step
 
 
-def probe_record(summaries: dict[str, Any]) -> dict[str, dict[str, list]]:
+def probe_record(summaries: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
     """Return {measure: {statistic: [one per layer]}} for metrics.jsonl, with statistics of `conditioning.digest`."""
     layers = {name: conditioning.digest(values) for name, values in summaries.items()}
     statistics = ("median", "q10", "q90", "singular", "not_finite", "shape")
@@ -223,7 +224,7 @@ def evaluate(
     keys: {"": state.weights, "ema_": state.ema}.
     """
     running: collections.deque[dict[str, Any]] = collections.deque()
-    fetched: dict[str, list[dict[str, np.ndarray]]] = {prefix: [] for prefix in weights}
+    fetched: dict[str, list[dict[str, Any]]] = {prefix: [] for prefix in weights}
 
     def fetch() -> None:
         for prefix, sums in jax.device_get(running.popleft()).items():

@@ -1,6 +1,6 @@
 """Batches for evaluation, and the fixed batch for the probe."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ def eval_specs(module: DataModule) -> dict[str, Spec]:
 
 def evaluation(
     c: ConfigDict, model: ModelSetup, module: DataModule, source: data.Source
-) -> Iterator[dict[str, jax.Array]]:
+) -> Generator[dict[str, jax.Array], None, None]:
     """Yield global batches with every example once. Raises DataError if too many examples are unreadable."""
     names = eval_specs(module)
     batches = module.eval_batches(source, batch_size=c.eval.batch_size, **process())
@@ -33,10 +33,11 @@ def evaluation(
 
 def check_probe(model: ModelSetup, source: data.Source, examples: int) -> None:
     """Raise ConfigError if a split has too few examples for the probe, or the devices cannot divide them evenly."""
-    if len(source) < examples:
+    size = data.size(source)
+    if size is not None and size < examples:
         raise ConfigError(
-            f"probe.examples={examples}: the evaluation split has only {len(source)} examples. Set "
-            f"--config.probe.examples={len(source)} or lower."
+            f"probe.examples={examples}: the evaluation split has only {size} examples. Set "
+            f"--config.probe.examples={size} or lower."
         )
     meshes.check_batch(model.mesh, "probe.examples", examples)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,10 @@ class TrainSetup:
         """Return the lowered training step, with the state donated."""
         mesh = self.mesh
         outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), meshes.replicated_sharding(mesh))
-        options = {"out_shardings": outputs, "compiler_options": meshes.compiler_options(mesh, self.model.device)}
+        options: dict[str, Any] = {
+            "out_shardings": outputs,
+            "compiler_options": meshes.compiler_options(mesh, self.model.device),
+        }
         jitted = jax.jit(self.train_step, donate_argnums=0, **options)
         key = jax.eval_shape(jax.random.key, 0)
         key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated_sharding(mesh))
@@ -99,7 +102,7 @@ class TrainSetup:
         c = self.config
         return self.task.data.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
 
-    def stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
+    def stream(self, source: data.Source, start: int) -> Generator[dict[str, np.ndarray], None, None]:
         """Yield the host batches from step `start` to the end, prepared in other threads or processes."""
         d, batches = self.config.data, self.train_batches(source)
         return data.stream(batches, start=start, stop=self.total, workers=d.workers, prefetch=d.prefetch)

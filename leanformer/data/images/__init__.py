@@ -11,7 +11,7 @@ from typing import Any
 from leanformer.data import source as names
 from leanformer.data.images.cache import Cache
 from leanformer.data.images.sources import BUNDLED, FASHION, Folder, Idx, Synthetic, Tfds, prepare_tfds
-from leanformer.data.source import Kind, Source, find
+from leanformer.data.source import Kind, Labelled, find
 from leanformer.errors import DataError
 
 
@@ -39,7 +39,7 @@ KINDS = {  # by the part of `data.name` before the colon
 }
 
 
-def open_images(name: str, split: str, **requirements: Any) -> Source:
+def open_images(name: str, split: str, **requirements: Any) -> Labelled:
     """Open the source of images for a `data.name`, `<type>:<what>` with a type of KINDS.
 
     The split is a TFDS split, or the name of a folder or file stem; requirements are attributes of `SourceSpec`.

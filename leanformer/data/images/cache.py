@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from array_record.python.array_record_data_source import ArrayRecordDataSource
-from array_record.python.array_record_module import ArrayRecordWriter
+from array_record.python.array_record_module import ArrayRecordWriter  # ty: ignore[import-not-found] - compiled, without types
 from etils import epath
 from PIL import Image
 
 from leanformer.data import fingerprints
 from leanformer.data.images.decoding import CorruptImage, decode_whole
 from leanformer.data.pool import map_ordered
-from leanformer.data.source import Source
+from leanformer.data.source import Labelled, Source
 from leanformer.errors import DataError, first_line
 from leanformer.runtime import files
 
@@ -34,7 +34,7 @@ COUNTS = ("shrunk", "kept", "unreadable", "pixels", "cached_pixels")
 
 
 def write(
-    source: Source,
+    source: Labelled,
     folder: Path,
     *,
     name: str,
@@ -60,8 +60,14 @@ def write(
         DataError: the folder has other content or cannot be written, or the images of the source are not encoded.
     """
     target = folder / split
-    names = source.classes and list(source.classes)
-    plan = {"version": VERSION, "source": name, "split": split, "examples": len(source), "short_side": short_side}
+    names = None if source.classes is None else list(source.classes)
+    plan: dict[str, Any] = {
+        "version": VERSION,
+        "source": name,
+        "split": split,
+        "examples": len(source),
+        "short_side": short_side,
+    }
     plan |= {"channels": channels, "quality": QUALITY, "num_classes": source.num_classes, "classes": names}
     if not isinstance(source[0]["image"], bytes):
         raise DataError(f'data.name="{name}" has pixels, not encoded images, so a cache would save no time.')

@@ -206,7 +206,7 @@ class Tfds:
         looked = names.open_folder(looked, f"data.dir={looked}")
         prepare = f"python -m leanformer.prepare build --config=FILE --config.data.name=tfds:{dataset}"
         try:
-            builder = tfds.builder(dataset, data_dir=looked, file_format="array_record")
+            builder: Any = tfds.builder(dataset, data_dir=looked, file_format="array_record")
         except tfds.core.DatasetNotFoundError as error:
             raise DataError(
                 f'data.name="tfds:{dataset}" is not a known TFDS dataset, and not prepared in {looked}. '
@@ -227,7 +227,7 @@ class Tfds:
                 "image classification needs image and label."
             )
         try:
-            self._examples = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+            self._examples: Any = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
         except NotImplementedError as error:
             raise DataError(
                 f"{builder.data_dir} holds {builder.info.file_format.value} files, which have no random access. "
@@ -260,7 +260,8 @@ def prepare_tfds(dataset: str, dir: str | None) -> bool:
     import tensorflow_datasets as tfds
 
     try:
-        tfds.builder(dataset, data_dir=dir, file_format="array_record").download_and_prepare()
+        builder: Any = tfds.builder(dataset, data_dir=dir, file_format="array_record")
+        builder.download_and_prepare()
     except ImportError as error:
         raise DataError(
             f"Preparing tfds:{dataset} needs a library that training does not need: {error}. "

@@ -118,7 +118,7 @@ def random_view(
 ) -> tuple[tuple[int, int, int, int], bool]:
     """Draw a random crop (left, top, right, bottom), the largest central one if ten do not fit, and a flip."""
     for _ in range(10):
-        area = rng.uniform(*scale) * width * height
+        area = rng.uniform(scale[0], scale[1]) * width * height
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
@@ -152,7 +152,7 @@ def _cubic_kernel(length: int, size: int) -> np.ndarray:
     return kernel / kernel.sum()
 
 
-def affine(pixels: np.ndarray, matrix: Sequence, fill: Sequence) -> np.ndarray:
+def affine(pixels: np.ndarray, matrix: Sequence[float], fill: Sequence[int]) -> np.ndarray:
     """Move input (a x + b y + c, d x + e y + f) to output (x, y), pixel centres at halves; nearly bicubic."""
     a, b, c, d, e, f = matrix
     fx, fy = 1 if (a, b, c) == (1, 0, 0) else 2, 1 if (d, e, f) == (0, 1, 0) else 2
@@ -166,7 +166,7 @@ def affine(pixels: np.ndarray, matrix: Sequence, fill: Sequence) -> np.ndarray:
     return result if pixels.ndim == 2 else cv2.cvtColor(result, cv2.COLOR_RGBA2RGB)
 
 
-def rotate(pixels: np.ndarray, degrees: float, fill: Sequence) -> np.ndarray:
+def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[int]) -> np.ndarray:
     """Rotate counter-clockwise about the image centre."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
@@ -227,7 +227,7 @@ def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 # timm's "increasing" set: (pixels x, level m in 0..1, s = ±m with a random sign, fill colour f) -> pixels.
-OPERATIONS: dict[str, Callable[[np.ndarray, float, float, Sequence], np.ndarray]] = {
+OPERATIONS: dict[str, Callable[[np.ndarray, float, float, Sequence[int]], np.ndarray]] = {
     "AutoContrast": lambda x, m, s, f: _lut_by_histogram(x, _stretch_table),
     "Equalize": lambda x, m, s, f: _lut_by_histogram(x, _equalize_table),
     "Invert": lambda x, m, s, f: _lut(x, 255 - BYTE),

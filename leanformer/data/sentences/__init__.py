@@ -81,7 +81,7 @@ def _open_glue(task: str, _: str, split: str, w: SourceSpec) -> Table:
     else:
         label = tables.class_parser({word: number for number, word in enumerate(published.classes)}, published.folder)
     rows = [row for file in files for row in tables.read(file, columns, label, published.torn)]
-    return rows, published.classes and tuple(published.classes.values())
+    return rows, None if published.classes is None else tuple(published.classes.values())
 
 
 def _open_tsv(path: str, split: str, w: SourceSpec) -> Table:

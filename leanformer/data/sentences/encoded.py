@@ -1,6 +1,6 @@
 """Sentences and sentence pairs as tokens in BERT's format: [CLS] a [SEP], or [CLS] a [SEP] b [SEP]."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Sentences:
 
 def special_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
     """Return the tokens [CLS], [SEP] and padding, 0 if there is none. Raise DataError without the first two."""
-    numbers = {token: tokenizer.number(token) for token in (CLS, SEP, PAD)}
+    numbers: dict[str, Any] = {token: tokenizer.number(token) for token in (CLS, SEP, PAD)}
     if missing := [token for token in (CLS, SEP) if numbers[token] is None]:
         raise DataError(
             f"The tokenizer has no {' and no '.join(missing)}, which mark sentences. Use the tokenizer that the "
@@ -79,7 +79,7 @@ def truncated_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
     return first - left // 2, second - (left + 1) // 2
 
 
-def join_pair(example: dict[str, Any], marks: tuple[int, int, int], length: int) -> dict[str, np.ndarray]:
+def join_pair(example: Mapping[str, Any], marks: tuple[int, int, int], length: int) -> dict[str, Any]:
     """Return the padded `tokens` and token `types` (T,) of an example, and `lengths`, the number of tokens.
 
     Args:

@@ -62,20 +62,21 @@ def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float 
 
 def _places(path: Path, columns: Columns, line: bytes) -> tuple[int, Sequence[int], int]:
     """Return the index of the first row, the columns of texts and label, and the number of columns."""
-    words = delimited.split_header(line)
+    words: list[Any] = delimited.split_header(line)
+    named: list[Any] = [*columns.texts, columns.label]
     if columns.number is not None:
         if words == ["index", "sentence"]:
             raise _no_labels_error(path)
-        return 0, [*columns.texts, columns.label], columns.number
+        return 0, named, columns.number
     if missing := [name for name in columns.texts if name not in words]:
         raise DataError(
             f"{path}, line 1 should be a header with {', '.join(map(str, (*columns.texts, columns.label)))}, and lacks "
             f"{', '.join(map(str, missing))}. Found: {', '.join(word[:40] for word in words[:8])}."
         )
-    delimited.check_header(path, words, [*columns.texts, columns.label])
+    delimited.check_header(path, words, named)
     if columns.label not in words:
         raise _no_labels_error(path)
-    return 1, [words.index(name) for name in (*columns.texts, columns.label)], len(words)
+    return 1, [words.index(name) for name in named], len(words)
 
 
 def _row(places: Sequence[int], width: int, label: Callable[[str], Any], raw: bytes) -> tuple[tuple[str, ...], Any]:

@@ -30,7 +30,7 @@ class SourceSpec:
     num_classes: int
     towers: int  # 2 for pairs
     max_length: int  # maximum tokens per example; longer ones are truncated
-    length: int | None  # length that all examples must have
+    length: Any  # length that all examples must have, or None
     recipe: Mapping[str, Any]  # of a generated dataset: arguments of `listops.Recipe` or `pathfinder.write`
     classes: Sequence[str] | None = None  # in the order of the model's outputs; by default those of the split
     dir: str | None = None  # folder of TFDS data, as for `images.SourceSpec`

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.data.images.transforms import eval_transform
-from leanformer.data.source import Source
+from leanformer.data.source import Labelled
 from leanformer.errors import DataError
 
 
@@ -81,7 +81,7 @@ class Pixels:
 
     vocabulary = 256
 
-    def __init__(self, source: Source, size: int = 32):
+    def __init__(self, source: Labelled, size: int = 32):
         self.source, self.size = source, size
         self.num_classes, self.classes = source.num_classes, source.classes
 

@@ -110,7 +110,8 @@ def open_corpus(
         DataError: texts or tokenizer are missing, incomplete or empty, or the tokens cannot be written.
     """
     folder = Path(dir or CACHE).expanduser()
-    part, how = Split.of(split), {"separator": separator, "most": documents}
+    part = Split.of(split)
+    how: dict[str, Any] = {"separator": separator, "most": documents}
     texts = find(name, part.stem, **how)
     chosen = make_tokenizer(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
     recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest()}

@@ -106,7 +106,7 @@ def _austen(name: str, stem: str, how: Mapping[str, Any]) -> Documents:
     file = BUNDLED / f"{name}-{stem}.txt.xz"
     if not file.is_file():
         raise DataError(f'The bundled text {name} has no split "{stem}". Found: train, test.')
-    return Documents(f"{name} {stem}", (file,), **{**how, "separator": FORM_FEED})
+    return Documents(f"{name} {stem}", (file,), separator=FORM_FEED, most=how["most"])
 
 
 def _folder(path: str, stem: str, how: Mapping[str, Any]) -> Documents:

@@ -36,7 +36,7 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
     required = GPT2 if positions == "learned" else DEEPSEEK if attention == "latent" else LLAMA
     if required is LLAMA and other.get("activation") == "relu2" and not other.get("gated"):
         required = NANOCHAT
-    given = (
+    given: dict[str, Any] = (
         {"norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True, "tied": True}
         | other
         | {"positions": positions}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -78,14 +79,14 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
     """Plot score against cost with the Pareto front, a panel per cost metric; `priced` is from `tables.fronts`."""
     figure, panels = _grid(len(priced))
     for axes, (name, on) in zip(panels, priced.items(), strict=True):
-        prices = {shape.name: frontier.median_cost(shape, name) for shape in result.shapes}
+        prices: dict[str, Any] = {shape.name: frontier.median_cost(shape, name) for shape in result.shapes}
         for shape in result.shapes:
             color = SERIES[0] if shape.name in on else GREY
             _point(axes, shape, prices[shape.name], color)
         steps = [shape for name in on for shape in result.shapes if shape.name == name]
         axes.step([prices[s.name] for s in steps], [s.mean for s in steps], where="post", color=SERIES[0], lw=1.2)
         for i, shape in enumerate(steps[:: math.ceil(len(steps) / LABELS)]):
-            place = {"xytext": (4, -10 if i % 2 else 6), "textcoords": "offset points"}
+            place: dict[str, Any] = {"xytext": (4, -10 if i % 2 else 6), "textcoords": "offset points"}
             axes.annotate(
                 _shorten(shape.name, 24), (prices[shape.name], shape.mean), **place, fontsize=6.5, color=TEXT_COLOR
             )
@@ -109,7 +110,9 @@ def curves(result: Comparison) -> Figure | None:
         best = i < NAMED
         color = palette[i % len(palette)] if best else GREY
         style = "--" if len(palette) <= i < NAMED else "-"
-        lines = {"lw": 1.6, "label": _shorten(name), "zorder": 3} if best else {"lw": 0.7, "alpha": 0.5, "zorder": 1}
+        lines: dict[str, Any] = (
+            {"lw": 1.6, "label": _shorten(name), "zorder": 3} if best else {"lw": 0.7, "alpha": 0.5, "zorder": 1}
+        )
         axes.plot(curve.steps, curve.means, color=color, ls=style, **lines)
         low, high = np.array([(interval.low, interval.high) for interval in curve.intervals]).T
         if best and np.isfinite(low).all():
@@ -155,7 +158,8 @@ def _bar(axes: Axes, row: int, middle: float, ends: tuple[float, float], color: 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     """Set a logarithmic x axis with few ticks of two digits, even if the values differ little or not at all."""
     low, high = min(values), max(values)
-    margin = max((high / low) ** axes.margins()[0], 1.1)  # wide enough for a tick rounded to two digits
+    horizontal, _ = axes.margins() or (0.0, 0.0)
+    margin = max((high / low) ** horizontal, 1.1)  # wide enough for a tick rounded to two digits
     axes.set_xlim(low / margin, high * margin)  # without limits Matplotlib warns of values equal up to rounding
     axes.set_xscale("log")
     ticks = dict.fromkeys(float(f"{tick:.2g}") for tick in np.geomspace(low, high, TICKS))
