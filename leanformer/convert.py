@@ -16,7 +16,7 @@ Face's format. RUN, or --weights, is a run's folder; --weights is also a file, s
 
 A reference file holds `input` and `logits` of the original model. The input is normalised images (B C height width, or
 B height width C) or tokens (B T); the logits are B V or B T V. The largest difference of the logits, relative to the
-largest logit, is computed in float32 and printed.
+largest logit, is computed in float32 and printed. If it is more than rounding, the exit status is 2.
 """
 
 if __name__ == "__main__":
@@ -46,7 +46,7 @@ from leanformer.training.restoring import RestoredWeights
 STABLEHLO = "stablehlo"
 
 
-def worst_difference(model: ModelSetup, weights: Any, reference: pretrained.Tensors, path: str) -> float:
+def check_reference(model: ModelSetup, weights: Any, reference: pretrained.Tensors, path: str) -> float:
     """Return the largest difference between the model's and the reference's logits, relative to the largest logit.
 
     Args:
@@ -56,7 +56,7 @@ def worst_difference(model: ModelSetup, weights: Any, reference: pretrained.Tens
         path: path of the reference, for errors.
 
     Raises:
-        WeightsError: `input` or `logits` is missing or has the wrong shape.
+        WeightsError: `input` or `logits` is missing or has the wrong shape, or the logits differ by more than rounding.
     """
     missing = {"input", "logits"} - reference.keys()
     if missing:
@@ -67,9 +67,11 @@ def worst_difference(model: ModelSetup, weights: Any, reference: pretrained.Tens
     channels = model.config.model.get("channels")
     inputs = _check_tokens(inputs, path) if channels is None else _arrange_images(inputs, channels, path)
     result, _ = model.merge(weights)(jnp.asarray(inputs))
-    if result.shape != logits.shape:
-        raise WeightsError(f"--reference={path}: logits are {logits.shape}, but the model gives {result.shape}.")
-    return float(np.abs(np.asarray(result) - logits).max() / np.abs(logits).max())
+    advice = (
+        "The weights are written. Unless they or the reference are in half precision, compare the config with that of "
+        "the original model: epsilon of norms, activation, image size."
+    )
+    return verification.check_outputs(np.asarray(result), logits, f"--reference={path}", advice)
 
 
 def _arrange_images(images: np.ndarray, channels: int, path: str) -> np.ndarray:
@@ -163,5 +165,5 @@ def main(f: cli.Values) -> None:
     for line in _write(f, model, weights, workdir, restored):
         print(line, flush=True)
     if reference is not None:
-        worst = worst_difference(model, weights, reference, f.reference)
+        worst = check_reference(model, weights, reference, f.reference)
         print(f"Largest difference from the logits in {f.reference}: {worst:.1e} of the largest logit.")
