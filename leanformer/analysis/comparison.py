@@ -78,7 +78,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Result of a comparison."""
+    """Configurations of finished runs, best first, and the differences of their scores with tests and intervals."""
 
     score: Score
     margin: float  # equivalence margin, in units of the metric

@@ -77,7 +77,12 @@ def base() -> ConfigDict:
 
 
 def model(name: str, **arguments: Any) -> ConfigDict:
-    """Return a model section: keys of all image architectures, then those of one."""
+    """Return the section `model` of a config: the keys of all image architectures, then those of one.
+
+    Args:
+        name: architecture, a module of `leanformer.models`.
+        arguments: values of keys, among them those that only this architecture has (FAMILIES).
+    """
     m = section(name)
     m.image_size = FieldReference(224, field_type=object)  # image side in pixels, or (height, width)
     m.channels = 3  # number of image channels: 3 (RGB) or 1 (grey)

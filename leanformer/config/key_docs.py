@@ -98,6 +98,7 @@ def help_page(c: ConfigDict | None = None, section: str = "") -> str:
 
 
 WIDTH = 46
+NO_HELP = "key of the config file, without a help text"
 
 
 def _is_in(key: str, section: str) -> bool:
@@ -114,8 +115,14 @@ def _lines(c: Any, words: dict[str, str], section: str = "") -> list[str]:
 
 
 def meaning(words: dict[str, str], key: str) -> str:
-    """Return the help text of a key, or of the section that contains it."""
-    return words[key] if key in words else meaning(words, key.rpartition(".")[0])
+    """Return the help text of a key, or of the section that contains it; NO_HELP for a config file's own keys.
+
+    Args:
+        words: help texts by dotted key, from `help_texts`.
+    """
+    while key not in words and key:
+        key = key.rpartition(".")[0]
+    return words.get(key, NO_HELP)
 
 
 def format_value(value: Any) -> str:

@@ -174,7 +174,10 @@ class Subset:
 
 
 def take_subset(source: Finite, examples: int) -> Finite:
-    """Return a subset of evenly spaced examples, or the source itself for 0 or if it has no more examples."""
+    """Return `examples` evenly spaced examples of a source, in its order.
+
+    The source itself is returned for 0, which means all, and if it has no more examples than that.
+    """
     return Subset(source, examples) if 0 < examples < len(source) else source
 
 

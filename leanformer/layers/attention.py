@@ -1,4 +1,4 @@
-"""Multi-head attention with independent number of heads, head dimension and model dimension.
+"""Attention of given queries, keys and values, by the backends; `multihead` has the module with heads and projections.
 
 Axes in einsum strings, comments and signatures of all of leanformer:
 

@@ -1,4 +1,4 @@
-"""Softmax attention over all tokens: projections, grouped heads, positions by a hook, key-value cache.
+"""Multi-head attention, heads and head dimension independent of the width: projections, grouped heads, cache.
 
 Axes as in `leanformer.layers.attention`; K heads of keys and values.
 """
@@ -121,7 +121,14 @@ class MultiHeadAttention(nnx.Module):
     def make_projections(
         self, linear: functools.partial[nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
     ) -> None:
-        """Set the projections from tokens to queries, keys and values, of `shapes` (heads, channels)."""
+        """Set the attributes `query`, `key` and `value`: projections from tokens, D to (heads, channels).
+
+        Args:
+            linear: constructor of a projection, without sizes.
+            width: D.
+            shapes: heads and channels by name of the projection.
+            bias: True for projections with biases.
+        """
         for name, shape in shapes.items():
             axes = sharing.heads(-2) if name == "query" else sharing.key_heads(-2)
             metadata = {"kernel_metadata": axes, "bias_metadata": axes}

@@ -1,4 +1,4 @@
-"""Device mesh, shardings of arrays, and global batches.
+"""Device mesh, shardings of arrays, global batches, and the compiler options (XLA flags) of steps on GPUs.
 
 `data` and `fsdp` shard the batch. `fsdp` also shards parameters and optimizer state. `tensor` splits attention over
 heads, MLPs over the hidden dimension, and token logits over the vocabulary; each group of devices along it computes

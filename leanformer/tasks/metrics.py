@@ -34,7 +34,7 @@ def matthews(confusion: Int[np.ndarray, "v v"]) -> float:
 
 
 def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the linear correlation in float64; None if an argument is constant."""
+    """Return the linear correlation in float64; None if an argument is constant, NaN if a number is not finite."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan")
     if np.ptp(a) == 0 or np.ptp(b) == 0:
@@ -44,7 +44,7 @@ def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | Non
 
 
 def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the rank correlation, with mean ranks for ties; None if an argument is constant."""
+    """Return the rank correlation, with mean ranks for ties; None and NaN as `pearson` returns them."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan")
     from scipy import stats  # slow to import

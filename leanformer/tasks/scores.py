@@ -24,7 +24,7 @@ class Score:
         return sum(best is not None and step > best for step in scores)
 
     def record(self, value: float) -> dict[str, Any]:
-        """Return the record that is written beside a checkpoint."""
+        """Return what is written beside a checkpoint, for `read`: the score `value`, the metric and its direction."""
         return {"score": value, "of": self.name, "higher": self.higher}
 
 

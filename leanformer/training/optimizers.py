@@ -27,13 +27,19 @@ INPUTS = {
 
 
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
-    """Return a tree with True for leaves with weight decay: all except biases, scales and `no_decay`.
+    """Return a tree with True for leaves with weight decay: all except biases, scales, factors of heads and `no_decay`.
 
     Leaves are selected by the last parts of their names, and not by their number of axes, because the scan over layers
-    stacks biases to matrices.
+    stacks biases to matrices. Only `temperature` is selected by axes: timm and DeiT exempt vectors, so one factor per
+    head (N) has no weight decay; that of XCiT (N 1 1) has it in the published training.
     """
     exempt = ("bias", "scale", *no_decay)
-    return _map_named(lambda name, _: name.rsplit(".", 1)[-1] not in exempt, params)
+
+    def decays(name: str, leaf: Any) -> bool:
+        last = name.rsplit(".", 1)[-1]
+        return last not in exempt and not (last == "temperature" and leaf.ndim == 1 + is_stacked(name))
+
+    return _map_named(decays, params)
 
 
 def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:

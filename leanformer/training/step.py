@@ -194,7 +194,7 @@ def make_probe_step(
         if taps.keys() != (declared := model.stacks()).keys():
             raise ConfigError(
                 f"{type(model).__module__} returns taps of {', '.join(taps) or 'nothing'}, but declares the stacks "
-                f"{', '.join(declared)}. Return taps of these stacks, or override `stacks` (layers/families.py)."
+                f"{', '.join(declared)}. Return taps of these stacks, or override `stacks` (layers/model_base.py)."
             )
         return conditioning.by_name(taps, measures)
 

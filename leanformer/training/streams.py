@@ -53,7 +53,12 @@ def probe(model: ModelSetup, module: DataModule, source: data.Source, examples: 
 
 
 def put(model: ModelSetup, host: Mapping[str, np.ndarray], names: Mapping[str, object]) -> dict[str, jax.Array]:
-    """Return the global batch of the arrays `names` from this process's part of it."""
+    """Return arrays of a batch on the devices, sharded over the batch.
+
+    Args:
+        host: this process's part of each array, with leading axis B / processes.
+        names: arrays to take; others of `host`, such as indices, stay there.
+    """
     return meshes.put_batch(model.mesh, {name: host[name] for name in names})
 
 

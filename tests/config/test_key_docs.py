@@ -21,7 +21,7 @@ def test_every_key_of_every_config_has_a_description():
         c = config.load(name)
         result = parse_page(key_docs.help_page(c))
         assert result.keys() == {key for key, _ in key_docs.iterate_keys(c)}, name
-        assert all(len(text) > 3 for text in result.values()), name
+        assert all(len(text) > 3 and text != key_docs.NO_HELP for text in result.values()), name
 
 
 def test_descriptions_are_the_comments_at_the_defaults():
@@ -73,3 +73,13 @@ def test_eval_interval_is_run_only_without_patience():
     assert run_only == ["eval.every", "probe.every"]
     c.eval.patience = 2
     assert not key_docs.is_run_only("eval.every", c) and key_docs.is_run_only("eval.batch_size", c)
+
+
+def test_own_key_of_a_config_file_is_listed():
+    c = config.base()
+    with c.unlocked():
+        c.my_key = 5
+        c.model.my_size = 7
+    (line,) = [line for line in key_docs.help_page(c, "my_key").splitlines() if "my_key=5" in line]
+    assert line.endswith(key_docs.NO_HELP)
+    assert "model.my_size=7" in key_docs.help_page(c)

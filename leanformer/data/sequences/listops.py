@@ -55,7 +55,7 @@ class Recipe:
 
 
 class Expressions(NamedTuple):
-    """Expressions, concatenated in three arrays."""
+    """Expressions of ListOps with their values, concatenated in three arrays to save memory."""
 
     tokens: np.ndarray  # uint8, one expression after the other
     offsets: np.ndarray  # int64: expression i is tokens[offsets[i] : offsets[i + 1]]

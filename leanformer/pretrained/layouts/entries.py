@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Conversion between a published tensor and our parameter."""
+    """Conversion between a published tensor and our parameter of another shape, such as (D, N·H) and (D, N, H)."""
 
     rows: Callable[[Shape], int]  # from our shape to the length of the axis `cut` of the published tensor
     load: Callable[[np.ndarray, Shape], np.ndarray]  # from a published tensor and our shape to our array

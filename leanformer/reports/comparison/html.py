@@ -35,7 +35,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def code(text: str) -> str:
-    """Return preformatted text."""
+    """Return HTML that shows a text as it is, in a fixed-width font; markup in the text is escaped."""
     return f"<pre>{html.escape(text)}</pre>"
 
 

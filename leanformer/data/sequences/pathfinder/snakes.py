@@ -102,7 +102,16 @@ def _seeds(contour: int, random: Random) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def distractors(grid: np.ndarray, contour: int, random: Random) -> Snakes:
-    """Draw short snakes in the free cells of `grid`, which is updated in place; some may be missing."""
+    """Draw the distractors of each image: snakes of a third of the length of `contour`, in the free cells.
+
+    Args:
+        grid: occupied cells (n, cells) of n images; those of the distractors are added in place.
+        contour: paddles of a target.
+        random: generator of the images.
+
+    Returns:
+        Paddles and cells (n, distractors, length); -1 for a snake that found no place in SNAKE_DRAWS tries.
+    """
     length = contour // 3
     shape = (len(grid), PADDLES_OF_DISTRACTORS // length, length)
     snakes = Snakes(*np.full((2, *shape), -1))
@@ -216,7 +225,12 @@ def stamp(
 
 
 def render(targets: Snakes, distractors: Snakes, origin: np.ndarray, terminal: np.ndarray) -> np.ndarray:
-    """Draw all snakes, and discs around `origin` and `terminal`, (n, 32, 32) uint8, scaled to a maximum of 255."""
+    """Return the images (n, 32, 32), uint8 with maximum 255: all snakes, and two discs.
+
+    Args:
+        targets, distractors: snakes of n images; distractors are drawn with less contrast.
+        origin, terminal: cells (n,) that are marked with discs.
+    """
     steps = np.arange(256) / 255
     pictures = [_markers()[_window(cell)] for cell in (origin, terminal)]
     value = steps[np.maximum(*pictures)]
