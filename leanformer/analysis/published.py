@@ -118,8 +118,8 @@ def read() -> tuple[Effect, ...]:
 def _parse(row: Mapping[str, str]) -> Effect:
     kinds: dict[str, Callable[[str], Any]] = {"value": float, "low": float, "high": float, "models": int, "units": int}
     kinds["exact"] = "True".__eq__
-    ranges = dict.fromkeys(("dims", "measured", "width", "depth", "params"), _parse_range)
-    return Effect(**{name: (kinds | ranges).get(name, str)(text) for name, text in row.items()})
+    kinds |= dict.fromkeys(("dims", "measured", "width", "depth", "params"), _parse_range)
+    return Effect(**{name: kinds.get(name, str)(text) for name, text in row.items()})
 
 
 def _parse_range(text: str) -> tuple[int, int]:
@@ -136,10 +136,10 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], params: tuple[i
     """
     if all(before.get(key) == after.get(key) for key in ("num_heads", "head_dim")):
         return None
-    heads = [f"{model.get('num_heads')} x {model.get('head_dim')}" for model in (before, after)]
+    was, now = (f"{model.get('num_heads')} x {model.get('head_dim')}" for model in (before, after))
     kinds = {KINDS.get(model.get("name", ""), "") for model in (before, after)}
     kind = kinds.pop() if len(kinds) == 1 else ""
-    step = Step(kind, *heads)
+    step = Step(kind, was, now)
     try:
         shapes = [model_dimensions(model, count) for model, count in zip((before, after), params, strict=True)]
     except ConfigError:

@@ -1,6 +1,7 @@
 """Augmentation on the device, inside the jitted step: normalisation, random erasing, mixup and cutmix.
 
-`tasks.images` applies it to batches. Mixing follows timm's batch mode: one λ per batch, partners in reversed batch order, soft targets.
+`tasks.images` applies it to batches. Mixing follows timm's batch mode: one λ per batch, partners in reversed batch
+order, soft targets.
 """
 
 from typing import NamedTuple
