@@ -1,6 +1,6 @@
 """Attacks on commands from outside: terminals, environments, limits, folders, special files and signals.
 
-    python tests/stress/attacks.py [--kinds=streams,environment,...] [--only=TEXT] [--keep=DIR]
+    python stress/attacks.py [--kinds=streams,environment,...] [--only=TEXT] [--keep=DIR]
 
 Each attack is a shell command. It must end with one of its exit statuses within the time limit, without a traceback;
 with status 2 its message must mention the cause, and a run that ends with status 0 must have all of its records. A

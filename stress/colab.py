@@ -1,6 +1,6 @@
 """Notebooks in an environment like Colab's: Python 3.13 with an older JAX, without a GPU.
 
-    python tests/stress/colab.py --python=python3.13 [--notebooks=conditioning,rank] [--gpu]
+    python stress/colab.py --python=python3.13 [--notebooks=conditioning,rank] [--gpu]
 
 Builds the environment with Colab's versions of September 2026, makes a local clone where `git clone` of the first cell
 would put it, and runs every cell of each notebook with IPython, at reduced size (LEANFORMER_SMALL=1). Prints versions,
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 COLAB = ("jax==0.7.2", "jaxlib==0.7.2", "flax==0.11.2", "numpy==2.1.3", "optax==0.2.8", "orbax-checkpoint==0.12.4")
 COLAB += ("grain==0.2.18", "array_record==0.8.3", "tensorflow-datasets==4.9.10", "numba==0.61.2", "matplotlib")
 CUDA = ("jax-cuda12-plugin==0.7.2", "jax-cuda12-pjrt==0.7.2")

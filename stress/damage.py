@@ -1,6 +1,6 @@
 """Fault injection: full and failing disks, clocks that jump back, damaged files, and two runs in one folder.
 
-    python tests/stress/damage.py [--parts=disk,clock,files,two,read_only] [--calls=12] [--keep=DIR]
+    python stress/damage.py [--parts=disk,clock,files,two,read_only] [--calls=12] [--keep=DIR]
 
 disk: the `train` command while its writes, syncs and renames in the workdir fail with ENOSPC, EFBIG or EIO, starting at
 some call (`preload.c`; --calls such calls are spread over the run). It must end with status 2 and a message, or finish.

@@ -1,8 +1,8 @@
 """Fuzz test of the command line: `python -m leanformer.train` for two steps, with random keys and flags of odd values.
 
-    python tests/stress/fuzz_train.py [--draws=5000] [--seed=0] [--jobs=2] [--minutes=N]
-    python tests/stress/fuzz_train.py --traced [...]     everything before the first step, ten times as fast
-    python tests/stress/fuzz_train.py --only=NUMBER [--seed=0]       repeat one draw, with its whole output
+    python stress/fuzz_train.py [--draws=5000] [--seed=0] [--jobs=2] [--minutes=N]
+    python stress/fuzz_train.py --traced [...]     everything before the first step, ten times as fast
+    python stress/fuzz_train.py --only=NUMBER [--seed=0]       repeat one draw, with its whole output
 
 The small config of every architecture and task must train without changes. Draw number N is a function of (seed, N):
 one of these configs and one to three keys, half of them with a value of the key's type, half with an edge value; one
@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -1,6 +1,6 @@
 """Kills of runs at random times: the same command must reach the final state of an undisturbed run, bit for bit.
 
-    python tests/stress/kills.py [--kills=20] [--kinds=kill,save,...] [--jobs=image,...] [--seed=0] [--keep=DIR]
+    python stress/kills.py [--kills=20] [--kinds=kill,save,...] [--jobs=image,...] [--seed=0] [--keep=DIR]
         [--store=gs|s3|gs://BUCKET]
 
 Kinds: `kill`, SIGKILL, a quarter of them during the first seconds; `term`, SIGTERM, after which the run must save and
@@ -47,7 +47,7 @@ from leanformer.training import metrics_log, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 STEPS, EVAL, SAVE = 40, 10, 4
 RUN = {
     **{"total_epochs": 0.0, "total_steps": STEPS, "log_every": 2, "hang_seconds": 120, "data.workers": 0},

@@ -1,6 +1,6 @@
 """Mutation test of the test suite: hand-picked mistakes, applied one at a time, that the tests must catch.
 
-python tests/stress/mutants.py [--only=TEXT] [--jobs=2] [--tests='-m "not slow"'] [--near] [--seconds=600]
+python stress/mutants.py [--only=TEXT] [--jobs=2] [--tests='-m "not slow"'] [--near] [--seconds=600]
 
 The mistakes are in mutants.toml. Each one is applied to a temporary copy of leanformer/ with links to the rest of the
 repository, where pytest runs until the first failure: first the tests of the mirrored folder, then, unless --near, all
@@ -35,7 +35,7 @@ from pathlib import Path
 
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parent
 PACKAGE = "leanformer"
 COMMANDS = "cli"  # test folder of the modules at the top level of the package
 CAUGHT, NOT_CAUGHT, TIMEOUT, BROKEN = "caught", "not caught", "timeout", "broken"

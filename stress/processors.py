@@ -1,6 +1,6 @@
 """Test suite on several processors: instruction sets and BLAS kernels that this machine can emulate.
 
-python tests/stress/processors.py [--rows=NAME,...] [pytest arguments]
+python stress/processors.py [--rows=NAME,...] [pytest arguments]
 
 Libraries choose their kernels by processor when a program starts: XLA, OpenBLAS (one copy in NumPy, one in SciPy) and
 NumPy itself. A row restricts all three, as an older processor would. The default pytest arguments are those of `make
@@ -23,7 +23,7 @@ from numpy._core._multiarray_umath import __cpu_dispatch__ as OPTIONAL
 from numpy._core._multiarray_umath import __cpu_features__ as FEATURES
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DEFAULT = ("-n", "2", "-m", "not slow")
 
 

@@ -1,6 +1,6 @@
 """Attack on published weights: folders of transformers and timm with one changed value in config.json at a time.
 
-python tests/stress/published.py --peer=PYTHON [--only=FOLDER] [--out=FILE.md]
+python stress/published.py --peer=PYTHON [--only=FOLDER] [--out=FILE.md]
 
 PYTHON is that of an environment with torch, timm and transformers; it writes the folders with random weights. Every key
 of every config.json is changed and removed in turn, and further keys that the libraries read are added. leanformer then

@@ -1,6 +1,6 @@
 """The wheel, the demo, a notebook and the fast tests under other versions of Python.
 
-    python tests/stress/pythons.py --python=python3.13 [--python=python3.14] [--skip=tests] [--jobs=2]
+    python stress/pythons.py --python=python3.13 [--python=python3.14] [--skip=tests] [--jobs=2]
 
 For each interpreter: builds the wheel, installs it alone with the versions of constraints.txt, and runs the commands of
 `make demo` and language.ipynb (at reduced size) with it outside the repository; then adds the packages for tests and

@@ -2,7 +2,7 @@
 # Test of the launchers with a real SLURM on this machine: a dry run, a time limit with its requeue, scontrol requeue,
 # scancel, a sweep as an array, and mpirun. Prints a line per check; exit status 1 if one differs from launch/README.md.
 #
-#   tests/stress/slurm.sh [DIR]         about ten minutes; logs and workdirs stay in DIR (a new folder in /tmp by default)
+#   stress/slurm.sh [DIR]         about ten minutes; logs and workdirs stay in DIR (a new folder in /tmp by default)
 #
 # Needs: root, to start SLURM's daemons, and Debian's packages: apt-get install slurm-wlm munge openmpi-bin
 #        A .venv with leanformer in it (make demo), or VENV=FOLDER. Without root or SLURM it is skipped, with status 0.
@@ -16,7 +16,7 @@ for program in slurmctld slurmd munged sbatch mpirun; do
   command -v $program >/dev/null || skip "$program is not installed (apt-get install slurm-wlm munge openmpi-bin)"
 done
 
-cd "$(dirname "$0")/../.." || exit 2
+cd "$(dirname "$0")/.." || exit 2
 VENV=$(realpath "${VENV:-.venv}")
 DIR=$(realpath "${1:-$(mktemp -d)}") && mkdir -p "$DIR"
 export SLURM_CONF=$DIR/slurm.conf JAX_PLATFORMS=cpu JAX_COMPILATION_CACHE_DIR=$DIR/cache

@@ -1,4 +1,4 @@
-"""Set-up of notebooks on Colab, without installing anything; tests/stress/colab.py runs it in an old environment."""
+"""Set-up of notebooks on Colab, without installing anything; stress/colab.py runs it in an old environment."""
 
 import importlib.metadata
 import importlib.util

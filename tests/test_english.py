@@ -6,7 +6,7 @@ import re
 from commands import ROOT
 
 
-FOLDERS = ("leanformer", "configs", "launch", "tests", "benchmarks", "experiments", "notebooks")
+FOLDERS = ("leanformer", "configs", "launch", "tests", "stress", "benchmarks", "experiments", "notebooks")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

@@ -4,6 +4,7 @@ import ast
 import builtins
 
 import pytest
+
 from stress import mutants
 
 

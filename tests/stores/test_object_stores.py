@@ -14,12 +14,12 @@ from messages import mentions
 from pictures import encode
 from PIL import Image
 from processes import read_records_by_step, start_processes, wait_for_processes
-from stress import kills
 from tiny_tfds import prepare_tiny_images
 
 from leanformer.data.images import cache, open_images
 from leanformer.stores import Store, StoreError, downloads, shared_folder
 from leanformer.stores.layout import complete_steps
+from stress import kills
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the stores' libraries warn of old Python etc.
