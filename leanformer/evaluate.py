@@ -85,7 +85,7 @@ def record(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         run_files.write_json(folder / "evaluation.json", values | by_class)
-        if chart is not None:
+        if chart is not None and matrix is not None:
             confusion.write_csv(folder / "confusion.csv", matrix, classes)
             chart.parent.mkdir(exist_ok=True)
             plots.plot_confusion(matrix, classes, chart, f"{values['split']}, step {values['step']}")

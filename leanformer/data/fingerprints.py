@@ -4,6 +4,7 @@ A source may have a method `fingerprint`, which returns digests by what they are
 of its files if a list names them, since a folder contains no file twice.
 """
 
+import collections
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -61,9 +62,9 @@ def describe_repeats(train: Source, held_out: Mapping[str, Source]) -> list[str]
     """
     sentences = []
     names: Sequence[bytes] = getattr(train, "files", ())
-    seen, trained = set(), set(names)
+    trained = set(names)
     if repeated := len(names) - len(trained):
-        first = next(name for name in names if name in seen or seen.add(name))
+        first = next(name for name, number in collections.Counter(names).items() if number > 1)
         sentences.append(f"{repeated} of {len(names)} lines of the training split repeat a file: {_show(first)}")
     for split, source in held_out.items():
         others = getattr(source, "files", ())

@@ -23,7 +23,7 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu",
 LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in a grey image, as in Pillow
 SIZES = ("width", "depth", "num_heads", "mlp_dim")
 VIT = TABLES["vit"].names(*SIZES, "head_dim", "image_size", "patch_size", "channels", "epsilon")
-VIT_CONSTANTS = {"hidden_act": "gelu", "qkv_bias": True}
+VIT_CONSTANTS: dict[str, Any] = {"hidden_act": "gelu", "qkv_bias": True}
 VIT_CONSTANTS |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 VIT_CLASSES = {  # by model_type; with the oldest version of transformers that reads `head_dim`
     "vit": ("ViTForImageClassification", "5.9"),

@@ -91,7 +91,9 @@ def explain_import(error: Exception, environ: Mapping[str, str]) -> ConfigError 
     """Return the message for an error of importing JAX that is caused by one of its variables; None for others."""
     words = set(re.findall(r"\w+", str(error).upper().replace(".", "_")))  # "jax.default_device"
     name = next((name for name in environ if name.startswith("JAX_") and name in words), None)
-    return name and ConfigError(f"{name}={environ[name]}: JAX does not accept it: {error}. Correct or unset it.")
+    if name is None:
+        return None
+    return ConfigError(f"{name}={environ[name]}: JAX does not accept it: {error}. Correct or unset it.")
 
 
 def explain_devices(error: BaseException, environ: Mapping[str, str]) -> str | None:

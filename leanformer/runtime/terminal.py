@@ -14,6 +14,7 @@ import select
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 ESCAPED = "backslashreplace"  # for file names that are not UTF-8, which Python reads as surrogates
@@ -47,7 +48,7 @@ class Output(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: memoryview) -> int:  # type: ignore[override]
+    def write(self, data: Any) -> int:
         """Write all of the data, or drop the rest. Raises OSError only for a result."""
         left = memoryview(data).cast("B")
         size = len(left)
@@ -105,11 +106,11 @@ def open_streams(*, result: bool) -> None:
         if stream is not None and (_descriptor(stream) != handle or isinstance(stream.buffer, Output)):
             continue
         output = Output(handle, result=result and handle == 1, closed=handle in closed)
-        how = {"encoding": stream.encoding if stream is not None else "utf-8", "errors": ESCAPED}
+        how: dict[str, Any] = {"encoding": stream.encoding if stream is not None else "utf-8", "errors": ESCAPED}
         how |= {"line_buffering": handle == 2 or output.isatty()}
         if stream is not None:
             stream.flush()
-        stream = io.TextIOWrapper(output, **how)  # type: ignore[call-overload]
+        stream = io.TextIOWrapper(output, **how)  # ty: ignore[invalid-argument-type] - a raw stream: nothing is buffered
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

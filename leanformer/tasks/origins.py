@@ -21,8 +21,8 @@ INITIAL = {"qkv_init", "levers_on", "attention_dropout", "kernel_init", "dtype",
 
 def source_run(path: str | None) -> Path | None:
     """Return the folder of the run in `init_from.path`; None if it is a file or unset."""
-    folder = path and Path(path).expanduser()
-    return folder if folder and (folder / "config.json").is_file() else None
+    folder = Path(path).expanduser() if path else None
+    return folder if folder is not None and (folder / "config.json").is_file() else None
 
 
 def required_model_keys(workdir: Path) -> dict[str, Any]:

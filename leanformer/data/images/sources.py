@@ -110,7 +110,7 @@ def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[s
     return pairs, ignored
 
 
-def _is_image(entry: os.DirEntry) -> bool:
+def _is_image(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry of a folder is an image by its name; False for pipes and devices."""
     if entry.name.startswith(".") or not entry.name.lower().endswith(IMAGE_SUFFIXES):
         return False

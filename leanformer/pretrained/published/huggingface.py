@@ -28,12 +28,16 @@ forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppr
 hidden_dropout_prob attention_probs_dropout_prob classifier_dropout attention_dropout drop_path_rate
 """
 HARMLESS = HARMLESS_WORDS.split()
-FIXED = {"is_encoder_decoder": False, "is_decoder": False, "add_cross_attention": False}
+FIXED: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": False, "add_cross_attention": False}
 FIXED |= {"pruned_heads": {}, "quantization_config": None}
 PLAIN = {"attention": "softmax", "soft_cap": None, "logit_scale": None, "temperature": None}
 LAYER_NORM = {**PLAIN, "norm": "layernorm", "qk_norm": None, "rotary": None, "gated": False, "mlp_bias": True}
 
-ENCODER = {"hidden_size": ("width", 768), "num_hidden_layers": ("depth", 12), "num_attention_heads": ("num_heads", 12)}
+ENCODER: dict[str, Any] = {
+    "hidden_size": ("width", 768),
+    "num_hidden_layers": ("depth", 12),
+    "num_attention_heads": ("num_heads", 12),
+}
 ENCODER |= {"intermediate_size": ("mlp_dim", 3072), "hidden_act": ("activation", "gelu")}
 ENCODER |= {"layer_norm_eps": ("epsilon", 1e-12)}
 VIT = ENCODER | {"head_dim": ("head_dim", None), "image_size": ("image_size", 224), "patch_size": ("patch_size", 16)}
@@ -57,7 +61,12 @@ POST_NORM = {
 }
 TIED = {**FIXED, "position_embedding_type": "absolute", "tie_word_embeddings": True}
 
-GPT2 = {"n_embd": ("width", 768), "n_layer": ("depth", 12), "n_head": ("num_heads", 12), "n_inner": ("mlp_dim", None)}
+GPT2: dict[str, Any] = {
+    "n_embd": ("width", 768),
+    "n_layer": ("depth", 12),
+    "n_head": ("num_heads", 12),
+    "n_inner": ("mlp_dim", None),
+}
 GPT2 |= {"vocab_size": ("vocabulary", 50257), "n_positions": ("max_length", 1024)}
 GPT2 |= {"layer_norm_epsilon": ("epsilon", 1e-5), "activation_function": ("activation", "gelu_new")}
 GPT2 |= {"tie_word_embeddings": ("tied", True)}
@@ -71,7 +80,11 @@ OF_GPT2 = {
 }
 SUMMARY = ["summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"]
 
-LLAMA = {"hidden_size": ("width", 4096), "num_hidden_layers": ("depth", 32), "num_attention_heads": ("num_heads", 32)}
+LLAMA: dict[str, Any] = {
+    "hidden_size": ("width", 4096),
+    "num_hidden_layers": ("depth", 32),
+    "num_attention_heads": ("num_heads", 32),
+}
 LLAMA |= {
     "head_dim": ("head_dim", None),
     "num_key_value_heads": ("num_kv_heads", None),
@@ -165,7 +178,8 @@ TABLES = {
     "deepseek_v2": _llama(_change(LATENT, vocab_size=102400), **OF_LATENT),
     "deepseek_v3": _llama(DEEPSEEK_V3, **OF_LATENT),
 }
-TABLES["nanochat"].implied.pop("head_cap")
+nanochat: Any = TABLES["nanochat"].implied
+nanochat.pop("head_cap")
 ALIASES = {  # second names of keys, by model
     "gpt2": {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     | {"max_position_embeddings": "n_positions"}

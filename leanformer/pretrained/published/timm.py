@@ -41,7 +41,7 @@ TNT |= {"qkv_bias": ("qkv_bias", False)}
 VOLO = {**CLASSES, "layers": ("depth", None), "embed_dims": ("width", None), "num_heads": ("num_heads", None)}
 VOLO |= {"img_size": ("image_size", 224), "in_chans": ("channels", 3), "patch_size": ("patch_size", 8)}
 VOLO |= {"stem_hidden_dim": ("stem_width", 64), "use_aux_head": ("token_head", True), "qkv_bias": ("qkv_bias", False)}
-DAVIT = {
+DAVIT: dict[str, Any] = {
     **CLASSES,
     "depths": ("depth", (1, 1, 3, 1)),
     "embed_dims": ("width", (96, 192, 384, 768)),
@@ -52,14 +52,27 @@ DAVIT |= {"qkv_bias": ("qkv_bias", True), "norm_eps": ("epsilon", 1e-5)}
 
 PLAIN = {"soft_cap": None, "logit_scale": None, "temperature": None, "qk_norm": None, "rotary": None}
 LAYERS = {"norm_layer": None, "act_layer": None}
-VIT_FIXED = {**LAYERS, "qk_norm": False, "scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True}
+VIT_FIXED: dict[str, Any] = {
+    **LAYERS,
+    "qk_norm": False,
+    "scale_attn_norm": False,
+    "scale_mlp_norm": False,
+    "proj_bias": True,
+}
 VIT_FIXED |= {"pos_embed": "learn", "no_embed_class": False, "reg_tokens": 0, "pre_norm": False, "final_norm": True}
 VIT_FIXED |= {"fc_norm": None, "pool_include_prefix": False, "embed_layer": None, "embed_norm_layer": None}
 VIT_FIXED |= {"block_fn": None, "mlp_layer": None, "attn_layer": None}
-DAVIT_FIXED = {"norm_layer": "layernorm2d", "norm_layer_cl": "layernorm", "attn_types": ("spatial", "channel")}
+DAVIT_FIXED: dict[str, Any] = {
+    "norm_layer": "layernorm2d",
+    "norm_layer_cl": "layernorm",
+    "attn_types": ("spatial", "channel"),
+}
 DAVIT_FIXED |= {"ffn": True, "cpe_act": False, "down_kernel_size": 2, "channel_attn_v2": False, "named_blocks": False}
 DAVIT_FIXED |= {"head_norm_first": False, "global_pool": "avg"}
-VOLO_FIXED = {"downsamples": (True, False, False, False), "outlook_attention": (True, False, False, False)}
+VOLO_FIXED: dict[str, Any] = {
+    "downsamples": (True, False, False, False),
+    "outlook_attention": (True, False, False, False),
+}
 VOLO_FIXED |= {"pooling_scale": 2, "global_pool": "token", "norm_layer": None}
 
 
