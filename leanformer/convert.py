@@ -1,4 +1,4 @@
-"""Conversion of weights: folders that other libraries load, and naming schemes, with a check of the outputs.
+"""Conversion of weights: folders that other libraries load, and layouts, with a check of the outputs.
 
 leanformer convert RUN --to=huggingface --out=DIR       folder for transformers: config, weights, tokenizer, card
 leanformer convert RUN --to=timm --out=DIR              folder for timm.create_model("local-dir:DIR")
@@ -108,7 +108,7 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
     if not of_run and (f.best or f.step is not None):
         raise ConfigError(f"--best and --step select a checkpoint of a run, but {path} is a file of weights.")
     if of_run and source != "own":
-        raise ConfigError(f'{path} is the folder of a run, whose naming scheme is "own", not "{source}". Use "own".')
+        raise ConfigError(f'{path} is the folder of a run, whose layout is "own", not "{source}". Use "own".')
     return path, of_run
 
 
@@ -127,7 +127,7 @@ def _write(
         chosen, padded = head_padding.pad_heads(model, weights) if f.pad_heads else (model, weights)
         description, target = folders.write_folder(folder, chosen, padded, f.to, origin, largest=largest)
         other = f"{description.architecture} of {description.library}"
-        yield f"Wrote {target}: {model.config.model.name} as {other}, naming scheme {f.to}."
+        yield f"Wrote {target}: {model.config.model.name} as {other}, layout {f.to}."
         sample = verification.real_sample(model, workdir) if workdir else verification.random_sample(model)
         yield verification.describe(folder, description, model, weights, sample)
     elif f.to == STABLEHLO:
@@ -139,7 +139,7 @@ def _write(
         if workdir and restored:
             artifacts.export(workdir, folder, step=restored.step, averaged=restored.ema is not None)
         opened = f' Open it with leanformer.load("{folder}").' if workdir else ""
-        yield f"Wrote {target}: {model.config.model.name}, naming scheme {f.to}.{opened}"
+        yield f"Wrote {target}: {model.config.model.name}, layout {f.to}.{opened}"
 
 
 @cli.body("convert")

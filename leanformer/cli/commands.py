@@ -10,7 +10,7 @@ from leanformer.costs.hardware import DEVICES
 
 
 OPTIONAL_CONFIG = dataclasses.replace(CONFIG, required=False)
-LAYOUTS = ("own", "timm", "huggingface")  # naming schemes, of pretrained.layouts.LAYOUTS
+LAYOUTS = ("own", "timm", "huggingface")  # names of pretrained.layouts.LAYOUTS, and our own
 TESTS = ("paired", "welch", "pooled")  # tests of a difference, of analysis.comparison.TESTS
 SWEEP_FLAGS = (  # flags of a command that executes a sweep (sweeps.executor)
     Flag("workdir", "Folder that holds one folder per run.", required=True, writes=True),
@@ -170,7 +170,7 @@ COMMANDS = {
     "convert": CommandLine(
         (
             OPTIONAL_CONFIG,
-            Flag("from", "Naming scheme of --weights.", LAYOUTS, default="own"),
+            Flag("from", "Layout of --weights.", LAYOUTS, default="own"),
             Flag("to", "Format to write.", (*LAYOUTS, "stablehlo"), default="own"),
             Flag("weights", "safetensors file, index of several files, folder with either, or run folder."),
             Flag(

@@ -69,7 +69,7 @@ def common(task: str) -> ConfigDict:
     c.init_from = ConfigDict()  # weights that training starts from, read at step 0 only
     # source of initial weights: a safetensors file, an index of several, a folder with either, or a run's folder
     c.init_from.path = placeholder(str)
-    c.init_from.layout = "own"  # naming scheme of the parameters in init_from.path: "own", "timm" or "huggingface"
+    c.init_from.layout = "own"  # layout of the weights in init_from.path: "own", "timm" or "huggingface"
     c.init_from.new_head = False  # True: a classifier with another number of classes is initialised randomly
     c.init_from.resize_positions = False  # True: learned positions of another grid are resized
 

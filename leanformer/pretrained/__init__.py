@@ -1,4 +1,4 @@
-"""Import and export of weights as safetensors files, in our names or in a format of `leanformer.pretrained.layouts`.
+"""Import and export of weights as safetensors files, in our names or in a layout of `leanformer.pretrained.layouts`.
 
 Every tensor of the file and every parameter of the model must match; the error lists all that do not.
 """
@@ -24,7 +24,7 @@ __all__ = [
     "export",
     "flatten_names",
     "load",
-    "native_format",
+    "native_layout",
     "read",
     "resize_positions",
     "write",
@@ -45,7 +45,7 @@ def flatten_names(tree: Any) -> dict[str, Any]:
     return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
 
 
-def native_format(like: Any) -> list[Entry]:
+def native_layout(like: Any) -> list[Entry]:
     """Return the format of our own files: every parameter and statistic under its dotted name."""
     params, statistics = like
     return [Entry(name, (name,), same) for name in [*flatten_names(params), *flatten_names(statistics)]]
@@ -86,7 +86,7 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
             continue
         unknown = [name for name in entry.ours if name not in initial]
         if unknown:
-            wrong += [f"{name}: in the key map, not in the model" for name in unknown]
+            wrong += [f"{name}: in the layout, not in the model" for name in unknown]
         elif missing and not (allowed.new_head and _is_head(entry, allowed)):
             where = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
             wrong.append(
@@ -104,7 +104,7 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
             for name, value in _load_entry(entry, [tensors[n] for n in names], initial, allowed, wrong):
                 values[name] = value
     covered = {name for entry in layout for name in entry.ours}
-    wrong += [f"{name}: in the model, not in the key map" for name in initial if name not in covered]
+    wrong += [f"{name}: in the model, not in the layout" for name in initial if name not in covered]
     used |= {name for name in tensors if allowed.new_head and name.split(".")[0] in allowed.heads}
     wrong += [f"{name} {tensors[name].shape}: in the file, not in this model" for name in tensors if name not in used]
     if wrong:

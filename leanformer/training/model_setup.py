@@ -89,7 +89,7 @@ class ModelSetup:
             origins.warn_other_tokenizer(Path(path).expanduser(), data.tokenizer)
 
     def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:
-        """Return weights from tensors in the naming scheme `layout`. Raises the errors of `read_weights`."""
+        """Return weights from tensors in the layout of this name. Raises the errors of `read_weights`."""
         c = self.config
         heads = models.find_class(c.model.name).classifiers
         allowed = pretrained.Allowed(c.init_from.new_head, c.init_from.resize_positions, patch_grid(c.model), heads)
@@ -98,9 +98,9 @@ class ModelSetup:
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
     def layout(self, name: str) -> list[layouts.Entry]:
-        """Return the key map of a naming scheme, of `layouts.LAYOUTS`. Raises ConfigError if the model has none."""
+        """Return the layout of a name in `layouts.LAYOUTS`. Raises ConfigError if the model has none."""
         if name == "own":
-            return pretrained.native_format(self.weights)
+            return pretrained.native_layout(self.weights)
         return layouts.layout(name, self.config.model.to_dict())
 
     def abstract_batch(self, size: int, specs: Mapping[str, Spec]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -177,7 +177,7 @@ def read_weights(
 
     Args:
         path: file, or folder of a run.
-        layout: naming scheme; "own" for a run.
+        layout: one of `layouts.LAYOUTS`; "own" for a run.
         step: step of a run's checkpoint, as in `Checkpoints.choose`.
         best: True for the best checkpoint of a run; by default True if any was evaluated.
         finite: True to reject weights that contain NaN or infinity.
@@ -189,7 +189,7 @@ def read_weights(
     if not is_run(path):
         return pretrained.read(path, finite=finite)
     if layout != "own":
-        raise ConfigError(f'{path} is the folder of a run, whose naming scheme is "own", not "{layout}". Use "own".')
+        raise ConfigError(f'{path} is the folder of a run, whose layout is "own", not "{layout}". Use "own".')
     with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
         best = saved.best() is not None if best is None else best
         chosen = saved.choose(step, best=best)

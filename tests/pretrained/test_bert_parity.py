@@ -40,7 +40,7 @@ def load_case(case):
 
 
 def load_weights(case, tensors=None, allowed=None, **other):
-    """Return their checkpoint format, and their weights under our names."""
+    """Return their layout, and their weights under our names."""
     arguments, theirs, _ = load_case(case)
     _, weights = load_into_model(
         "bert", arguments | other, theirs if tensors is None else tensors, "huggingface", allowed
@@ -115,11 +115,11 @@ def test_classifier_starts_from_masked_language_model():
     native = pretrained.flatten_names(load_weights("masked")[1][0])
     for name, tensors in (("huggingface", masked), ("own", native)):
         chosen = layout("bert", arguments, name) if name != "own" else None
-        result = pretrained.load(tensors, chosen or pretrained.native_format(fresh), fresh, allowed)[0]
+        result = pretrained.load(tensors, chosen or pretrained.native_layout(fresh), fresh, allowed)[0]
         np.testing.assert_array_equal(result["embed"], native["embed"])
         np.testing.assert_array_equal(result["head"]["kernel"], fresh[0]["head"]["kernel"])
     with refuses("transform.kernel", error=WeightsError):
-        pretrained.load(native, pretrained.native_format(fresh), fresh)
+        pretrained.load(native, pretrained.native_layout(fresh), fresh)
 
 
 @pytest.mark.parametrize(

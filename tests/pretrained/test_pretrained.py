@@ -1,4 +1,4 @@
-"""Import and export of weights: key maps are inverted bit for bit, and every mismatch is listed."""
+"""Import and export of weights: layouts are inverted bit for bit, and every mismatch is listed."""
 
 import pickle
 
@@ -52,7 +52,7 @@ def test_export_then_import_is_the_identity(variant, source):
 
 def test_written_file_is_read_unchanged(tmp_path):
     weights = draw_weights()
-    layout = pretrained.native_format(weights)
+    layout = pretrained.native_layout(weights)
     pretrained.write(tmp_path / "deep" / "w.safetensors", pretrained.export(weights, layout))
     read = pretrained.read(tmp_path / "deep" / "w.safetensors")
     jax.tree.map(np.testing.assert_array_equal, pretrained.load(read, layout, draw_weights()), weights)

@@ -1,4 +1,4 @@
-"""Key maps between our parameters and published checkpoint formats, by architecture and format."""
+"""Layouts: maps between our parameters and those of published checkpoints, by architecture and library."""
 
 import importlib
 import pkgutil
@@ -17,7 +17,7 @@ LAYOUTS = ("own", *SOURCES)  # our own format, which every architecture has, and
 
 
 def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
-    """Return the key map between a model and a published format.
+    """Return the layout of a model in a published library.
 
     Args:
         source: one of SOURCES, the name of a function in `leanformer.pretrained.layouts.<architecture>`.
@@ -31,18 +31,18 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
     if not hasattr(module, source):
         available = [key for key in SOURCES if hasattr(module, key)]
         raise ConfigError(
-            f'No key map between "{source}" and the architecture {name}. Available: {", ".join(available) or "none"}.'
+            f'No layout between "{source}" and the architecture {name}. Available: {", ".join(available) or "none"}.'
         )
     if active := [key for key in INTERVENTIONS if arguments.get(key)]:
         raise ConfigError(
-            f'model.{active[0]}={arguments[active[0]]}: the format "{source}" has no such option, so its model would '
+            f'model.{active[0]}={arguments[active[0]]}: the layout "{source}" has no such option, so its model would '
             "compute something else with these weights. Leave the option out, or use our own format."
         )
     return getattr(module, source)(**arguments)
 
 
 def rename(source: str, arguments: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors of a file, those of close relatives of a model under the names of its key map.
+    """Return the tensors of a file, those of close relatives of a model under the names of its layout.
 
     `source` and `arguments` are those of `layout`.
     """
@@ -53,6 +53,6 @@ def rename(source: str, arguments: Mapping[str, Any], tensors: Mapping[str, np.n
 
 
 def _find_module(name: str) -> Any:
-    """Return the module of an architecture; None if it has no key map."""
+    """Return the module of an architecture; None if it has no layout."""
     modules = {info.name for info in pkgutil.iter_modules(__path__)} - {"entries"}
     return importlib.import_module(f"{__name__}.{name}") if name in modules else None

@@ -1,4 +1,4 @@
-"""Key map of Hugging Face's BERT (Devlin et al. 2019), and the names of RoBERTa (Liu et al. 2019) by those of BERT."""
+"""Layout of Hugging Face's BERT (Devlin et al. 2019), and the names of RoBERTa (Liu et al. 2019) by those of BERT."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ OURS, LAYER = "blocks.layers", "bert.encoder.layer.{i}"
 
 
 def huggingface(*, depth: int, width: int, num_classes: int | None = None, **other: Any) -> list[Entry]:
-    """Return the key map of `BertForSequenceClassification`, `BertForMaskedLM` or `BertModel`.
+    """Return the layout of `BertForSequenceClassification`, `BertForMaskedLM` or `BertModel`.
 
     It is the first for a classifier, the second for a model with transform and bias, else `BertModel` without its
     pooler. Known heads of a file that the model lacks are not read.
@@ -40,7 +40,7 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
         wrong |= {key: bool(other.get(key)) for key in ("transform", "head_bias")}
     if wrong:
         shown = ", ".join(f"model.{key}={value!r}" for key, value in wrong.items())
-        raise ConfigError(f'{shown}: not supported by the format "huggingface" of BERT.')
+        raise ConfigError(f'{shown}: not supported by the layout "huggingface" of BERT.')
     return [
         Entry(EMBED, ("embed",), same),
         Entry("bert.embeddings.position_embeddings.weight", ("pos_embed",), same),

@@ -1,4 +1,4 @@
-"""Key map of timm's DaViT."""
+"""Layout of timm's DaViT."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ BLOCKS = {"spatial": ("query", "key", "value"), "channel": ("value", "query", "k
 
 
 def timm(*, depth: Sequence[int], qkv_bias: bool = True, **_: Any) -> list[Entry]:
-    """Return the key map of timm's `DaVit`."""
+    """Return the layout of timm's `DaVit`."""
     entries = [
         *linear("stem.conv", "stem", conv(7)),
         *norm("stem.norm", "stem_norm"),

@@ -1,6 +1,6 @@
-"""Building blocks of key maps: a published tensor, our parameters in it, and the conversion between their shapes.
+"""Building blocks of layouts: a published tensor, our parameters in it, and the conversion between their shapes.
 
-A key map is a list of `Entry`, which `leanformer.pretrained` applies in both directions.
+A layout is a list of `Entry`, which `leanformer.pretrained` applies in both directions.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Key maps of Hugging Face's GPT-2, Llama, Mistral, Qwen2, Qwen3, DeepSeek-V2, DeepSeek-V3 and, to load, nanochat."""
+"""Layouts of Hugging Face's GPT-2, Llama, Mistral, Qwen2, Qwen3, DeepSeek-V2, DeepSeek-V3 and, to load, nanochat."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +20,13 @@ OURS = "blocks.layers"
 
 
 def huggingface(*, depth: int, positions: str = "learned", attention: str = "softmax", **other: Any) -> list[Entry]:
-    """Return the key map of the published model that matches the options.
+    """Return the layout of the published model that matches the options.
 
     It is `GPT2LMHeadModel` with learned positions, `DeepseekV2ForCausalLM` or `DeepseekV3ForCausalLM` with latent
     attention, `Qwen3ForCausalLM` with norms of queries and keys, `Qwen2ForCausalLM` with biases of queries, keys and
     values alone, else `LlamaForCausalLM`, whose `attention_bias` is qkv_bias and out_bias. Of DeepSeek models, every
     layer's MLP must be dense (`first_k_dense_replace` of at least the depth), and V3 must have `rope_interleave`.
-    Models like nanochat have the key map of what `rename` returns, which no library loads.
+    Models like nanochat have the layout of what `rename` returns, which no library loads.
 
     Rotary positions must have `rope_type` "default", so that DeepSeek's logits have no further factor.
 
@@ -51,7 +51,7 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
         wrong["rotary"] = None
     if wrong:
         shown = ", ".join(f"model.{key}={value!r}" for key, value in wrong.items())
-        raise ConfigError(f'{shown}: not supported by the format "huggingface" with model.positions="{positions}".')
+        raise ConfigError(f'{shown}: not supported by the layout "huggingface" with model.positions="{positions}".')
     if required is GPT2:
         return _gpt2(depth, **given)
     heads = _latent_heads(depth, **given) if required is DEEPSEEK else _heads(depth, **given)
@@ -88,7 +88,7 @@ def rename(tensors: Mapping[str, np.ndarray], **arguments: Any) -> dict[str, np.
 
 
 def _gpt2(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -> list[Entry]:
-    """Return the key map of GPT-2. Its linear layers are (in, out), like ours; old files have buffers of masks."""
+    """Return the layout of GPT-2. Its linear layers are (in, out), like ours; old files have buffers of masks."""
     layer, parts = "transformer.h.{i}", ("query", "key", "value")
     entries = [
         Entry("transformer.wte.weight", ("embed",), same),
@@ -116,7 +116,7 @@ def _llama(
     out_bias: bool | None = None,
     **_: Any,
 ) -> list[Entry]:
-    """Return the key map of Llama without the projections of queries, keys and values."""
+    """Return the layout of Llama without the projections of queries, keys and values."""
     bias = qkv_bias and out_bias is not False
     layer = "model.layers.{i}"
     experts = "of a mixture of experts, but a layer here has one MLP. Use a model in which every layer is dense."

@@ -1,4 +1,4 @@
-"""Key maps of timm's and Hugging Face's ViT and DeiT, and of Hugging Face's DINOv2."""
+"""Layouts of timm's and Hugging Face's ViT and DeiT, and of Hugging Face's DINOv2."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from leanformer.pretrained.layouts.entries import Entry, attention, conv, linear
 
 
 def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = False, **other: Any) -> list[Entry]:
-    """Return the key map of timm's `VisionTransformer` or `VisionTransformerDistilled`."""
+    """Return the layout of timm's `VisionTransformer` or `VisionTransformerDistilled`."""
     ours = "blocks.layers"
     entries = [
         *linear("patch_embed.proj", "patch_embed", conv(patch_size)),
@@ -30,7 +30,7 @@ def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = 
 def huggingface(
     *, depth: int, patch_size: int, distilled: bool = False, layer_scale: float | None = None, **other: Any
 ) -> list[Entry]:
-    """Return the key map of Hugging Face's ViT, DeiT or DINOv2.
+    """Return the layout of Hugging Face's ViT, DeiT or DINOv2.
 
     It is `ViTForImageClassification`, with a distillation token `DeiTForImageClassificationWithTeacher`, and with layer
     scale `Dinov2Model`, a backbone without a head, which needs `new_head`.

@@ -1,4 +1,4 @@
-"""Key map of timm's VOLO."""
+"""Layout of timm's VOLO."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def timm(
     token_head: bool = True,
     **_: Any,
 ) -> list[Entry]:
-    """Return the key map of timm's `VOLO`."""
+    """Return the layout of timm's `VOLO`."""
     entries = [
         Entry("cls_token", ("cls_token",), same),
         Entry("pos_embed", ("pos_embed",), same),

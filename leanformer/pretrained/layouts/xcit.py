@@ -1,4 +1,4 @@
-"""Key map of timm's XCiT."""
+"""Layout of timm's XCiT."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from leanformer.pretrained.layouts.entries import Entry, attention, batch_norm, 
 
 
 def timm(*, depth: int, patch_size: int, class_depth: int = 2, **_: Any) -> list[Entry]:
-    """Return the key map of timm's `Xcit`, whose stem has log2(patch size) convolutions; timm has 4 and 3."""
+    """Return the layout of timm's `Xcit`, whose stem has log2(patch size) convolutions; timm has 4 and 3."""
     entries = [
         Entry("cls_token", ("cls_token",), same),
         *linear("pos_embed.token_projection", "pos_embed", conv(1)),

@@ -208,7 +208,7 @@ def _check_latent(config: Path, kind: str, values: Mapping[str, Any], settings: 
         return
     if values.get("rope_interleave", True) is False:
         raise WeightsError(
-            f"{config}: rope_interleave=false pairs channels of the two halves, but the key map of latent "
+            f"{config}: rope_interleave=false pairs channels of the two halves, but the layout of latent "
             "attention pairs neighbours: logits would differ. Use other weights."
         )
     dense = values.get("first_k_dense_replace", 3 if kind == "deepseek_v3" else 0)
