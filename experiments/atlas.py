@@ -16,7 +16,6 @@ in open_lm, the shape in Gemstones and in archai's searches, the model elsewhere
 three functional forms. p is that of the first form, corrected over the first forms of all questions (Holm).
 """
 
-import csv
 import dataclasses
 import textwrap
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from experiments import atlas_page, atlas_picture, published, published_scaling, small_vits
 from experiments import effects as estimates
+from experiments import tables as evidence
 from experiments.effects import DEPTH, HEADS, MLP, STEP, Effect
 from experiments.front_picture import DOCS
 from experiments.published import Table
@@ -96,10 +96,7 @@ def write(path: Path, rows: Iterable[Effect | library.Effect]) -> None:
         {k: " ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(row).items()}
         for row in rows
     ]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, records[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+    evidence.write(path, records)
 
 
 def format_row(e: Effect) -> str:

@@ -1,6 +1,6 @@
 """Empirical coverage of the intervals of `leanformer.compare` and `leanformer.plan`, on simulated runs.
 
-    python -m experiments.coverage [--draws=2000] [--seeds=3,5,10] [--sweeps=200]
+    python -m experiments.coverage [--draws=2000] [--seeds=3,5,10] [--sweeps=200] [--out=FILE]
 
 2026-11-22. Coverage is nominal: 95 % intervals contain the true value in 94.7 to 96.4 % of draws. 90 % prediction
 intervals contain new runs in 89.6 to 94.3 % within the sizes of a sweep, and in 97.9 to 100 % outside (too wide).
@@ -10,7 +10,7 @@ the margin" or "by more" exactly at the margin) may occur in at most 5 %. plan: 
 for each sweep, and noise of 1 %; the response surface is fitted to a sweep, and its intervals are compared with new
 runs of other shapes. The first law has the form of the regression; the second, a power law with a floor, does not. Exit
 status 1 if coverage is outside 93 to 97 % or, within the ranges, 85 to 95 %, or if wrong answers exceed 6 %. A value of
-0 skips a part.
+0 skips a part. --out writes the shares as a CSV file.
 """
 
 import argparse
@@ -18,10 +18,12 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
+from experiments import tables
 from leanformer.analysis import comparison, statistics, surface
 from leanformer.analysis.comparison import OUTSIDE, SAME, RunGroup
 from leanformer.analysis.dimensions import Dimensions
@@ -128,8 +130,8 @@ def sweeps(rng: np.random.Generator) -> dict[str, tuple[list[Dimensions], list[D
     return result
 
 
-def planned(rng: np.random.Generator, draws: int) -> bool:
-    """Print the coverage of the response surface. Return whether it is in the expected range."""
+def planned(rng: np.random.Generator, draws: int) -> tuple[bool, list[dict[str, str]]]:
+    """Print the coverage of the response surface. Return whether it is in the expected range, and the shares."""
     rows: dict[tuple[str, str], list[tuple[bool, bool, bool, float]]] = {}
     for draw in range(draws):
         kind, law = (("regression", regression_law), ("floor", floor_law))[draw % 2]
@@ -144,7 +146,7 @@ def planned(rng: np.random.Generator, draws: int) -> bool:
                 rows.setdefault((name, kind), []).append((inside, bool(covered), low <= value <= high, relative_error))
     print(f"\n{draws} sweeps of each type, a new law for each; new runs in the {LEVEL:.0%} prediction interval")
     print(f"{'sweep':<38}{'law':<12}{'within ranges':<26}{'outside':<26}expected error in its interval")
-    passed = True
+    passed, shares = True, []
     for (name, kind), results in rows.items():
         table = np.array(results, float)
         parts = [table[table[:, 0] == inside] for inside in (1, 0)]
@@ -153,8 +155,15 @@ def planned(rng: np.random.Generator, draws: int) -> bool:
             for part in parts
         )
         print(f"{name:<38}{kind:<12}{cells}{table[:, 2].mean():.1%}")
+        for place, part in zip(("inside", "outside"), parts, strict=True):
+            shares += [make_row("plan", f"{name}, {kind}, {place}", part[:, 1].mean())] * bool(len(part))
         passed &= 0.85 <= parts[0][:, 1].mean() <= 0.95 and table[:, 2].all()
-    return bool(passed)
+    return bool(passed), shares
+
+
+def make_row(command: str, case: str, share: float) -> dict[str, str]:
+    """Return a row of the table of shares."""
+    return {"command": command, "case": case, "share": f"{share:.4f}"}
 
 
 def main() -> int:
@@ -162,17 +171,23 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--seeds", default="3,5,10")
     parser.add_argument("--sweeps", type=int, default=200)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rng, passed = np.random.default_rng(0), True
+    rng, passed, rows = np.random.default_rng(0), True, []
     for n in map(int, options.seeds.split(",") if options.draws else ()):
         coverage, wrong = interval_coverage(rng, options.draws, n), wrong_answers(rng, options.draws, n)
         for name, share in coverage.items():
             print(f"{n:>3} seeds  interval, {name:<36} contains the truth in {share:6.1%}")
+            rows.append(make_row("compare", f"{n} seeds, {name}", share))
         for name, share in wrong.items():
             print(f"{n:>3} seeds  wrong: {name:<39} in {share:6.1%}")
+            rows.append(make_row("compare", f"{n} seeds, wrong: {name}", share))
         passed &= all(0.93 <= share <= 0.97 for share in coverage.values()) and max(wrong.values()) <= 0.06
     if options.sweeps:
-        passed &= planned(rng, options.sweeps)
+        within, shares = planned(rng, options.sweeps)
+        passed, rows = passed and within, rows + shares
+    if options.out:
+        tables.write(options.out, rows)
     return 0 if passed else 1
 
 

@@ -2,19 +2,20 @@
 
 Question: do more heads help, and does conditioning tell?
 Command: python -m experiments.front_picture
-2026-11-24: more heads condition the attention output better in both trades, where theory predicts it for one (left). At
-equal parameters the error falls with heads (middle). The two diagnostic tasks disagree on the number of heads (right).
+2026-11-25: more heads condition the attention output better in both trades, where theory predicts it for one (left). At
+equal parameters the error falls with heads (middle; lines are the fit of experiments/surface.py at the mean depth and
+head dimension). The two diagnostic tasks disagree on the number of heads (right). Bars and bands are 95 % intervals.
 """
 
-import collections
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.published import read
+from experiments import surface, tables
 from leanformer import conditioning
+from leanformer.analysis import statistics
 
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -22,64 +23,69 @@ TOKENS = 17  # of the quickstart, with the class token
 DARK = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 DARK |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#d0d3d9")
 FIRST, SECOND = "#2b8cbe", "#e6802c"  # readable on white and on black
+FONT = 13  # legible at the 390 pixels of a telephone
+
+
+def draw_points(axes: Axes, logs: dict[int, list[float]], color: str) -> None:
+    """Plot geometric means with 95 % intervals over seeds, from log10 of the values by number of heads."""
+    heads, means = sorted(logs), [float(np.mean(logs[n])) for n in sorted(logs)]
+    ends = [statistics.mean_interval(np.array(logs[n])) for n in heads]
+    bars = [[10**m - 10**e.low for m, e in zip(means, ends, strict=True)]]
+    bars += [[10**e.high - 10**m for m, e in zip(means, ends, strict=True)]]
+    axes.errorbar(heads, [10**m for m in means], yerr=bars, fmt="o-", color=color, markersize=5, capsize=3)
 
 
 def draw_conditioning(axes: Axes) -> None:
     """Plot the condition number after training against heads, for both trades, with the Gaussian predictions."""
-    values: dict[str, dict[tuple[int, int], list[float]]] = collections.defaultdict(
-        lambda: collections.defaultdict(list)
-    )
-    for row in read("heads"):
-        shape = int(row["num_heads"]), int(row["head_dim"])
-        values[row["trade"]][shape].append(np.log10(float(row["condition_end"])))
-    places = {"fixed head dimension": (FIRST, (4, 9000)), "fixed total width": (SECOND, (2.1, 900))}
-    for trade, (color, place) in places.items():
-        shapes = sorted(values[trade])
-        heads, means = [n for n, _ in shapes], [10 ** np.mean(values[trade][shape]) for shape in shapes]
-        axes.plot(heads, means, "o-", color=color, markersize=4)
+    places = {"fixed head dimension": (FIRST, (3.2, 12000)), "fixed total width": (SECOND, (2, 250))}
+    for trade, rows in tables.group(tables.read("heads"), "trade").items():
+        color, place = places[trade]
+        by_heads = {int(n): group for n, group in tables.group(rows, "num_heads").items()}
+        draw_points(axes, {n: [np.log10(float(r["condition_end"])) for r in g] for n, g in by_heads.items()}, color)
         axes.annotate(trade, place, color=color)
-        expected = [conditioning.gaussian(TOKENS, n * h).median for n, h in shapes]
-        axes.plot(heads, expected, "--", color=color, linewidth=1)
-    axes.annotate("Gaussian prediction (dashed)", (4, 6))
-    axes.set(xscale="log", yscale="log", xlabel="heads", ylabel="condition number of the head outputs")
-    axes.set_title("Conditioning after training", fontsize=10)
-    axes.set_xticks(heads, [str(n) for n in heads])
+        widths = {n: n * int(group[0]["head_dim"]) for n, group in by_heads.items()}
+        axes.plot([*widths], [conditioning.gaussian(TOKENS, w).median for w in widths.values()], "--", color=color)
+    axes.annotate("theory (dashed)", (4, 7))
+    axes.set(xscale="log", yscale="log", xlabel="heads", ylabel="condition number", ylim=(1, 1e5))
+    axes.set_title("Conditioning after training", fontsize=FONT)
+    axes.set_xticks([*by_heads], [str(n) for n in by_heads])
     axes.minorticks_off()
 
 
 def draw_budgets(axes: Axes) -> None:
-    """Plot the test error of ViTs of equal parameters against heads: a dot per model, a line of means per budget."""
-    models: dict[tuple[float, int, int, int], list[float]] = collections.defaultdict(list)
-    for row in read("quickstart"):
-        key = float(row["budget"]), int(row["num_heads"]), int(row["depth"]), int(row["head_dim"])
-        models[key].append(100 * (1 - float(row["top1"])))
-    for budget, color, place in ((120_000.0, FIRST, (5, 25.5)), (270_000.0, SECOND, (1, 19.5))):
-        by_heads: dict[int, list[float]] = collections.defaultdict(list)
-        for (other, heads, *_), errors in models.items():
-            if other == budget:
-                by_heads[heads].append(float(np.mean(errors)))
-        heads = sorted(by_heads)
-        for n in heads:
-            axes.plot([n] * len(by_heads[n]), by_heads[n], "o", color=color, markersize=3, alpha=0.5)
-        means = [np.mean(by_heads[n]) for n in heads]
-        axes.plot(heads, means, "-", color=color)
-        axes.annotate(f"{budget:,.0f} parameters", place, color=color)
-    axes.set(xlabel="heads", ylabel="test error, %")
+    """Plot the test error of ViTs of equal parameters against heads: a dot per model, and the fit with its band."""
+    rows = surface.read_table(tables.EVIDENCE / "quickstart.csv")
+    budgets = {"120,000": (120e3, FIRST, (4.4, 28.5)), "270,000": (270e3, SECOND, (1, 15.2))}
+    for name, (budget, color, place) in budgets.items():
+        part = [row for row in rows if row["budget"] == budget]
+        models = {tuple(row[axis] for axis in surface.AXES): row["num_heads"] for row in part}
+        errors = [
+            100 * np.mean([1 - row["top1"] for row in part if tuple(row[axis] for axis in surface.AXES) == shape])
+            for shape in models
+        ]
+        axes.plot([*models.values()], errors, "o", color=color, markersize=4, alpha=0.5)
+        heads, low, middle, high = surface.predict_by_heads(part)
+        axes.plot(heads, 100 * middle, color=color)
+        axes.fill_between(heads, 100 * low, 100 * high, color=color, alpha=0.2, linewidth=0)
+        axes.annotate(f"{name} parameters", place, color=color)
+    axes.set(xlabel="heads", ylabel="test error, %", ylim=(14, 33))
     axes.set_xscale("log", base=2)
-    axes.set_title("40 ViTs at equal parameters", fontsize=10)
+    axes.set_yticks([15, 20, 25, 30])
+    axes.set_title("40 ViTs, equal parameters", fontsize=FONT)
     axes.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
 
 
 def draw_tasks(axes: Axes) -> None:
     """Plot the errors on two diagnostic tasks against heads at one total width."""
-    for task, color, place in (("nearest neighbour", FIRST, (3, 0.83)), ("retrieval", SECOND, (3.4, 0.64))):
-        rows = [row for row in read("diagnostic_tasks") if row["task"] == task]
+    places = {"nearest neighbour": (FIRST, (2, 0.97)), "retrieval": (SECOND, (3.7, 0.61))}
+    for task, rows in tables.group(tables.read("diagnostic_tasks"), "task").items():
+        color, place = places[task]
         heads = [int(row["num_heads"]) for row in rows]
         error, low, high = (np.array([float(row[name]) for row in rows]) for name in ("error", "low", "high"))
-        axes.errorbar(heads, error, yerr=(error - low, high - error), fmt="o-", color=color, markersize=4, capsize=2)
+        axes.errorbar(heads, error, yerr=(error - low, high - error), fmt="o-", color=color, markersize=5, capsize=3)
         axes.annotate(task, place, color=color)
-    axes.set(xscale="log", xlabel="heads at total width 48", ylabel="error (predicting zero = 1)", ylim=(0, 1))
-    axes.set_title("Two diagnostic tasks", fontsize=10)
+    axes.set(xscale="log", xlabel="heads at total width 48", ylabel="error; retrieval: 1 - R²", ylim=(0, 1.08))
+    axes.set_title("Two diagnostic tasks", fontsize=FONT)
     axes.set_xticks(heads, [str(n) for n in heads])
     axes.minorticks_off()
 
@@ -87,8 +93,8 @@ def draw_tasks(axes: Axes) -> None:
 def main() -> None:
     """Write docs/front.png and docs/front_dark.png."""
     for name, style in (("front", {}), ("front_dark", DARK)):
-        with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, **style}):
-            figure, panels = plt.subplots(1, 3, figsize=(10.67, 3.2), layout="constrained")
+        with plt.rc_context({"font.size": FONT, "axes.spines.top": False, "axes.spines.right": False, **style}):
+            figure, panels = plt.subplots(1, 3, figsize=(10.67, 4), layout="constrained")
             for axes, draw in zip(panels, (draw_conditioning, draw_budgets, draw_tasks), strict=True):
                 draw(axes)
             figure.savefig(DOCS / f"{name}.png", dpi=150)

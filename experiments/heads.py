@@ -4,22 +4,22 @@
 
 2026-11-24. More heads condition better: after training κ falls from 3.3e4 to 387 at fixed head dimension, and from
 1.5e4 to 464 at fixed total width, where the Gaussian prediction is constant. Top-1 rises from 74.1 to 76.9 % and from
-74.7 to 76.4 %. A run of 2026-11-21 with other random draws: from 2.8e4 to 385 and from 1.5e4 to 467; top-1 from 73.2 to
-77.9 % and from 75.1 to 77.3 %. `experiments/front_picture.py` plots DIR/heads.csv.
+74.7 to 76.4 %. `experiments/front_picture.py` plots DIR/heads.csv.
 
 Trains the quickstart (17 tokens; with smaller patches the attention output is singular in float32) with each number of
 heads in both trades, and measures the attention output on the same images at initialisation and after training:
 geometric means over seeds of medians over layers and images. Runs are stored in DIR, so the same command resumes.
 """
 
-import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from experiments import common
+from experiments import common, tables
+from experiments.tables import Estimate
 from leanformer import cli, config
-from leanformer.analysis import runs
+from leanformer.analysis import runs, statistics
 
 
 MEASURE, HEAD_DIM, WIDTH = "attention_output", 16, 96  # head dimension of one trade, total width of the other
@@ -53,14 +53,30 @@ def write(
     path: Path, trades: dict[str, list[tuple[int, int]]], results: dict[tuple[int, int], dict[str, np.ndarray]]
 ) -> None:
     """Write one line per trade, shape and seed: condition numbers at the start and at the end, and top-1 in percent."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["trade", "num_heads", "head_dim", "seed", "condition_start", "condition_end", "top1"])
-        for trade, shapes in trades.items():
-            for shape in shapes:
-                rows = zip(*(results[shape][name] for name in ("start", "end", "top1")), strict=True)
-                for seed, (start, end, top1) in enumerate(rows):
-                    table.writerow([trade, *shape, seed, f"{10**start:.5g}", f"{10**end:.5g}", f"{top1:.5g}"])
+    rows = []
+    for trade, (heads, head_dim) in ((trade, shape) for trade, shapes in trades.items() for shape in shapes):
+        values = results[heads, head_dim]
+        for seed, (start, end, top1) in enumerate(zip(*(values[x] for x in ("start", "end", "top1")), strict=True)):
+            row = {"trade": trade, "num_heads": heads, "head_dim": head_dim, "seed": seed}
+            row |= {"condition_start": f"{10**start:.5g}", "condition_end": f"{10**end:.5g}", "top1": f"{top1:.5g}"}
+            rows.append(row)
+    tables.write(path, rows)
+
+
+def compare(path: Path | str, fewest: str = "2", most: str = "16") -> dict[str, dict[str, Any]]:
+    """Return for each trade, from a heads.csv: the geometric mean of κ after training by number of heads, the paired
+    change of top-1 from fewest to most heads in points, and the relative change of the error in percent."""
+    result = {}
+    for trade, rows in tables.group(tables.read(path), "trade").items():
+        by_heads = tables.group(rows, "num_heads")
+        top1 = {n: np.array([float(row["top1"]) for row in by_heads[n]]) for n in (fewest, most)}
+        logs = {n: np.mean([np.log10(float(row["condition_end"])) for row in group]) for n, group in by_heads.items()}
+        result[trade] = {
+            "kappa": {int(n): float(10**value) for n, value in logs.items()},
+            "gain": Estimate.of(statistics.paired(top1[most], top1[fewest])),
+            "error": 100 * float((100 - top1[most].mean()) / (100 - top1[fewest].mean()) - 1),
+        }
+    return result
 
 
 @cli.command(
@@ -84,6 +100,8 @@ def main(f: cli.Values) -> None:
             kappa = "".join(f"{10 ** x[when].mean():>11.3g}" for when in ("start", "end"))
             print(f"{trade:<22}{f'{n}x{h}':<8}{kappa}   {x['top1'].mean():.2f} (sd {x['top1'].std(ddof=1):.2f})")
     write(out / "heads.csv", trades, result)
+    for trade, values in compare(out / "heads.csv", f.heads[0], f.heads[-1]).items():
+        print(f"{trade}: top-1 {values['gain']:+.1f points}, error {values['error']:+.1f} %")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Parameter counts of Leaner Transformers (arXiv 2505.20802), as reported and as computed from its architectures.
 
-    python -m experiments.paper_tables [--memory] [--device=h100]
+    python -m experiments.paper_tables [--memory] [--device=h100] [--out=FILE]
 
 2026-11-22: 21 of 22 models of Tables 4 and 5 agree, 2 of 10 of Table 3, all 4 of Tables 1 and 2. DaViT-B lean differs
 (62.0 M reported, 62,653,416 computed), as the ranges of the text do; three counts of Table 3 match 6 or 8 heads.
@@ -9,16 +9,19 @@ Prints Markdown tables: how each lean model adds heads, with the count that the 
 FLOPs per example; and for each pair the parameters that depth, heads and MLP save.
 --memory compiles a training step of each model, and multiplies the memory of one device by the number of devices
 (bfloat16, cheap operations recomputed; the paper presumably used float32 PyTorch, so compare ratios).
+--out writes the counts as a CSV file: evidence/paper_counts.csv.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.paper import RANGES, READINGS, ROWS, Row
+from experiments import tables
+from experiments.paper import OTHER_MLP, RANGES, READINGS, ROWS, Row
 from leanformer import cli, config, cost, models
 from leanformer.analysis import step
 from leanformer.costs import count, hardware
@@ -136,6 +139,20 @@ def describe_pair(model: str) -> list[Any]:
     return [*cells, *sizes, rows[1].params, f"{params(lean):,}", f"{params(read_other_way(original, lean)):,}"]
 
 
+def list_counts() -> Iterator[dict[str, Any]]:
+    """Yield a row per model of the tables: reported and computed parameters, and how the pair adds heads."""
+    for row in ROWS:
+        original, lean = (
+            config.load(next(r.config for r in ROWS if (r.model, r.variant) == (row.model, variant)))
+            for variant in ("original", "lean")
+        )
+        computed = params(config.load(row.config))
+        cells = {"table": row.table, "model": row.model, "variant": row.variant, "config": row.config}
+        cells |= {"reported": row.params, "computed": computed, "agrees": row.agrees(computed)}
+        cells["mlp"] = "other" if row.config in OTHER_MLP else "as reported"
+        yield cells | {"heads": "narrower" if narrows_heads(original, lean) else "as wide"}
+
+
 def _stages(value: Any) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
@@ -157,6 +174,7 @@ def table(titles: str, rows: Sequence[Sequence[Any]]) -> str:
 @cli.command(
     cli.Flag("memory", "Compile a training step of each model for its memory; minutes.", bool, default=False),
     cli.Flag("device", f"GPU to compile for: {', '.join(hardware.DEVICES)}; this machine if unset."),
+    cli.Flag("out", "CSV file for the counts."),
 )
 def main(f: cli.Values) -> None:
     names = dict.fromkeys(row.model for row in ROWS)
@@ -173,6 +191,8 @@ def main(f: cli.Values) -> None:
             [*map(compare, names)],
         )
     )
+    if f.out:
+        tables.write(Path(f.out), [*list_counts()])
 
 
 if __name__ == "__main__":

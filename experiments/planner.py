@@ -17,7 +17,6 @@ error, and the mean error of a power law in parameters.
 """
 
 import argparse
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,12 +26,13 @@ import numpy as np
 from scipy import stats
 
 from experiments.predictors import PREDICTORS
+from experiments.tables import EVIDENCE
+from experiments.tables import read as read_rows
 from leanformer.analysis import comparison, runs, surface
 from leanformer.analysis.dimensions import AXES, Dimensions
 from leanformer.analysis.surface import Scale
 
 
-EVIDENCE = Path(__file__).parent / "evidence"
 NEAR = math.log(1.1)
 FOLDS, DRAWS = 5, 200
 
@@ -48,7 +48,7 @@ class Models(NamedTuple):
 def read_language(path: Path) -> dict[str, Models]:
     """Read perplexities by table. Heads split the width; parameters are the decoder's, without embeddings."""
     tables: dict[str, Models] = {}
-    for row in _rows(path):
+    for row in read_rows(path):
         if not row["set"].startswith("random"):
             continue  # shapes found by a search are not a random sample
         width, heads, mlp = int(row["width"]), _numbers(row["heads"]), _numbers(row["mlp"])
@@ -63,7 +63,7 @@ def read_bert(path: Path) -> dict[str, Models]:
     """Read GLUE scores as error rates. Layers without softmax attention count as attention, since their mixers have
     heads. Parameters are those of matrices in blocks; an MLP counts as often as a layer repeats it."""
     shapes, errors = [], []
-    for row in _rows(path):
+    for row in read_rows(path):
         width, heads = int(row["width"]), _numbers(row["heads"])
         mlp = tuple(f * times for f, times in zip(_numbers(row["mlp"]), _numbers(row["mlps"]), strict=True))
         params = sum(4 * width**2 + 2 * width * f for f in mlp)
@@ -75,7 +75,7 @@ def read_bert(path: Path) -> dict[str, Models]:
 def read_quickstart(path: Path) -> dict[str, Models]:
     """Read the small ViTs of experiments/surface.py: top-1 error rates, grouped by shape."""
     errors: dict[tuple[int, ...], list[float]] = {}
-    for row in _rows(path):
+    for row in read_rows(path):
         shape = tuple(int(row[name]) for name in (*AXES, "params", "forward_flops"))
         errors.setdefault(shape, []).append(1 - float(row["top1"]))
     shapes = [
@@ -94,11 +94,6 @@ def read_runs(paths: Sequence[str]) -> dict[str, Models]:
     errors = [runs.to_errors([run.value for run in group.runs], data.score) for group in groups]
     shapes = [runs.run_dimensions(group.runs[0]) for group in groups]
     return {"runs of --runs": Models(shapes, errors, Scale(runs.error_limit(data.score)))}
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [*csv.DictReader(file)]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -196,12 +191,16 @@ def score_predictors(models: Models) -> dict[str, dict]:
     return metrics
 
 
+def read_published() -> dict[str, Models]:
+    """Return the tables of published models in experiments/evidence."""
+    return read_language(EVIDENCE / "language_models.csv") | read_bert(EVIDENCE / "bert.csv")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="*", default=[])
     options = parser.parse_args()
-    readers = {"language_models": read_language, "bert": read_bert, "quickstart": read_quickstart}
-    tables = {k: v for name, read in readers.items() for k, v in read(EVIDENCE / f"{name}.csv").items()}
+    tables = read_published() | read_quickstart(EVIDENCE / "quickstart.csv")
     print("table                   models  predictor     tau within 10 %           Spearman  regret %")
     for name, models in (tables | read_runs(options.runs)).items():
         metrics = score_predictors(models)

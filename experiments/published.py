@@ -4,7 +4,6 @@ Every size is log2, the mean over layers if layers differ, so a regression coeff
 Scores are natural logarithms of an error, or a loss in nats per token: both grow as the model gets worse.
 """
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -14,10 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments import planner
-from experiments.planner import EVIDENCE
+from experiments.tables import EVIDENCE, Row, read
 
 
-Row = dict[str, str]
 Column = Float[np.ndarray, " n"]
 BERT_VOCABULARY = 30_522
 RANGES = (48.0, 96.0)  # upper ends of ranges of the head dimension
@@ -93,12 +91,6 @@ class Table:
 def after_doubling(low: float, high: float) -> tuple[int, int]:
     """Return the whole head dimensions half a doubling below a range, without its lower end."""
     return math.floor(low / 2**0.5) + 1, math.floor(high / 2**0.5)
-
-
-def read(name: str) -> list[Row]:
-    """Return the rows of a table of experiments/evidence."""
-    with (EVIDENCE / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return [*csv.DictReader(file)]
 
 
 def column(rows: Sequence[Row], name: str) -> Column:

@@ -1,8 +1,8 @@
-"""Check of Lemma 3.3 and Theorem 3.2 of Leaner Transformers (arXiv 2505.20802) on Gaussian matrices.
+"""Check of Equation 3 and Theorem 3.2 of Leaner Transformers (arXiv 2505.20802) on Gaussian matrices.
 
     python -m experiments.theorem [--tokens=197] [--head_dim=64]
 
-2026-11-21. They hold to 2 % if total width is at least four times the number of tokens, as they assume (D >> N). Near
+2026-11-21. They hold to 3 % if total width is at least four times the number of tokens, as they assume (D >> N). Near
 square matrices they are wrong by a factor, and starting from D < N the condition number first rises with heads.
 """
 
@@ -43,11 +43,11 @@ def _spectra(tokens: int, width: int) -> np.ndarray:
     return np.asarray(singular_values(jax.random.normal(jax.random.key(0), (DRAWS, tokens, width))), np.float64)
 
 
-def check_lemma(tokens: int, width: int) -> list[Check]:
-    """Check Lemma 3.3: σ_1 against √D + √N, and the smallest singular value against |√D - √N|."""
+def check_equation(tokens: int, width: int) -> list[Check]:
+    """Check Equation 3: σ_1 against √D + √N, and the smallest singular value against |√D - √N|."""
     s, a, b = np.median(_spectra(tokens, width), axis=0), math.sqrt(tokens), math.sqrt(width)
     values = {"largest": (s[0], b + a), "smallest": (s[-1], abs(b - a))}
-    return [_check(f"Lemma 3.3: {name} singular value", tokens, width, *map(float, x)) for name, x in values.items()]
+    return [_check(f"Equation 3: {name} singular value", tokens, width, *map(float, x)) for name, x in values.items()]
 
 
 def check_theorem(tokens: int, head_dim: int, heads: Sequence[int] = (2, 3, 4, 6, 8, 12, 16)) -> list[Check]:
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=197)
     parser.add_argument("--head_dim", type=int, default=64)
     f = parser.parse_args()
-    for check in (*check_lemma(f.tokens, 16 * f.head_dim), *check_theorem(f.tokens, f.head_dim)):
+    for check in (*check_equation(f.tokens, 16 * f.head_dim), *check_theorem(f.tokens, f.head_dim)):
         values = f"measured {check.measured:7.3f}  predicted {check.predicted:7.3f}"
         print(f"{check.statement:<60} {values}  {check.assumption}")
 

@@ -1,14 +1,11 @@
 """Mediation verdicts on simulated conditions of known effect, the committed record, and the conditions' configs."""
 
-import json
-
 import fake_runs
 import numpy as np
 import pytest
-from commands import ROOT
 from messages import refuses
 
-from experiments import mediation
+from experiments import mediation, tables
 from experiments.mediation import Condition
 from experiments.paper_tables import params
 
@@ -67,12 +64,24 @@ def test_learning_rate_is_selected_by_the_other_seeds():
 
 
 def test_verdict_of_the_committed_record_is_reproduced():
-    record = json.loads((ROOT / "experiments" / "mediation.json").read_text())
-    result = mediation.judge(record["arms"], mediation.TESTED)
-    other = mediation.judge(record["arms"], mediation.TESTED, mediation.select_at_one_rate)
-    assert (result.sentence, other.sentence) == (record["verdict"]["sentence"], record["at_one_rate"]["sentence"])
-    assert mediation.table(record["arms"], result).count("| base, few | ") == 1
-    assert len(mediation.chart(record["arms"], result).axes[0].texts) == len(record["arms"])
+    records = mediation.read_table(tables.EVIDENCE / "mediation.csv")
+    result = mediation.report(records)
+    other = mediation.judge(records, mediation.TESTED, mediation.select_at_one_rate)
+    assert (result.word, other.word) == ("nothing to carry", "does not carry")
+    heads = [verdict.effects["heads, score"].value for verdict in (result, other)]
+    assert heads == pytest.approx([1.955, 3.07], abs=1e-3)
+    assert mediation.table(records, result).count("| base, few | ") == 1
+    assert len(mediation.chart(records, result).axes[0].texts) == len(records)
+
+
+def test_gains_at_each_learning_rate_and_of_the_first_seeds(tmp_path):
+    records = mediation.read_table(tables.EVIDENCE / "mediation.csv")
+    gains = mediation.gains_by_rate(records)
+    assert gains["mean"].value == pytest.approx(np.mean([gain.value for rate, gain in gains.items() if rate != "mean"]))
+    first = mediation.restrict(records, 5)
+    assert {len(record["runs"]) for record in first.values()} == {15}
+    mediation.write_table(tmp_path / "mediation.csv", first)
+    assert mediation.read_table(tmp_path / "mediation.csv") == first
 
 
 def test_configs_and_records(tmp_path):

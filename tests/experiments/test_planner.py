@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from commands import ROOT, run
 
-from experiments import planner, surface
+from experiments import planner, surface, tables
 
 
 def test_tau_counts_pairs_near_in_parameters():
@@ -28,35 +28,60 @@ def test_regret_is_the_excess_error_of_the_recommended_shape():
 
 
 def test_numbers_of_models_in_the_tables():
-    tables = planner.read_language(planner.EVIDENCE / "language_models.csv") | planner.read_bert(
-        planner.EVIDENCE / "bert.csv"
-    )
-    sizes = {name: len(models.shapes) for name, models in tables.items()}
+    published = planner.read_published()
+    sizes = {name: len(models.shapes) for name, models in published.items()}
     assert sum(sizes.values()) == 1381 and sizes["GPT2_lm1b"] == 200 and sizes["BERT GLUE"] == 500
-    first, scale = tables["BERT GLUE"].shapes[0], tables["BERT GLUE"].scale
+    first, scale = published["BERT GLUE"].shapes[0], published["BERT GLUE"].scale
     assert (first.heads, first.head_dim) == ((4, 2, 4, 4), (64, 128, 64, 64)) and scale.limit == 1
 
 
 def test_response_surface_on_held_out_vits():
     """The values of experiments/LOG.md, for 40 shapes in five folds."""
-    (models,) = planner.read_quickstart(planner.EVIDENCE / "quickstart.csv").values()
+    (models,) = planner.read_quickstart(tables.EVIDENCE / "quickstart.csv").values()
     metrics = planner.score_predictors(models)["surface"]
     assert round(metrics["tau"][0], 2) == 0.83 and round(metrics["covered"], 2) == 0.89 and metrics["regret"] == 0
 
 
-def test_effects_at_equal_cost(monkeypatch):
-    """The error depends on heads and depth only, the step time on depth only."""
-    monkeypatch.setattr(surface, "DRAWS", 50)
+def make_rows(interaction=0.0):
+    """Return runs whose error depends on heads and depth only, and whose step time depends on depth only."""
     rng, rows = np.random.default_rng(0), []
     for depth, heads, width in [(d, n, h) for d in (1, 2, 4) for n in (2, 4, 8) for h in (4, 8)]:
-        error = 0.3 * 0.9 ** np.log2(heads) * 0.95 ** np.log2(depth)
-        row = {"depth": depth, "width": 96, "num_heads": heads, "head_dim": width, "mlp_dim": 64}
-        row |= {"params": int(1e5 * (1 + 0.04 * rng.random())), "step_s": 0.01 * depth}
+        error = 0.3 * 0.9 ** np.log2(heads) * 0.95 ** np.log2(depth) * math.exp(interaction * math.log2(depth * heads))
+        error *= math.exp(interaction * np.log2(depth) * np.log2(heads) + 1e-3 * rng.normal())
+        row = {"depth": depth, "width": 96, "num_heads": heads, "head_dim": width, "mlp_dim": int(rng.choice([32, 64]))}
+        row |= {"params": int(1e5 * (1 + 0.04 * rng.random())), "step_s": 0.01 * depth, "budget": 1e5}
         rows += [row | {"seed": seed, "top1": 1 - error, "loss": error} for seed in (0, 1)]
+    return rows
+
+
+def test_effects_at_equal_cost(monkeypatch):
+    monkeypatch.setattr(surface, "DRAWS", 50)
+    rows = make_rows()
     result = surface.effects(rows, "params", "top1")
-    assert result["num_heads"][0] == pytest.approx(-10) and result["depth"][0] == pytest.approx(-5)
-    assert result[surface.LEAN] == pytest.approx([100 * (0.9 / 0.95 - 1)] * 3, abs=0.01)
-    assert surface.effects(rows, "step_s", "top1")["num_heads"][0] == pytest.approx(-10, abs=0.1)
+    assert result["num_heads"].value == pytest.approx(-10, abs=0.1)
+    assert result["depth"].value == pytest.approx(-5, abs=0.1)
+    assert result[surface.LEAN] == pytest.approx([100 * (0.9 / 0.95 - 1)] * 3, abs=0.2)
+    assert result[surface.NARROW].value == pytest.approx(-10, abs=0.2)
+    assert surface.effects(rows, "step_s", "top1")["num_heads"].value == pytest.approx(-10, abs=0.1)
+
+
+def test_effects_with_other_sizes_held_and_the_form(monkeypatch, capsys):
+    monkeypatch.setattr(surface, "DRAWS", 50)
+    rows = make_rows()
+    sizes = surface.effects_at_equal_sizes(rows)
+    assert sizes["num_heads"].value == pytest.approx(-10, abs=0.2) and sizes["mlp_dim"].low < 0 < sizes["mlp_dim"].high
+    assert sizes["2 to 16 heads of fixed dimension"].value == pytest.approx(100 * (0.9**3 - 1), abs=0.3)
+    assert surface.explained(rows, None) > 0.99 and surface.test_form(rows) > 0.05
+    assert surface.test_form(make_rows(interaction=0.05), [("depth", "num_heads")]) < 1e-6
+    heads, low, middle, high = surface.predict_by_heads(rows)
+    assert (heads[0], heads[-1]) == pytest.approx((2, 8)) and (low <= middle).all() and (middle <= high).all()
+    assert middle[-1] / middle[0] == pytest.approx(0.9**2, rel=0.01)
+    lean, margin, verdict = surface.equivalence(rows)
+    assert lean.high < -margin and verdict == "inconclusive"
+    surface.report(rows)
+    few = [row for row in rows if row["depth"] < 4 and row["num_heads"] < 8]  # fewer shapes than terms
+    surface.report(few)
+    assert "too few" in capsys.readouterr().out and math.isnan(surface.test_form(few))
 
 
 SMALL = """from leanformer import config

@@ -36,7 +36,7 @@ def test_front_picture_is_drawn_from_committed_data(tmp_path, monkeypatch):
     front_picture.main()
     for path in (tmp_path / "front.png", tmp_path / "front_dark.png", ROOT / "docs" / "front.png"):
         with Image.open(path) as image:
-            assert image.size == (1600, 480)
+            assert image.size == (1600, 600)
 
 
 def test_heads_config_by_argument():
@@ -61,8 +61,8 @@ def test_coverage_of_a_few_draws(no_shape_checks):
         assert 0 < law(rng)(coverage.draw_shape(rng)) < 10
 
 
-def test_theorem_and_lemma_state_their_assumption():
+def test_theorem_and_equation_state_their_assumption():
     near, ample = theorem.check_theorem(49, 16, heads=(3, 64))
     assert "not met" in near.assumption and "not met" not in ample.assumption
     assert abs(near.error) > 0.2 > 0.02 > abs(ample.error) and 1 < ample.measured < 1.6
-    assert all(abs(check.error) < 0.02 for check in theorem.check_lemma(31, 1024))
+    assert all(abs(check.error) < 0.02 for check in theorem.check_equation(31, 1024))

@@ -1,0 +1,117 @@
+"""Figures on condition numbers, and on whether conditioning mediates the effect of heads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import heads, mediation
+from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.front_picture import TOKENS
+from experiments.tables import EVIDENCE, Estimate, round_to
+from leanformer import conditioning
+
+
+LEVERS = {
+    "graying": "token graying",
+    "lambda": "λI added to queries, keys, values",
+    "sigma": "σReparam",
+    "svd": "initialisation by shifted singular values",
+    "qk_norm": "QK-norm",
+}
+
+
+def heads_values() -> Mapping[str, Any]:
+    """Return values of the trained ViTs with 2 to 16 heads."""
+    dim, total = (heads.compare("heads")[trade] for trade in ("fixed head dimension", "fixed total width"))
+    shapes = {2: heads.HEAD_DIM, 16: heads.HEAD_DIM}
+    return {
+        "dim": {n: round_to(kappa, 2 if n == 2 else 3) for n, kappa in dim["kappa"].items()},
+        "total": {n: round_to(kappa, 2 if n == 2 else 3) for n, kappa in total["kappa"].items()},
+        "falls": [x["kappa"][2] / x["kappa"][16] for x in (dim, total)],
+        "gain": [x["gain"] for x in (dim, total)],
+        "error": [x["error"] for x in (dim, total)],
+        "gaussian": {n: conditioning.gaussian(TOKENS, n * h).median for n, h in shapes.items()},
+        "gaussian_total": conditioning.gaussian(TOKENS, heads.WIDTH).median,
+    }
+
+
+def mediation_values() -> Mapping[str, Any]:
+    """Return values of the mediation study."""
+    records = mediation.read_table(EVIDENCE / "mediation.csv")
+    by_rule = mediation.judge(records, mediation.TESTED)
+    one_rate = mediation.judge(records, mediation.TESTED, mediation.select_at_one_rate)
+    first_five = mediation.judge(mediation.restrict(records, 5), mediation.TESTED)
+    differences = {name: Estimate.of(d) for name, d in by_rule.effects.items()}
+    moved = differences["heads, log10 κ"].value
+    rates = {rate: Estimate.of(d) for rate, d in mediation.gains_by_rate(records).items()}
+    single = [gain.value for rate, gain in rates.items() if rate != "mean"]
+    return {
+        "score": {name.removesuffix(", score"): d for name, d in differences.items()},
+        "kappa": {name.removesuffix(", log10 κ"): d for name, d in differences.items()},
+        "share": {
+            name.partition(" beside base")[0].removesuffix(", log10 κ"): 100 * d.value / moved
+            for name, d in differences.items()
+            if name.endswith("log10 κ") and "equal" not in name
+        },
+        "lowers": {name: -differences[f"{name} beside base, log10 κ"].value for name in LEVERS},
+        "factor": round_to(10**-moved, 1),
+        "one_rate": Estimate.of(one_rate.effects["heads, score"]),
+        "five": Estimate.of(first_five.effects["heads, score"]),
+        "rates": [min(single), max(single)],
+        "mean": rates["mean"],
+    }
+
+
+PASSAGES = [
+    Passage(
+        heads_values,
+        {
+            README: [
+                "median κ from {dim[2]:,.0f} down to {dim[16]:,.0f} at fixed head dimension, from {total[2]:,.0f} to "
+                "{total[16]:,.0f} at fixed total width",
+                "it predicts {gaussian[2]:.1f} to {gaussian[16]:.1f}, and no change of κ",
+            ],
+            FINDINGS: [
+                "κ falls {falls[0]:.0f}-fold at fixed head dimension and {falls[1]:.0f}-fold at fixed total width",
+                "it predicts {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, where {dim[2]:,.0f} to "
+                "{dim[16]:,.0f} are measured, and an unchanging {gaussian_total:.1f} at fixed total width, where "
+                "{total[2]:,.0f} to {total[16]:,.0f} are measured",
+                "| {gain[0]:+.1f points} and {gain[1]:+.1f}, 16 heads instead of 2",
+                "*heads* {error[1]:.1f} and {error[0]:.1f} %",
+            ],
+            RESULTS: [
+                "| fixed head dimension | {dim[2]:,.0f} | {dim[16]:,.0f} | {gain[0]:+.1f} | {error[0]:+.1f} % |",
+                "| fixed total width | {total[2]:,.0f} | {total[16]:,.0f} | {gain[1]:+.1f} | {error[1]:+.1f} % |",
+                "predicts {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, and {gaussian_total:.1f} at",
+                "where the first table has {error[0]:.1f} and {error[1]:.1f} %",
+            ],
+        },
+    ),
+    Passage(
+        mediation_values,
+        {
+            FINDINGS: [
+                "8 heads instead of 2 gain {score[heads]:.1f points}: too uncertain",
+                "they gain {mean:.1f}.",
+                "σReparam lowers log κ by {share[sigma]:.0f} % of what heads do and gains "
+                "{score[sigma beside base]:.1f points}, QK-norm lowers log10 κ by {lowers[qk_norm]:.2f} and gains "
+                "{score[qk_norm beside base]:.1f}, token graying lowers it by {lowers[graying]:.2f} and gains "
+                "{score[graying beside base]:.1f}",
+                "| {score[heads]:+.1f points}, 8 heads instead of 2 |",
+            ],
+            RESULTS: [
+                "the first five: {five.value:+.1f} points, {five.low:.1f} to {five.high:.1f})",
+                "by the rule: nothing to mediate | {score[heads]:+.1f} |",
+                "at each of the three learning rates | {rates[0]:+.1f} to {rates[1]:+.1f} |",
+                "mean over the three learning rates, chosen after the runs | {mean:+.1f} |",
+                "not mediated | {one_rate:+.1f} |",
+                "lower κ {factor:.0f}-fold",
+                "the control | {score[control]:+.1f} | {kappa[control]:+.2f} | {share[control]:.0f} % |",
+                *(
+                    f"| {text} | {{score[{name} beside base]:+.1f}} | {{kappa[{name} beside base]:+.2f}} | "
+                    f"{{share[{name}]:.0f}} % |"
+                    for name, text in LEVERS.items()
+                ),
+            ],
+        },
+    ),
+]

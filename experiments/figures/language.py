@@ -1,0 +1,80 @@
+"""Figures on small language models, and on predictors of the best architecture."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments import planner, tables
+from experiments.figures.passages import FINDINGS, RESULTS, Passage
+from experiments.tables import Estimate
+from leanformer.analysis import statistics
+
+
+def language() -> Mapping[str, Any]:
+    """Return held-out nats per token of lean, deep and bigram models."""
+    rows = tables.group(tables.read("language"), "config")
+    lean, deep, bigram = (np.array([float(row["nats_per_token"]) for row in group]) for group in rows.values())
+    return {
+        "lean": Estimate.mean(lean),
+        "deep": Estimate.mean(deep),
+        "difference": Estimate.of(statistics.paired(deep, lean)),
+        "bigram": bigram[0],
+    }
+
+
+def predictors() -> Mapping[str, Any]:
+    """Return least and most over the published tables of Kendall's τ and of the surface's coverage."""
+    metrics = [planner.score_predictors(models) for models in planner.read_published().values()]
+    tau = {name: [m[name]["tau"][0] for m in metrics] for name in ("params", "nsc", "surface")}
+    result = {name: [f"{end:.2f}".lstrip("0") for end in (min(x), max(x))] for name, x in tau.items()}
+    for name in ("covered", "largest_covered"):
+        result[name] = [100 * end(m["surface"][name] for m in metrics) for end in (min, max)]
+    worse = {f"{name}_loses": sum(a < b for a, b in zip(tau[name], tau["params"], strict=True)) for name in tau}
+    return result | {name: WORDS[count] for name, count in worse.items()} | {"tables": WORDS[len(metrics)]}
+
+
+def coverage() -> Mapping[str, Any]:
+    """Return least and most coverage in percent of the intervals of `compare`, and of `plan` inside the sizes."""
+    shares: dict[str, list[float]] = {}
+    for row in tables.read("coverage"):
+        name = row["case"].rpartition(", ")[2] if row["command"] == "plan" else "compare"
+        if "wrong" not in row["case"]:
+            shares.setdefault(name, []).append(100 * float(row["share"]))
+    return {name: [min(values), max(values)] for name, values in shares.items()}
+
+
+WORDS = ("none", "one", "two", "three", "four", "five", "six")
+
+PASSAGES = [
+    Passage(
+        language,
+        {
+            RESULTS: [
+                "{lean:.2f ±}; {deep:.2f ±} (deep minus lean {difference.value:.2f}, {difference.low:.2f} to "
+                "{difference.high:.2f}: inconclusive); {bigram:.2f} |",
+            ],
+        },
+    ),
+    Passage(
+        predictors,
+        {
+            FINDINGS: ["counting parameters is better on {nsc_loses} of {tables} tables"],
+            RESULTS: [
+                "Kendall's τ on {tables} published tables",
+                "{params[0]} to {params[1]}; {nsc[0]} to {nsc[1]}; {surface[0]} to {surface[1]}. Capacity loses to "
+                "parameters on {nsc_loses} tables, the surface on {surface_loses}.",
+                "{covered[0]:.0f} to {covered[1]:.0f} %; {largest_covered[0]:.0f} to {largest_covered[1]:.0f} %",
+            ],
+        },
+    ),
+    Passage(
+        coverage,
+        {
+            RESULTS: [
+                "{inside[0]:.1f} to {inside[1]:.1f} %; outside",
+                "nominal within chance | {compare[0]:.1f} to {compare[1]:.1f} % |",
+            ],
+        },
+    ),
+]

@@ -1,0 +1,19 @@
+"""Passage of a page, whose figures are computed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+README, FINDINGS, RESULTS = "README.md", "docs/findings.md", "docs/results.md"
+
+
+class Passage(NamedTuple):
+    """Passages about one result.
+
+    Attributes:
+        values: function that computes the fields of the templates from a table in experiments/evidence.
+        pages: templates by page, in the syntax of `str.format`.
+    """
+
+    values: Callable[[], Mapping[str, Any]]
+    pages: Mapping[str, Sequence[str]]

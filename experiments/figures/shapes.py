@@ -1,0 +1,87 @@
+"""Figures on heads, head dimension, depth and MLP of the small ViTs."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import surface
+from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.tables import EVIDENCE, Estimate
+
+
+SMALL, LARGE = 120e3, 270e3  # budgets of parameters
+CHANGES = {"heads": "num_heads", "depth": "depth", "head dimension": "head_dim"}
+CHANGES |= {"heads, at fixed total width": surface.NARROW, "heads, with half the layers": surface.LEAN}
+
+
+def values() -> Mapping[str, Any]:
+    """Return the effects on the error, by budget; `sizes` are those at both budgets together, other sizes held."""
+    rows = surface.read_table(EVIDENCE / "quickstart.csv")
+    parts = [[row for row in rows if row["budget"] == budget] for budget in (SMALL, LARGE)]
+    sizes, (lean, margin, verdict) = surface.effects_at_equal_sizes(rows), zip(*map(surface.equivalence, parts), strict=True)
+    return {
+        "params": [surface.effects(part, "params", "top1") for part in parts],
+        "seconds": [surface.effects(part, "step_s", "top1")[surface.LEAN] for part in parts],
+        "sizes": sizes | dict(zip(("lean", "vit_b", "dim", "total"), [*sizes.values()][len(surface.SIZES) :], strict=True)),
+        "lean": lean,
+        "margin": margin,
+        "verdict": verdict,
+        "explained": [100 * surface.explained(part, "params") for part in parts],
+        "form": [surface.test_form(part) for part in parts],
+        "interaction": [surface.test_form(part, [("depth", "num_heads")]) for part in parts],
+    }
+
+
+def budget() -> Mapping[str, Any]:
+    """Return what one layer gains over six at 100,000 parameters, in points, as stored in budget.ipynb."""
+    cells = json.loads((EVIDENCE.parents[1] / "notebooks" / "budget.ipynb").read_text(encoding="utf-8"))["cells"]
+    lines = [line for cell in cells for output in cell.get("outputs", ()) for line in output.get("text", ())]
+    (words,) = [line.split() for line in lines if line.strip().startswith("depth=1 - depth=6")]
+    value, low, _, high = words[3:7]
+    return {"gain": Estimate(*(100 * float(x) for x in (value, low, high)))}
+
+
+PASSAGES = [
+    Passage(budget, {FINDINGS: ["1 layer over 6 by {gain:.1f points} |"]}),
+    Passage(
+        values,
+        {
+            README: [
+                "error per doubling of heads {params[0][narrower heads]:+.1f %} and {params[1][narrower heads]:+.1f %}",
+                "heads {params[0][num_heads]:+.1f %} and {params[1][num_heads]:+.1f %}, depth "
+                "{params[0][depth].value:+.1f} and {params[1][depth].value:+.1f} %, MLP {sizes[mlp_dim]:+.1f %}",
+                "MLP held {sizes[lean]:+.1f %}; halved as in ViT-B {sizes[vit_b]:+.1f %}",
+            ],
+            FINDINGS: [
+                "the error changes by {params[0][narrower heads]:+.1f %} and {params[1][narrower heads]:+.1f %} per",
+                "doubling it changes the error by {sizes[mlp_dim]:+.1f %}",
+                "With the MLP held the error changes by {sizes[lean]:+.1f %}; with the MLP halved, as in ViT-B 7x16, by "
+                "{sizes[vit_b]:+.1f %}.",
+                "is {verdict[0]} at 120,000 parameters and {verdict[1]} at 270,000.",
+                "p = {form[0]:.3f} and {form[1]:.3f}), though it explains {explained[0]:.0f} and {explained[1]:.0f} %",
+                "| {params[0][narrower heads].value:.1f} and {params[1][narrower heads].value:.1f} % of the error per",
+                "the surface gives {sizes[total].value:.1f} % of the error at fixed total width and "
+                "{sizes[dim].value:.1f} % at fixed head dimension",
+            ],
+            RESULTS: [
+                *(
+                    f"| {name} | {{params[0][{key}]:+.1f %}} | {{params[1][{key}]:+.1f %}} |"
+                    for name, key in CHANGES.items()
+                ),
+                "| the same at equal seconds | {seconds[0]:+.1f %} | {seconds[1]:+.1f %} |",
+                "doubling the MLP changes the error by {sizes[mlp_dim]:+.1f %}, heads by {sizes[num_heads]:+.1f %}, "
+                "layers by {sizes[depth]:+.1f %}, the head dimension by {sizes[head_dim]:+.1f %}.",
+                "the MLP held**: {sizes[lean]:+.1f %}",
+                "the MLP halved): {sizes[vit_b]:+.1f %}",
+                "applied afterwards ({margin[0]:.1f} and {margin[1]:.1f} % of the error)",
+                "{verdict[0]} at 120,000 parameters (90 % interval {lean[0].low:.1f} to {lean[0].high:.1f}) and "
+                "{verdict[1]} at 270,000 parameters ({lean[1].low:.1f} to {lean[1].high:.1f})",
+                "It explains {explained[0]:.0f} and {explained[1]:.0f} % of the variance",
+                "F test p = {form[0]:.3f} and {form[1]:.3f}; heads x depth alone, uncorrected: p = "
+                "{interaction[0]:.3f} and {interaction[1]:.3f}",
+                "the held fit gives {sizes[dim].value:.1f} % of the error at fixed head dimension and "
+                "{sizes[total].value:.1f} % at",
+            ],
+        },
+    ),
+]
