@@ -52,7 +52,6 @@ def mediation_values() -> Mapping[str, Any]:
             for name, d in differences.items()
             if name.endswith("log10 κ") and "equal" not in name
         },
-        "lowers": {name: -differences[f"{name} beside base, log10 κ"].value for name in LEVERS},
         "factor": round_to(10**-moved, 1),
         "one_rate": Estimate.of(one_rate.effects["heads, score"]),
         "five": Estimate.of(first_five.effects["heads, score"]),
@@ -66,17 +65,16 @@ PASSAGES = [
         heads_values,
         {
             README: [
-                "median κ from {dim[2]:,.0f} down to {dim[16]:,.0f} at fixed head dimension, from {total[2]:,.0f} to "
+                "median κ from {dim[2]:,.0f} to {dim[16]:,.0f} at fixed head dimension, from {total[2]:,.0f} to "
                 "{total[16]:,.0f} at fixed total width",
-                "it predicts {gaussian[2]:.1f} to {gaussian[16]:.1f}, and no change of κ",
+                "it predicts {gaussian[2]:.1f} to {gaussian[16]:.1f}, and no change at fixed total width",
             ],
             FINDINGS: [
                 "κ falls {falls[0]:.0f}-fold at fixed head dimension and {falls[1]:.0f}-fold at fixed total width",
                 "it predicts {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, where {dim[2]:,.0f} to "
                 "{dim[16]:,.0f} are measured, and an unchanging {gaussian_total:.1f} at fixed total width, where "
                 "{total[2]:,.0f} to {total[16]:,.0f} are measured",
-                "| {gain[0]:+.1f points} and {gain[1]:+.1f}, 16 heads instead of 2",
-                "*heads* {error[1]:.1f} and {error[0]:.1f} %",
+                "16 heads instead of 2: {gain[0]:+.1f points} at fixed head dimension, {gain[1]:+.1f} at",
             ],
             RESULTS: [
                 "| fixed head dimension | {dim[2]:,.0f} | {dim[16]:,.0f} | {gain[0]:+.1f} | {error[0]:+.1f} % |",
@@ -90,12 +88,10 @@ PASSAGES = [
         mediation_values,
         {
             FINDINGS: [
-                "8 heads instead of 2 gain {score[heads]:.1f points}: too uncertain",
+                "with more parameters) gain {score[heads]:.1f points}, if",
                 "they gain {mean:.1f}.",
-                "σReparam lowers log κ by {share[sigma]:.0f} % of what heads do and gains "
-                "{score[sigma beside base]:.1f points}, QK-norm lowers log10 κ by {lowers[qk_norm]:.2f} and gains "
-                "{score[qk_norm beside base]:.1f}, token graying lowers it by {lowers[graying]:.2f} and gains "
-                "{score[graying beside base]:.1f}",
+                "σReparam gains {score[sigma beside base]:.1f points}, QK-norm {score[qk_norm beside base]:.1f}, and "
+                "token graying, which lowers κ more than both, {score[graying beside base]:.1f}",
                 "| {score[heads]:+.1f points}, 8 heads instead of 2 |",
             ],
             RESULTS: [

@@ -51,30 +51,32 @@ def _estimate(effect: Effect) -> Estimate:
     return Estimate(effect.value, effect.low, effect.high)
 
 
+OPENLM = "| {low[HIGH]} to {high[HIGH]} | {openlm[HIGH]:+.3f}, {worse[HIGH]} of {pairs[HIGH]} |"  # a row on findings
+
 PASSAGES = [
     Passage(
         values,
         {
             README: [
-                "dimension 128 to 64 {step[128 to 64]:+.3f}, 64 to 32 {step[64 to 32]:+.3f}, worse in all "
+                "dimension 128 to 64 {step[128 to 64]:+.3f nats}, 64 to 32 {step[64 to 32]:+.3f}, worse in all "
                 "{narrow[worse]} pairs",
-                "to {end[0]} or below {archai[33]:+.3f}",
+                "to {end[0]} or below: {archai[33]:+.3f nats}",
             ],
             FINDINGS: [
-                "| open_lm, {shapes} shapes | archai, {models} Transformer-XL on",
-                "| to {high[16]} | {openlm[16]:+.3f}, worse in {worse[16]} of {pairs[16]} pairs | {archai[33]:+.3f}, "
-                "to {end[0]} |",
-                "| {low[32]} to {high[32]} | {openlm[32]:+.3f}, {worse[32]} of {pairs[32]} | |",
-                "| {low[48]} to {high[48]} | {openlm[48]:+.3f}, {worse[48]} of {pairs[48]} | {archai[67]:+.3f}, "
-                "{low[67]} to {end[1]} |",
-                "| {low[64]} to {high[64]} | {openlm[64]:+.3f}, {worse[64]} of {pairs[64]} | |",
-                "| {low[96]} to {high[96]} | {openlm[96]:.3f}, {worse[96]} of {pairs[96]} | {archai[157]:+.3f}, "
-                "{low[157]} to {end[2]} |",
-                "| {low[128]} to {high[128]} | {openlm[128]:+.3f}, {worse[128]} of {pairs[128]} | |",
+                "| open_lm, {shapes} shapes |",
+                "| {low[16]} to {high[16]} | {openlm[16]:+.3f}, worse in {worse[16]} of {pairs[16]} pairs of models |",
+                *(OPENLM.replace("HIGH", str(high)) for high in (32, 48, 64, 128)),
+                OPENLM.replace("HIGH", "96").replace("+", ""),
+                "| archai, {models} Transformer-XL on",
+                *(
+                    f"| {{low[{high}]}} to {{end[{i}]}} | {{archai[{high}]:+.3f}} |"
+                    for i, high in enumerate((33, 67, 157))
+                ),
                 "from 256 to 128 {step[256 to 128]:+.3f}, from 128 to 64 {step[128 to 64]:+.3f}, from 64 to 32 "
-                "{step[64 to 32]:+.3f}",
-                "all {narrow[worse]} pairs get worse",
-                "({equal_dims[0]} to {equal_dims[1]}: {equal.value:.3f}, {equal.low:.3f} to {equal.high:.3f}) shows",
+                "{step[64 to 32].value:+.3f} ({step[64 to 32].low:.3f} to {step[64 to 32].high:.3f}; five",
+                "in all {narrow[worse]} pairs",
+                "({equal_dims[0]} to {equal_dims[1]}: {equal.value:.3f}, {equal.low:.3f} to {equal.high:.3f}) "
+                "excludes a loss of {openlm[48].value:.3f} too",
                 "| {step[64 to 32].value:+.3f} nats when heads of 64 become",
             ],
         },

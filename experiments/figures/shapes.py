@@ -18,11 +18,15 @@ def values() -> Mapping[str, Any]:
     """Return the effects on the error, by budget; `sizes` are those at both budgets together, other sizes held."""
     rows = surface.read_table(EVIDENCE / "quickstart.csv")
     parts = [[row for row in rows if row["budget"] == budget] for budget in (SMALL, LARGE)]
-    sizes, (lean, margin, verdict) = surface.effects_at_equal_sizes(rows), zip(*map(surface.equivalence, parts), strict=True)
+    sizes, (lean, margin, verdict) = (
+        surface.effects_at_equal_sizes(rows),
+        zip(*map(surface.equivalence, parts), strict=True),
+    )
     return {
         "params": [surface.effects(part, "params", "top1") for part in parts],
         "seconds": [surface.effects(part, "step_s", "top1")[surface.LEAN] for part in parts],
-        "sizes": sizes | dict(zip(("lean", "vit_b", "dim", "total"), [*sizes.values()][len(surface.SIZES) :], strict=True)),
+        "sizes": sizes
+        | dict(zip(("lean", "vit_b", "dim", "total"), [*sizes.values()][len(surface.SIZES) :], strict=True)),
         "lean": lean,
         "margin": margin,
         "verdict": verdict,
@@ -47,21 +51,19 @@ PASSAGES = [
         values,
         {
             README: [
-                "error per doubling of heads {params[0][narrower heads]:+.1f %} and {params[1][narrower heads]:+.1f %}",
-                "heads {params[0][num_heads]:+.1f %} and {params[1][num_heads]:+.1f %}, depth "
-                "{params[0][depth].value:+.1f} and {params[1][depth].value:+.1f} %, MLP {sizes[mlp_dim]:+.1f %}",
+                "error per doubling: {params[0][narrower heads]:+.1f %}, {params[1][narrower heads]:+.1f %}",
+                "heads {params[0][num_heads]:+.1f %}, {params[1][num_heads]:+.1f %}, depth "
+                "{params[0][depth].value:+.1f}, {params[1][depth].value:+.1f} %;",
                 "MLP held {sizes[lean]:+.1f %}; halved as in ViT-B {sizes[vit_b]:+.1f %}",
             ],
             FINDINGS: [
                 "the error changes by {params[0][narrower heads]:+.1f %} and {params[1][narrower heads]:+.1f %} per",
                 "doubling it changes the error by {sizes[mlp_dim]:+.1f %}",
-                "With the MLP held the error changes by {sizes[lean]:+.1f %}; with the MLP halved, as in ViT-B 7x16, by "
-                "{sizes[vit_b]:+.1f %}.",
+                "with the MLP held the error changes by {sizes[lean]:+.1f %}; with the MLP halved, as in ViT-B 7x16, "
+                "by {sizes[vit_b]:+.1f %}.",
                 "is {verdict[0]} at 120,000 parameters and {verdict[1]} at 270,000.",
                 "p = {form[0]:.3f} and {form[1]:.3f}), though it explains {explained[0]:.0f} and {explained[1]:.0f} %",
                 "| {params[0][narrower heads].value:.1f} and {params[1][narrower heads].value:.1f} % of the error per",
-                "the surface gives {sizes[total].value:.1f} % of the error at fixed total width and "
-                "{sizes[dim].value:.1f} % at fixed head dimension",
             ],
             RESULTS: [
                 *(
