@@ -8,8 +8,7 @@ _RANGE = rf"{_INTEGER}(?:(?: or | and | to | x ){_INTEGER})*"
 _LIST = rf"{_INTEGER}(?:(?:, | or | and | to ){_INTEGER})*"
 _UNITS = (
     "heads?|layers?|seeds|epochs?|steps|points of|dimensions|items|tokens|symbols|parameters|shapes|draws|models|"
-    "hidden units|shapes each|"
-    "simulated sweeps|images|test images|examples|ViTs|budgets|matrices|GPUs?|cores?"
+    "hidden units|shapes each|simulated sweeps|images|test images|examples|ViTs|budgets|matrices|GPUs?|cores?"
 )
 _QUANTITIES = "heads? of|width|dimension|rank|batch|MLP|depth|Tables?|Figures?|Theorem|contour|short side"
 
@@ -34,6 +33,7 @@ SETTINGS = [
         r"(?<= )\d\. (?=\*\*)",  # items of a list
         r"[Bb]elow 48|48 or below",
         r"dimensions?,? (?:are |of )?\d+(?: to \d+)?|than at 12 of 4",
-        r"At 64 and below|48 or less|equivalent at 270,000|1 layer over 6 by|best of 1, 3 and 6 layers|width 240 against 32",
+        r"At 64 and below|48 or less|equivalent at 270,000",
+        r"1 layer over 6 by|best of 1, 3 and 6 layers|width 240 against 32",
     )
 ]
