@@ -38,7 +38,7 @@ from leanformer.errors import ConfigError
 from leanformer.runtime import files, malloc
 from leanformer.runtime import mesh as meshes
 from leanformer.training import run_files
-from leanformer.training.train_setup import TrainSetup
+from leanformer.training.run import Run
 
 
 RESULT_PREFIX = "RESULT "  # of the last output line of a measurement
@@ -62,7 +62,7 @@ TINY = {  # keys of `model`, by architecture
 }
 
 
-def build(config: str, batch: int, attention: str, tiny: bool) -> TrainSetup:
+def build(config: str, batch: int, attention: str, tiny: bool) -> Run:
     """Return the training setup of a config in bfloat16."""
     sizes = TINY[config.partition("_")[0]] if tiny else {}
     return timing.build(config, 8 if tiny else batch, "bfloat16", attention, **sizes)
@@ -93,9 +93,9 @@ def train(config: str, batch: int, attention: str, tiny: bool) -> dict[str, Any]
 def probe(config: str, tiny: bool) -> dict[str, Any]:
     """Measure the conditioning probe as in training: the default measures of 16 images in all layers."""
     run = build(config, 8, "auto", tiny)
-    weights, shape = run.model.random_weights(0), run.abstract_batch()["image"].shape[1:]
+    weights, shape = run.model.random_weights(0), run.batch["image"].shape[1:]
     images = np.random.default_rng(0).integers(0, 256, (run.config.probe.examples, *shape), dtype=np.uint8)
-    batch, start = meshes.put_batch(run.mesh, {"image": images}), time.perf_counter()
+    batch, start = meshes.put_batch(run.model.mesh, {"image": images}), time.perf_counter()
     probe_step = run.model.probe_step(run.task.objective, run.config.probe.measures)
     step = jax.jit(probe_step).lower(weights, batch).compile()
     compile_s = time.perf_counter() - start

@@ -26,7 +26,7 @@ WARM_UP, STEPS = 5, 30  # of `measure_training`
 MATMUL_SHAPES = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 1024, 1024)]
 
 
-def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> train_setup.TrainSetup:
+def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> train_setup.Run:
     """Return the training setup of a config with another batch, dtype, attention backend and `model` sizes."""
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.update(batch_size=batch, accumulate=1, dtype=dtype)
@@ -35,17 +35,17 @@ def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> trai
     return train_setup.build(c, examples=1_281_167, mesh=meshes.make_mesh())
 
 
-def make_batch(run: train_setup.TrainSetup) -> dict[str, jax.Array]:
+def make_batch(run: train_setup.Run) -> dict[str, jax.Array]:
     """Return a batch of random pixels, labels, tokens, targets and their positions, as the run requires."""
     m, rng = run.config.model, np.random.default_rng(0)
     limits = {"image": 256, "label": m.get("num_classes")}
     limits |= {"tokens": m.get("vocabulary"), "targets": m.get("vocabulary"), "places": m.get("max_length")}
-    shapes = run.abstract_batch().items()
+    shapes = run.batch.items()
     result = {name: rng.integers(0, limits[name], leaf.shape).astype(leaf.dtype) for name, leaf in shapes}
-    return meshes.put_batch(run.mesh, result)
+    return meshes.put_batch(run.model.mesh, result)
 
 
-def measure_training(run: train_setup.TrainSetup, steps: int = STEPS) -> dict[str, Any]:
+def measure_training(run: train_setup.Run, steps: int = STEPS) -> dict[str, Any]:
     """Return the seconds to lower and compile the training step, examples/s, MFU in bfloat16, and peak memory.
 
     A value is None if the device does not report it, or if the step runs out of memory. Call it in a new process.

@@ -71,9 +71,9 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         devices: as many devices as the mesh has, of any type.
     """
     run = train_setup.build(c, examples=step.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
-    compiled, communication = programs.read_communication(run.lower_train_step(), run.mesh.shape)
+    compiled, communication = programs.read_communication(run.lower_train_step(), run.model.mesh.shape)
     return {
-        "mesh": dict(run.mesh.shape),
+        "mesh": dict(run.model.mesh.shape),
         "batch_size": c.batch_size,
         "dtype": c.dtype,
         "attention": run.model.backend,
@@ -94,7 +94,7 @@ def gpu_cost(c: ConfigDict, name: str) -> dict[str, Any]:
     return {
         "device": device.device_kind,
         "jax": jax.__version__,
-        "mesh": dict(run.mesh.shape),
+        "mesh": dict(run.model.mesh.shape),
         "batch_size": c.batch_size,
         "dtype": c.dtype,
         "without_bfloat16": hardware.without_bfloat16(device) if c.dtype == "bfloat16" else None,
@@ -105,7 +105,7 @@ def gpu_cost(c: ConfigDict, name: str) -> dict[str, Any]:
         "bytes_per_device": programs.memory_by_content(compiled, step.contents(run)),
         "device_memory_bytes": memory,
         "limit_bytes": int(hardware.JAX_MEMORY_FRACTION * memory),
-        **programs.read_kernels(compiled, run.mesh.shape),
+        **programs.read_kernels(compiled, run.model.mesh.shape),
     }
 
 

@@ -20,8 +20,9 @@ import jax
 import numpy as np
 
 from leanformer import cli, tasks
+from leanformer.analysis import confusion
 from leanformer.errors import first_line
-from leanformer.reports import confusion, plots
+from leanformer.reports import plots
 from leanformer.runtime import determinism, multihost, phases
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
@@ -40,7 +41,7 @@ def main(f: cli.Values) -> None:
     mesh = meshes.make_fitting_mesh(**c.mesh)
     run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
     c, task = run.config, run.task
-    meshes.check_batch(mesh, "eval.batch_size", c.eval.batch_size)
+    meshes.check_batches(mesh, {"eval.batch_size": c.eval.batch_size})
     named = artifacts.load_classes(workdir)
     if named is None:  # a run without a list of classes, or of data without classes
         named = tasks.class_names(task.data.open(c.data.train_split))

@@ -14,26 +14,21 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from leanformer import cli, programs
-from leanformer.config.rules import LENGTHS
+from leanformer.costs import oom_suggestions
 from leanformer.reports import pages
-from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost, signals
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
-from leanformer.training import evaluators, loop, streams, train_setup
+from leanformer.training import evaluators, loop, restoring, train_setup
 from leanformer.training.run import Run
-from leanformer.training.state import TrainState
 from leanformer.training.timer import Timer
-from leanformer.training.train_setup import TrainSetup
 
 
 def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "the same call") -> int:
@@ -45,58 +40,56 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         dry_run: True to print processes, devices and the starting step without training.
         again: command that resumes the run, for messages.
     """
+    return start(functools.partial(train_setup.prepare, c, workdir), c.hang_seconds, dry_run=dry_run, again=again)
+
+
+def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool = False, again: str) -> int:
+    """Set up a run, or several runs as one, and train. This function defines the order of the start-up.
+
+    Args:
+        prepare: function from a timer to the run.
+        hang_seconds: time limit of one activity in seconds; 0 for none.
+        dry_run, again: as in `train`.
+    """
     timer = Timer()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(Watchdog(c.hang_seconds, lambda: timer.activity))
+        stack.enter_context(Watchdog(hang_seconds, lambda: timer.activity))
         stop = stack.enter_context(StopRequest())
-        setup, source, held_out = train_setup.prepare(c, workdir, meshes.make_mesh(**c.mesh))
-        between = functools.partial(stop.during, feed=timer.touch)
-        measurements = evaluators.make(setup, held_out, between)
+        run = prepare(timer)  # devices, data, model, optimizer, training step; nothing is allocated or written
+        c, model = run.config, run.model
+        measurements = evaluators.make(run, functools.partial(stop.during, feed=timer.touch))
         if multihost.is_primary():
-            pages.warn_intervals(c, setup.total, setup.examples)
+            pages.warn_intervals(c, run.intervals)
         if dry_run:
-            setup.check_initial_weights(workdir)
-            print(pages.dry_run(setup, workdir))
+            if c.init_from.path is not None and not restoring.steps_in(run.workdir / "checkpoints"):
+                model.initial_weights()  # raises WeightsError if they cannot be read
+            print(pages.dry_run(run))
             return 0
-        run = stack.enter_context(Run(workdir, setup, source, timer))
+        stack.enter_context(run)  # locks the workdir
         state = run.restore()
         if run.complete:
-            longer = f"Raise {next(key for key in LENGTHS if c.get(key))} to train longer."
-            more = longer if run.start >= setup.total else loop.early_stopping_message(c, run.start, setup.total)
-            print(f"This run is complete: {run.start} steps in {workdir}. {more}")
+            print(pages.complete(run))
             return 0
         with timer("compile"):
-            compiled = setup.compile_train_step()
-        print(pages.start(setup, source, held_out, compiled, timer), flush=True)
-        pages.check_memory(c, compiled, jax.local_devices()[0])
-        fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
-        print(f"Resuming from step {run.start} in {workdir}." if run.start else f"{fresh} in {workdir}.", flush=True)
+            compiled = run.compile_train_step()
+        print(pages.start(run, compiled), flush=True)
+        oom_suggestions.check_memory(c, programs.peak_memory(compiled), jax.local_devices()[0], runs=run.vmapped)
+        print(pages.origin(run), flush=True)
         if stop.before_work():
             print(f"Stopped at step {run.start}, before the first step. To resume: {again}", flush=True)
             return stop.status
         signals.install()
-        with contextlib.closing(setup.stream(source, run.start)) as batches:
-            step_fn, peak = make_step_fn(setup, compiled), setup.peak_examples
-            state, status = loop.train(
-                run, state, step_fn, batches, measurements, stop, again=again, peak_examples=peak
-            )
+        with contextlib.closing(run.batches()) as batches:
+            step_fn = run.make_step_fn(compiled)
+            state, status = loop.train(run, state, step_fn, batches, measurements, stop, again=again)
         if status == 0 and multihost.is_primary():
-            pages.summarise(run, state, programs.peak_memory(compiled))
+            for member, final in run.members(state):
+                pages.summarise(member, final, programs.peak_memory(compiled), runs=run.vmapped)
     return status
-
-
-def make_step_fn(setup: TrainSetup, compiled: jax.stages.Compiled) -> Any:
-    """Return the function (state, host batch) -> (state, metrics) of a compiled training step."""
-    names, key = setup.abstract_batch(), setup.run_key()
-
-    def step_fn(state: TrainState, host: Mapping[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
-        return compiled(state, streams.put(setup.model, host, names), key)
-
-    return step_fn
 
 
 @cli.body("train")
 def main(f: cli.Values) -> int:
     again = f"python -m leanformer.train {f.argv}"
-    with pages.memory_explained(f.config):
+    with oom_suggestions.explained(f.config):
         return train(f.config, Path(f.workdir).expanduser(), dry_run=f.dry_run, again=again)

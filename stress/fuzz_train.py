@@ -40,7 +40,6 @@ import forked
 from leanformer import config, train
 from leanformer.config import key_docs
 from leanformer.training.run import Run
-from leanformer.training.train_setup import TrainSetup
 
 
 ONE = {"width": 8, "depth": 2, "num_heads": 2, "head_dim": 4, "mlp_dim": 12}
@@ -133,13 +132,13 @@ def draw(seed, number):
 def stop_before_compiling():
     """Make `train` end with status 0 once its step is traced: compilation takes nearly all of the time of a draw."""
 
-    def trace(setup):
-        setup.lower_train_step()
+    def trace(run):
+        run.lower_train_step()
         sys.exit(0)
 
-    Run.restore = lambda run: run.setup.state  # compiles too
+    Run.restore = lambda run: run.state  # compiles too
     Run.complete = False
-    TrainSetup.compile_train_step = trace
+    Run.compile_train_step = trace
 
 
 def classify(status, text, folder, seconds):

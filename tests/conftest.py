@@ -121,9 +121,9 @@ def plain(tiny) -> config.ConfigDict:
 @pytest.fixture
 def one_device(monkeypatch):
     """Make `train` use a single device, for tests that do not test sharding over the eight devices."""
-    from leanformer import train
+    from leanformer.runtime import mesh
 
-    monkeypatch.setattr(train.meshes, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
+    monkeypatch.setattr(mesh, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
 
 
 @pytest.fixture

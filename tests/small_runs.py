@@ -9,7 +9,6 @@ from random_weights import fill_weights
 from leanformer import config
 from leanformer.data.sequences import KINDS
 from leanformer.data.source import build
-from leanformer.training import streams
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
@@ -142,7 +141,7 @@ def make_initial_state(run, seed=0):
 
 def abstract_eval_batch(setup):
     """Return shapes, dtypes and shardings of a global evaluation batch."""
-    return setup.model.abstract_batch(setup.config.eval.batch_size, streams.eval_specs(setup.task.data))
+    return setup.model.abstract_batch(setup.config.eval.batch_size, setup.task.data.specs(train=False))
 
 
 def lower_eval_step(setup):

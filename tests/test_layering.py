@@ -23,6 +23,7 @@ LAYERS = [  # a module imports only from its own package and from packages above
     ["cli"],
     ["sweeps", "analysis", "exports"],
     ["reports"],
+    ["train"],  # one start-up, which `train_vmap` shares
 ]
 DOORS = ("programs",)  # packages of which others import only the package itself
 # All other top-level modules are commands. They never import each other; `__main__` starts each of them.
@@ -45,9 +46,9 @@ def find_modules() -> dict[str, Path]:
 
 
 @functools.cache
-def find_imports(path: Path) -> set[str]:
-    result = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def find_imports(path: Path, *, inside_functions: bool = True) -> set[str]:
+    result, tree = set(), ast.parse(path.read_text())
+    for node in ast.walk(tree) if inside_functions else tree.body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "leanformer":
             base = node.module.removeprefix("leanformer").lstrip(".")
             for alias in node.names:
@@ -83,6 +84,25 @@ def test_packages_with_a_door_are_entered_through_it():
 
     assert find_back_doors({name: find_imports(path) for name, path in find_modules().items()}) == []
     assert find_back_doors({"cost": {"programs", "programs.hlo"}}) == ["cost imports programs.hlo"]
+
+
+def test_reports_describe_and_decide_nothing():
+    """Errors are raised and translated where the decision is."""
+    statements = ast.Raise, ast.ExceptHandler
+    paths = {name: path for name, path in find_modules().items() if name.startswith("reports")}
+    nodes = [(name, node) for name, path in paths.items() for node in ast.walk(ast.parse(path.read_text()))]
+    assert [f"{name}:{node.lineno}" for name, node in nodes if isinstance(node, statements)] == []
+
+
+def test_plain_run_does_not_import_what_it_does_not_need():
+    """Modules of other tasks, of weight files, and of several processes are imported where they are used."""
+    todo, needed = {"train"}, set()
+    while todo:
+        needed |= todo
+        paths = [find_modules()[name] for name in todo if name in find_modules()]
+        todo = set().union(*(find_imports(path, inside_functions=False) for path in paths)) - needed
+    others = ("pretrained", "data.text", "data.sequences", "data.sentences", "tasks.language", "runtime.cluster")
+    assert "training.loop" in needed and not [name for name in needed if name.startswith(others)]
 
 
 def test_every_layer_exists():

@@ -13,7 +13,7 @@ from leanformer.training import train_setup
 NOMINAL_EXAMPLES = 1_281_167  # the epoch length changes no cost, but the schedule needs one
 
 
-def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
+def build(c: ConfigDict, name: str | None) -> train_setup.Run:
     """Return the training setup on GPUs `name`, one per device of `c.mesh`, or on this host's devices if None.
 
     Raises the errors of `programs.gpus` and `train_setup.build`.
@@ -26,11 +26,11 @@ def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
         return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=mesh)
 
 
-def contents(run: train_setup.TrainSetup) -> dict[str, Any]:
+def contents(run: train_setup.Run) -> dict[str, Any]:
     """Return the arguments of a training step by what they hold, for `programs.memory_by_content`."""
     state = run.state
     parts = {"parameters": state.params, "batch statistics": state.statistics, "moments": state.moments}
-    return parts | {"averages": state.ema, "batch": run.abstract_batch()}
+    return parts | {"averages": state.ema, "batch": run.batch}
 
 
 def peak_bytes(c: ConfigDict, name: str | None) -> int:

@@ -26,8 +26,8 @@ from leanformer.errors import ConfigError
 
 
 __all__ = ["FAMILIES", "IMAGENET_MEAN", "IMAGENET_STD", "glue", "heads_of_rank", "landmarks", "load", "load_sibling"]
-__all__ += ["KINDS", "Kind", "arguments", "base", "check", "interval", "language", "masked", "model", "points"]
-__all__ += ["sentences", "sequences", "total_steps"]
+__all__ += ["KINDS", "Intervals", "Kind", "arguments", "base", "check", "intervals", "language", "masked", "model"]
+__all__ += ["points", "sentences", "sequences", "total_steps"]
 
 
 class Kind(NamedTuple):
@@ -78,24 +78,32 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
     return steps
 
 
-def interval(c: ConfigDict, section: str, examples: int | None) -> int:
-    """Return the steps between events of section "eval", "probe" or "checkpoint", from its `every` or `every_epochs`.
+class Intervals(NamedTuple):
+    """Length of a run, and intervals of its events, in optimizer steps; 0: only at the end, or for `probe` never."""
 
-    At least 1 for an interval in epochs; 0 if the config sets neither key. `examples` as in `total_steps`.
+    total: int  # length of the run
+    log: int  # between train records
+    eval: dict[str, int]  # between evaluations of a split by its name in `eval.more`; "" is `data.eval_split`
+    probe: int  # between measurements of conditioning
+    checkpoint: int  # between checkpoints
 
-    Raises:
-        ConfigError: the interval is in epochs, and the training data are infinite.
+
+def intervals(c: ConfigDict, examples: int | None) -> Intervals:
+    """Return the length and the intervals of a run. `examples` and errors as in `total_steps`.
+
+    Those of sections with `every_epochs` are at least 1, and need data that have epochs.
     """
-    steps, epochs = c[section].every, c[section].every_epochs
-    if not epochs:
-        return int(steps)
-    if examples is None:
-        key = f"{section}.every_epochs"
-        raise ConfigError(
-            f"{key}={epochs}: the training data are infinite and have no epochs. Set --config.{key}=0 and "
-            f"--config.{section}.every."
-        )
-    return max(1, round(epochs * examples / c.batch_size))
+    total, steps = total_steps(c, examples), {}
+    for section in rules.SECTIONS_WITH_INTERVALS:
+        key, epochs = f"{section}.every_epochs", c[section].every_epochs
+        if epochs and examples is None:
+            raise ConfigError(
+                f"{key}={epochs}: the training data are infinite and have no epochs. Set --config.{key}=0 and "
+                f"--config.{section}.every."
+            )
+        steps[section] = max(1, round(epochs * (examples or 0) / c.batch_size)) if epochs else int(c[section].every)
+    splits = {"": steps["eval"]} | {name: more.every for name, more in c.eval.more.items()}
+    return Intervals(total, c.log_every, splits, steps["probe"], steps["checkpoint"])
 
 
 def arguments(text: str, **defaults: Any) -> dict[str, Any]:

@@ -1,10 +1,15 @@
-"""Suggestions for a training step that needs too much memory: settings valid for a config and a number of devices."""
+"""Device memory of a training step: limit, check before the first step, and settings that need less memory."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
+
+from leanformer.costs import count
+from leanformer.errors import TrainingError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,3 +42,43 @@ def _settings(c: ConfigDict, shares: int) -> Iterator[Setting]:
     step = shares * c.accumulate
     if half := c.batch_size // 2 // step * step:
         yield Setting({"batch_size": half}, "changes the recipe; lower optim.lr too")
+
+
+def describe(c: ConfigDict, problem: str = "Out of device memory.", *, runs: int = 1) -> str:
+    """Return a message with settings that need less memory, for a program of `runs` runs on the attached devices."""
+    settings = suggest(c, 1 if runs > 1 else jax.device_count())
+    options = [*map(str, settings), "use a smaller model, or more devices"]
+    if runs > 1:  # runs of a sweep, on one device
+        flags = [option.replace("--config.", "--set=") for option in options]
+        options = [
+            f"train fewer than {runs} runs at a time: fewer seeds or configs per command",
+            "without --vmap: one run at a time",
+            *flags,
+        ]
+    return f"{problem} Change the first of these that you can:\n  " + "\n  ".join(options[:3])
+
+
+def memory_limit(device: Any) -> int | None:
+    """Return the memory of a device that JAX may use, in bytes; None if the device does not report it."""
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def check_memory(c: ConfigDict, peak: int, device: Any, *, runs: int = 1) -> None:
+    """Raise TrainingError if a training step that needs `peak` bytes does not fit the device. Call before step 1."""
+    limit = memory_limit(device)
+    if limit and peak > limit:
+        human = count.format_number
+        problem = f"The compiled step{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B per device, "
+        problem += f"{human(float(peak - limit))}B more than the {human(float(limit))}B available."
+        raise TrainingError(describe(c, problem, runs=runs))
+
+
+@contextlib.contextmanager
+def explained(c: ConfigDict, *, runs: int = 1) -> Iterator[None]:
+    """Raise TrainingError with settings to try in place of JAX's error if a device is out of memory."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise TrainingError(describe(c, runs=runs)) from error

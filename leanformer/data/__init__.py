@@ -2,9 +2,7 @@
 
 from leanformer.data.images import open_images
 from leanformer.data.loader import Batches, CorruptLog, stream
-from leanformer.data.sequences import encode, open_sequences
 from leanformer.data.source import Source, quote, size, take_subset
 
 
-__all__ = ["Batches", "CorruptLog", "Source", "encode", "open_images", "open_sequences"]
-__all__ += ["quote", "size", "stream", "take_subset"]
+__all__ = ["Batches", "CorruptLog", "Source", "open_images", "quote", "size", "stream", "take_subset"]

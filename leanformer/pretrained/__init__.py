@@ -15,14 +15,13 @@ import numpy as np
 from leanformer.errors import WeightsError
 from leanformer.pretrained.layouts.entries import Entry, Form, same
 from leanformer.pretrained.storage import Tensors, read, write, write_sharded
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.trees import flatten_names, leaf_names
 
 
 __all__ = [
     "Allowed",
     "Tensors",
     "export",
-    "flatten_names",
     "load",
     "native_layout",
     "read",
@@ -34,15 +33,6 @@ POSITIONS = "pos_embed"
 SHOWN = 40  # maximum number of names in a message
 # Old suffixes of names and their replacements.
 OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
-
-
-def flatten_names(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by dotted name.
-
-    >>> flatten_names({"blocks": {"kernel": 1, "bias": 2}})
-    {'blocks.bias': 2, 'blocks.kernel': 1}
-    """
-    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
 
 
 def native_layout(like: Any) -> list[Entry]:

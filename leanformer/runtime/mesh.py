@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,6 +49,26 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
+class Placement(NamedTuple):
+    """Shardings of arrays on a mesh, and the compiler options of a training step on it."""
+
+    batch: NamedSharding  # leading axis over `data` and `fsdp`
+    replicated: NamedSharding  # the same value on every device
+    shards: int  # parts of a batch
+    compiler_options: dict[str, Any]
+
+
+def place(mesh: Mesh, device: Any, axes: Mapping[str, Axes], batches: Mapping[str, int]) -> Placement:
+    """Return the placement of batches, by the names of their keys, and of a model with the declared `axes`.
+
+    Raises the errors of `check_batches` and `check_split`. `device` is the one to compile for.
+    """
+    check_batches(mesh, batches)
+    check_split(axes, mesh.shape.get("tensor", 1))
+    options = compiler_options(mesh, device)
+    return Placement(batch_sharding(mesh), replicated_sharding(mesh), count_batch_shards(mesh), options)
+
+
 def make_fitting_mesh(**sizes: Any) -> Mesh:
     """Return a mesh of the requested sizes, or one with all devices along `data` if those sizes do not fit."""
     try:
@@ -77,9 +97,10 @@ def count_batch_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
-def check_batch(mesh: Mesh, name: str, size: int) -> None:
-    """Raise ConfigError unless a batch or micro-batch of `size` examples is divisible by the number of shards."""
-    check_shares(name, size, count_batch_shards(mesh))
+def check_batches(mesh: Mesh, sizes: Mapping[str, int]) -> None:
+    """Raise ConfigError unless the sizes of batches, by the names of their keys, are divisible by the shards."""
+    for name, size in sizes.items():
+        check_shares(name, size, count_batch_shards(mesh))
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:

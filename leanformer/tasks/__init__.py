@@ -1,27 +1,29 @@
-"""Training tasks: `of(config)` returns the task that `config.task` names."""
+"""Training tasks: `build(config)` returns the task that `config.task` names; the others are not imported."""
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from leanformer.data import Source, fingerprints, open_images, quote
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import multihost, phases
-from leanformer.tasks import images, language, masked, points, sentences, sequences
+from leanformer.tasks import artifacts
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
 __all__ = ["KINDS", "Batch", "DataModule", "Objective", "Spec", "Task", "build", "check_names", "class_names"]
-__all__ += ["fill_num_classes", "fingerprint", "open_data", "warn_repeats"]
+__all__ += ["fill_num_classes", "fingerprint", "open_data", "open_run"]
 
-KINDS: dict[str, Callable[[Any], Task]] = {  # task type, as in config.task, to a function from a config to its task
-    "images": images.from_config,
-    "sequences": sequences.from_config,
-    "points": points.from_config,
-    "language": language.from_config,
-    "sentences": sentences.from_config,
-    "masked": masked.from_config,
-}
+
+def _from_config(name: str) -> Callable[[Any], Task]:
+    """Return the function `from_config` of a module of this package, which is imported at the first call."""
+    return lambda c: importlib.import_module(f"leanformer.tasks.{name}").from_config(c)
+
+
+# task type, as in config.task, to a function from a config to its task
+KINDS = {name: _from_config(name) for name in ("images", "sequences", "points", "language", "sentences", "masked")}
 
 
 def build(c: Any) -> Task:
@@ -76,6 +78,22 @@ def warn_repeats(c: Any, train: Source, held_out: Mapping[str, Source]) -> None:
 def _by_split(c: Any, held_out: Mapping[str, Source]) -> dict[str, Source]:
     """Return the evaluation splits that `open_data` returned, by their names in the config."""
     return {c.eval.more[name].split if name else c.data.eval_split: source for name, source in held_out.items()}
+
+
+def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
+    """Return the task of a config, and the splits of `open_data`, for a run in `workdir`; warn of repeated files.
+
+    Raises ConfigError or DataError if the data do not fit the config or the run, or `workdir` is an export.
+    """
+    artifacts.check_not_exported(workdir)
+    fill_num_classes(c)
+    task = build(c)
+    train, held_out = open_data(task.data, c, artifacts.load_classes(workdir))
+    artifacts.check_tokenizer(workdir, train)
+    if not (workdir / "config.json").is_file():
+        check_names(c, train)
+    warn_repeats(c, train, held_out)
+    return task, train, held_out
 
 
 def class_names(source: Source) -> Sequence[str] | None:

@@ -14,12 +14,11 @@ from leanformer.config import KINDS, base
 from leanformer.config.common import RENAMED
 from leanformer.data import Source, fingerprints
 from leanformer.data.generated import sha256
-from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError, DataError, WorkdirError
 from leanformer.runtime import files, multihost
 
 
-CLASSES = "classes.json"
+CLASSES, TOKENIZER = "classes.json", "tokenizer.json"
 RECORD = "data.json"  # checksums of the class names and the tokenizer, and fingerprints of the splits
 EXPORTED = "exported"  # key of config.json in a folder of `export`
 SECTIONS = ("model", "data", "optim")  # sections of every config
@@ -100,7 +99,7 @@ def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
     """
     content = files.read_json(workdir / "config.json")
     files.write_json(folder / "config.json", content | {EXPORTED: {"step": step, "averaged": averaged}})
-    for name in (CLASSES, tokenizers.FILE):
+    for name in (CLASSES, TOKENIZER):
         if (workdir / name).is_file():
             files.write_text(folder / name, (workdir / name).read_text())
     _write_record(folder, _read_record(workdir).get("splits", {}))
@@ -133,13 +132,13 @@ def save(workdir: Path, source: Source, splits: Mapping[str, Any] = MappingProxy
     if (classes := getattr(source, "classes", None)) is not None:
         files.write_json(workdir / CLASSES, list(classes))
     if (tokenizer := getattr(source, "tokenizer", None)) is not None:
-        files.write_text(workdir / tokenizers.FILE, tokenizer.json())
+        files.write_text(workdir / TOKENIZER, tokenizer.json())
     _write_record(workdir, splits)
 
 
 def _write_record(folder: Path, splits: Mapping[str, Any]) -> None:
     """Write the checksums of the class names and the tokenizer in a folder, and the fingerprints of its splits."""
-    sums = {name: sha256(folder / name) for name in (CLASSES, tokenizers.FILE) if (folder / name).is_file()}
+    sums = {name: sha256(folder / name) for name in (CLASSES, TOKENIZER) if (folder / name).is_file()}
     files.write_json(folder / RECORD, {"sha256": sums, "splits": dict(splits)})
 
 
@@ -184,14 +183,16 @@ def load_tokenizer(workdir: Path) -> Any:
         ConfigError: there is none.
         DataError: it is broken.
     """
-    path = workdir / tokenizers.FILE
+    path = workdir / TOKENIZER
     if not path.is_file():
         raise ConfigError(
-            f"{workdir} has no {tokenizers.FILE}: not a language-model run, or it never trained a step. "
+            f"{workdir} has no {TOKENIZER}: not a language-model run, or it never trained a step. "
             "Restore the tokenizer that it was trained with."
         )
     _check_unchanged(path)
-    return tokenizers.read(path)
+    from leanformer.data.text import tokenizer  # needed only for texts
+
+    return tokenizer.read(path)
 
 
 def use_saved_tokenizer(workdir: Path, c: Any) -> None:
@@ -199,17 +200,17 @@ def use_saved_tokenizer(workdir: Path, c: Any) -> None:
 
     Raises WorkdirError if that has changed since it was written.
     """
-    if "tokenizer" in c.data and c.data.tokenizer is None and (workdir / tokenizers.FILE).is_file():
-        _check_unchanged(workdir / tokenizers.FILE)
-        c.data.tokenizer = str(workdir / tokenizers.FILE)
+    if "tokenizer" in c.data and c.data.tokenizer is None and (workdir / TOKENIZER).is_file():
+        _check_unchanged(workdir / TOKENIZER)
+        c.data.tokenizer = str(workdir / TOKENIZER)
 
 
 def check_tokenizer(workdir: Path, source: Source) -> None:
     """Raise DataError if a run was trained with another tokenizer than that of a split."""
-    path, other = workdir / tokenizers.FILE, getattr(source, "tokenizer", None)
+    path, other = workdir / TOKENIZER, getattr(source, "tokenizer", None)
     if path.is_file():
         _check_unchanged(path)
-    if other is not None and path.is_file() and (saved := tokenizers.read(path)).json() != other.json():
+    if other is not None and path.is_file() and (saved := load_tokenizer(workdir)).json() != other.json():
         raise DataError(
             f"{path} is the tokenizer of this run, with {saved.vocabulary:,} tokens; data.tokenizer names another one, "
             f"with {other.vocabulary:,}. Set --config.data.tokenizer={path}, or train in a new folder."

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.config.sequences import WHOLE
-from leanformer.data.sequences import KINDS
+from leanformer.data.sequences import KINDS, encode, open_sequences
 from leanformer.data.source import build, find
 from leanformer.errors import DataError
 from leanformer.tasks import losses, mixup
@@ -29,7 +29,7 @@ class SequenceData(DataModule):
     vocabulary: int
     towers: int  # 2 for pairs of sequences
     full: bool  # every example has `length` tokens, so there is no padding
-    recipe: Mapping[str, Any]  # settings of data that are generated locally; see `data.open_sequences`
+    recipe: Mapping[str, Any]  # settings of data that are generated locally; see `data.sequences.open_sequences`
     name: str = ""  # this and dir: keys of config.data
     dir: str | None = None
 
@@ -41,7 +41,7 @@ class SequenceData(DataModule):
         required |= {
             key: getattr(self, key) for key in ("vocabulary", "num_classes", "towers", "max_length", "recipe", "dir")
         }
-        return data.open_sequences(self.name, split, **required)
+        return open_sequences(self.name, split, **required)
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
         return data.Batches(source, labelled(source, self._padded), train=True, **options)
@@ -70,7 +70,7 @@ class SequenceData(DataModule):
         return LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        return {"tokens": data.encode(self.name, raw, self.length)}
+        return {"tokens": encode(self.name, raw, self.length)}
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return self._padded(0, example, None)

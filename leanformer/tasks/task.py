@@ -57,6 +57,10 @@ class DataModule(abc.ABC):
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
         """Return shapes and dtypes of the other arrays of one example: for the loss if `train`, else for evaluation."""
 
+    def specs(self, *, train: bool) -> dict[str, Spec]:
+        """Return shapes and dtypes of all arrays of one example: for training, or for evaluation with the mask."""
+        return self.input_specs() | self.target_specs(train=train) | ({} if train else {"mask": ((), bool)})
+
     @abc.abstractmethod
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return the arrays of `input_specs` for one example, as in evaluation.

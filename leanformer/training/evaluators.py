@@ -1,8 +1,8 @@
 """Evaluators of a run: functions of the training state, called at intervals by the training loop.
 
-A config file can add an evaluator to EXTRA, as a function of the setup:
+A config file can add an evaluator to EXTRA, as a function of the run:
 
-    evaluators.EXTRA["norm"] = lambda setup: Evaluator(100, lambda state: {"l2": optax.global_norm(state.params)})
+    evaluators.EXTRA["norm"] = lambda run: Evaluator(100, lambda state: {"l2": optax.global_norm(state.params)})
 
 Its values become records of kind "norm".
 """
@@ -10,7 +10,7 @@ Its values become records of kind "norm".
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -20,13 +20,13 @@ from leanformer.errors import ConfigError
 from leanformer.runtime import multihost
 from leanformer.training import step as steps
 from leanformer.training import streams
+from leanformer.training.run import MAIN, Run
 from leanformer.training.state import TrainState
-from leanformer.training.train_setup import TrainSetup
 
 
-MAIN, PROBE = "eval", "probe"  # the evaluation that selects checkpoints, and the conditioning probe
+PROBE = "probe"  # kind of the measurements of conditioning
 RESERVED = (MAIN, PROBE, "train", "abort")
-EXTRA: dict[str, Callable[[TrainSetup], "Evaluator"]] = {}
+EXTRA: dict[str, Callable[[Run], "Evaluator"]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,6 @@ class Evaluator:
     every: int  # interval in steps; 0 to measure only at the end of the run
     measure: Callable[[TrainState], Any]  # function from the state to the values of a record
     at_start: bool = False  # True to measure the state before the first step too
-
-    def __call__(self, state: TrainState) -> Any:
-        return self.measure(state)
 
     def due(self, step: int, last: int) -> bool:
         """Return whether to measure at `step`: every `every` steps and at `last`; at step 0 only with `at_start`."""
@@ -50,20 +47,16 @@ def due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
-def make(
-    setup: TrainSetup, held_out: Mapping[str, Any], between: Callable[[Iterable[Any]], Iterator[Any]] = iter
-) -> dict[str, Evaluator]:
+def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> dict[str, Evaluator]:
     """Return the evaluators of a run by the kind of their records.
 
     They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order. Raises
-    ConfigError if the probe needs more examples than there are, or their number is not divisible by the devices.
+    ConfigError if the probe needs more examples than there are.
 
-    Args:
-        held_out: evaluation splits by name; "" is `data.eval_split`.
-        between: wrapper of the batches of an evaluation; it may raise `interrupt.Stopped` between two of them.
+    `between` wraps the batches of an evaluation; it may raise `interrupt.Stopped` between two of them.
     """
-    c, model, task = setup.config, setup.model, setup.task
-    splits = {name: data.take_subset(source, c.eval.examples) for name, source in held_out.items()}
+    c, model, task, every = run.config, run.model, run.task, run.intervals
+    splits = {name: data.take_subset(source, c.eval.examples) for name, source in run.held_out.items()}
     eval_step = jax.jit(model.eval_step(task.objective))
 
     def evaluate(source: data.Source, state: TrainState) -> dict[str, Any]:
@@ -71,21 +64,20 @@ def make(
         with contextlib.closing(streams.evaluation(c, model, task.data, source)) as batches:
             return steps.evaluate(eval_step, task.objective.metrics, weights, between(batches))
 
-    every = {"": setup.interval("eval")} | {name: more.every for name, more in c.eval.more.items()}
     evaluators = {
-        f"{MAIN} {name}".strip(): Evaluator(every[name], lambda state, split=split: evaluate(split, state))
+        f"{MAIN} {name}".strip(): Evaluator(every.eval[name], lambda state, split=split: evaluate(split, state))
         for name, split in splits.items()
     }
     if clash := [name for name in EXTRA if name.partition(" ")[0] in RESERVED]:
         raise ConfigError(f"evaluators.EXTRA has {clash[0]!r}, a kind of record of every run. Choose another name.")
-    evaluators |= {name: make_extra(setup) for name, make_extra in EXTRA.items()}
-    if probe_every := setup.interval("probe"):
-        streams.check_probe(model, held_out[""], c.probe.examples)
-        batch = functools.cache(lambda: streams.probe(model, task.data, held_out[""], c.probe.examples))
+    evaluators |= {name: make_extra(run) for name, make_extra in EXTRA.items()}
+    if every.probe:
+        streams.check_probe(run.held_out[""], c.probe.examples)
+        batch = functools.cache(lambda: streams.probe(model, task.data, run.held_out[""], c.probe.examples))
         probe_step = jax.jit(model.probe_step(task.objective, c.probe.measures))
 
         def probe(state: TrainState) -> dict[str, Any]:
             return steps.probe_record(multihost.fetch(probe_step(state.weights, batch())))
 
-        evaluators[PROBE] = Evaluator(probe_every, probe, at_start=True)
+        evaluators[PROBE] = Evaluator(every.probe, probe, at_start=True)
     return evaluators

@@ -22,7 +22,6 @@ from PIL import Image
 from tensorboardX import RecordWriter, summary
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member] - made by protobuf
 
-from leanformer.conditioning import tables
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import files, multihost
@@ -211,7 +210,7 @@ def start(c: Any, workdir: Path, step: int) -> Several:
 
 def _draw_probe(values: Mapping[str, Any], step: int) -> np.ndarray | None:
     """Draw a probe's record as an image, height width 3; return None if no measure has a plot."""
-    from leanformer.conditioning import charts  # imports matplotlib, which is slow and needed only here
+    from leanformer.conditioning import charts, tables  # imports matplotlib, which is slow and needed only here
 
     with DRAWING:
         figure = charts.plot_by_layer(tables.from_record(values), f"step {step}")

@@ -7,11 +7,10 @@ from leanformer.runtime.interrupt import Stopped, StopRequest
 from leanformer.training.evaluators import PROBE, Evaluator, due
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
-from leanformer.training.vmap import EnsembleRun
 
 
 def train(
-    run: Run | EnsembleRun,
+    run: Run,
     state: TrainState,
     step_fn: Callable[[TrainState, Any], tuple[TrainState, Any]],
     batches: Iterator[Any],
@@ -19,18 +18,16 @@ def train(
     stop: StopRequest,
     *,
     again: str,
-    peak_examples: float | None = None,
 ) -> tuple[TrainState, int]:
     """Train to the end, or to a stop request. This function defines the order of all events in a run.
 
     Args:
-        run: open run, or several runs as one (`vmap.EnsembleRun`).
+        run: open and restored run, or several as one (`vmap.EnsembleRun`).
         state: restored state, which is donated.
         step_fn: function (state, host batch) -> (state, metrics).
         batches: host batches from the next step on.
         evaluators: evaluators by the kind of their records, called in this order.
         again: command that resumes the run, for messages.
-        peak_examples: examples/s at the peak throughput of the devices; None if it is not known.
 
     Returns:
         The last state, and the exit status: 0, or that of the stop request.
@@ -40,9 +37,8 @@ def train(
         CheckpointError: a checkpoint could not be saved.
         DataError: too many examples are unreadable.
     """
-    c, timer, start = run.setup.config, run.timer, run.start
-    step, logged, save_every = start, start, run.setup.interval("checkpoint")
-    last = start if run.out_of_patience(start) else run.setup.total
+    c, timer, start, every, peak_examples = run.config, run.timer, run.start, run.intervals, run.peak_examples
+    step, logged, last = start, start, start if run.out_of_patience(start) else every.total
 
     def log_train() -> None:
         nonlocal logged
@@ -61,7 +57,7 @@ def train(
             if evaluator.due(step, last) and not run.recorded(step, kind):
                 run.settle()  # so that the time of pending steps does not count as evaluation
                 with timer("probe" if kind == PROBE else "evaluation"):
-                    values = evaluator(state)
+                    values = run.measure(evaluator, state)
                 run.log(step, kind, values)
                 if step < last and run.out_of_patience(step):
                     print(early_stopping_message(c, step, last), flush=True)
@@ -85,7 +81,7 @@ def train(
         run.corrupt(batch["corrupt"])
         state, metrics = step_fn(state, batch)
         run.on_step(step, metrics)
-        if due(step, c.log_every, last):
+        if due(step, every.log, last):
             log_train()
         stopping = stop.now()
         if not stopping:
@@ -94,7 +90,7 @@ def train(
             except Stopped:
                 stopping = True
         saved = False
-        if (stopping or due(step, save_every, last) or run.is_best(step)) and run.may_save(step):
+        if (stopping or due(step, every.checkpoint, last) or run.is_best(step)) and run.may_save(step):
             with timer("checkpoint"):
                 run.save(step, state)
             saved = True

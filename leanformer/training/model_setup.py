@@ -11,15 +11,15 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import models, pretrained, programs
+from leanformer import models, programs
 from leanformer.config.rules import patch_grid
+from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
-from leanformer.pretrained import layouts, published
-from leanformer.pretrained.published import preprocessing
 from leanformer.runtime import mesh as meshes
+from leanformer.runtime.mesh import Placement
 from leanformer.runtime.sharing import Axes
-from leanformer.tasks import Batch, Objective, Spec, origins
+from leanformer.tasks import Batch, Objective, Spec, Task
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -32,6 +32,7 @@ class ModelSetup:
 
     config: ConfigDict  # config, of which `model`, `init_from`, `dtype` and `seed` are used
     mesh: Mesh  # devices of the weights
+    placement: Placement  # shardings on the mesh
     device: Any
     backend: str
     backend_reason: str  # reason for the selection of this backend
@@ -72,6 +73,10 @@ class ModelSetup:
 
     def _compare_settings(self, path: str, layout: str) -> None:
         """Compare the config with what the files beside weights say of them. Raises WeightsError if it differs."""
+        from leanformer.pretrained import published  # here and below, since few runs read weights
+        from leanformer.pretrained.published import preprocessing
+        from leanformer.tasks import origins
+
         c, family = self.config, models.find_class(self.config.model.name)
         model = c.model.to_dict()
         if layout == "own":
@@ -88,8 +93,11 @@ class ModelSetup:
         if "tokenizer" in data and layout == "huggingface":
             origins.warn_other_tokenizer(Path(path).expanduser(), data.tokenizer)
 
-    def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:
+    def map_weights(self, tensors: Mapping[str, Any], layout: str) -> Any:
         """Return weights from tensors in the layout of this name. Raises the errors of `read_weights`."""
+        from leanformer import pretrained
+        from leanformer.pretrained import layouts
+
         c = self.config
         heads = models.find_class(c.model.name).classifiers
         allowed = pretrained.Allowed(c.init_from.new_head, c.init_from.resize_positions, patch_grid(c.model), heads)
@@ -97,15 +105,17 @@ class ModelSetup:
         weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
-    def layout(self, name: str) -> list[layouts.Entry]:
+    def layout(self, name: str) -> list[Any]:
         """Return the layout of a name in `layouts.LAYOUTS`. Raises ConfigError if the model has none."""
+        from leanformer.pretrained import layouts, native_layout
+
         if name == "own":
-            return pretrained.native_layout(self.weights)
+            return native_layout(self.weights)
         return layouts.layout(name, self.config.model.to_dict())
 
     def abstract_batch(self, size: int, specs: Mapping[str, Spec]) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shapes, dtypes and shardings of a global batch of `size` examples."""
-        place = meshes.batch_sharding(self.mesh)
+        place = self.placement.batch
         return {
             name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in specs.items()
         }
@@ -122,26 +132,46 @@ class ModelSetup:
         """Return the probe step (weights, batch) -> summaries; see `step.make_probe_step`."""
         return self.with_mesh(steps.make_probe_step(self.graphdef, objective, measures))
 
+    def count_flops(self, task: Task, hold: Callable[[Any], Any]) -> tuple[int, int]:
+        """Return the forward and training FLOPs per example, without those of rematerialisation.
+
+        `hold` stops the gradients of frozen parameters.
+        """
+        plain = self.config.copy_and_resolve_references()
+        plain.unlock()
+        plain.model.update(backend="naive", remat="none")
+        model, objective = build(plain), task.objective
+        weights = states.without_shardings(model.weights)
+        train, held_out = (
+            states.without_shardings(model.abstract_batch(1, specs))
+            for specs in (task.data.specs(train=True), task.data.specs(train=False))
+        )
+        forward = steps.make_eval_step(model.graphdef, objective)
+        training = steps.make_gradient(model.graphdef, objective, hold=hold)
+        return count.flops(forward, weights, held_out), count.flops(training, weights, train, jax.random.key(0))
+
     def lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
         """Return a jitted function lowered for `device`."""
         return programs.lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
 
 
-def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> ModelSetup:
+def build(
+    c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None, batches: Mapping[str, int] | None = None
+) -> ModelSetup:
     """Build the model setup of a validated config, on the first device if `mesh` is None.
 
     `device` is the one to compile for, if not that of the mesh: a `programs.Gpu`, for example. Raises ConfigError if
-    the attention backend does not run on it, or the mesh does not fit the model.
+    the attention backend does not run on it, or the mesh does not fit the model or a size in `batches` (`mesh.place`).
     """
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]
     backend, reason = _select_backend(c, device)
     graphdef, init, weights = abstract_model(c, backend)
     axes = states.declared_axes(graphdef, weights)
-    meshes.check_split(axes, mesh.shape.get("tensor", 1))
     return ModelSetup(
         config=c,
         mesh=mesh,
+        placement=meshes.place(mesh, device, axes, batches or {}),
         device=device,
         backend=backend,
         backend_reason=reason,
@@ -172,7 +202,7 @@ def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:
 
 def read_weights(
     path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
-) -> pretrained.Tensors:
+) -> Mapping[str, Any]:
     """Return the weights in a file or in the folder of a run, by the names in the file.
 
     Args:
@@ -187,6 +217,8 @@ def read_weights(
         WeightsError, CheckpointError: the weights cannot be read.
     """
     if not is_run(path):
+        from leanformer import pretrained
+
         return pretrained.read(path, finite=finite)
     if layout != "own":
         raise ConfigError(f'{path} is the folder of a run, whose layout is "own", not "{layout}". Use "own".')

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from leanformer import pretrained
 from leanformer.errors import CheckpointError, WeightsError, first_line
-from leanformer.pretrained.checks import check_finite
 from leanformer.runtime import integrity, multihost
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.trees import flatten_names, leaf_names
 
 
 RESTART = "To start from scratch, choose another --workdir."
@@ -26,9 +24,9 @@ class RestoredWeights(NamedTuple):
     ema: Any | None
 
     @property
-    def tensors(self) -> pretrained.Tensors:
+    def tensors(self) -> dict[str, Any]:
         """EMA weights if the run keeps them, else the raw weights, by name."""
-        return {name: x for tree in self.ema or self.weights for name, x in pretrained.flatten_names(tree).items()}
+        return {name: x for tree in self.ema or self.weights for name, x in flatten_names(tree).items()}
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -153,8 +151,10 @@ def set_aside_damaged(folder: Path, error: Exception, *, move: bool) -> None:
 
 def check_weights(folder: Path, weights: tuple[Any, Any], ema: tuple[Any, Any] | None) -> None:
     """Raise WeightsError if the weights or the EMA weights of a checkpoint are not finite."""
-    tensors = {name: x for tree in weights for name, x in pretrained.flatten_names(tree).items()}
-    tensors |= {f"ema.{name}": x for tree in ema or () for name, x in pretrained.flatten_names(tree).items()}
+    from leanformer.pretrained.checks import check_finite  # not needed by a new run
+
+    tensors = {name: x for tree in weights for name, x in flatten_names(tree).items()}
+    tensors |= {f"ema.{name}": x for tree in ema or () for name, x in flatten_names(tree).items()}
     check_finite(tensors, str(folder))
 
 

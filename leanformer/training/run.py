@@ -1,50 +1,76 @@
-"""Workdir of a training run: lock, config.json, metrics.jsonl, checkpoints."""
+"""Training run: what its config decides, its data, and its workdir."""
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+import optax
+from ml_collections import ConfigDict
 
 from leanformer import data, tasks
+from leanformer.config import Intervals
+from leanformer.costs import hardware
 from leanformer.errors import WorkdirError
 from leanformer.runtime import multihost, phases
 from leanformer.runtime.trees import leaf_names
-from leanformer.tasks import artifacts
-from leanformer.training import loggers, metrics_log, run_files
+from leanformer.tasks import Task, artifacts
+from leanformer.training import loggers, metrics_log, run_files, streams
+from leanformer.training import state as states
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.divergence import DivergenceMonitor
-from leanformer.training.evaluators import MAIN
+from leanformer.training.lr_scales import LrScales
+from leanformer.training.model_setup import ModelSetup
+from leanformer.training.schedules import Schedule
 from leanformer.training.state import TrainState
 from leanformer.training.timer import Timer
-from leanformer.training.train_setup import TrainSetup
 
 
+MAIN = "eval"  # kind of the evaluation that selects checkpoints
 TRAIN_METRICS = ("loss", "lr", "grad_norm", "skipped")
 
+Step = Callable[..., tuple[TrainState, Mapping[str, Any]]]  # training step (state, batch, key) -> (state, metrics)
 
+
+@dataclasses.dataclass(eq=False)
 class Run:
-    """Training run and its workdir, which is locked within a `with` block.
+    """Training run, which owns what its config decides and, within a `with` block, its locked workdir.
 
-    Apart from the lock and the folder of checkpoints, nothing is written before the first record or step.
-
-    The attribute `start` is the step of the checkpoint from which the run resumes, or 0; `restore` sets it. If several
-    runs train at once, `name` is a prefix of messages.
+    Nothing is allocated before `restore`, and apart from the lock and the folder of checkpoints nothing is written
+    before the first record or step. A run without data and workdir can only be lowered, compiled and counted.
     """
 
-    def __init__(self, workdir: Path, setup: TrainSetup, source: data.Source, timer: Timer, *, name: str = ""):
-        self.workdir, self.setup, self.source, self.timer, self.name = workdir, setup, source, timer, name
-        self.start = 0
-        self._stack = contextlib.ExitStack()
-        self._logged = 0  # step of the last train record
-        self._metrics: Mapping[str, Any] = {}  # metrics of the last step
+    config: ConfigDict
+    model: ModelSetup  # setup of the model on the mesh
+    task: Task  # data and objective
+    examples: int | None  # training examples per epoch; None if the data are unlimited
+    intervals: Intervals  # length of the run and intervals of its events
+    schedule: Schedule  # learning rate and beta1 by step
+    optimizer: optax.GradientTransformationExtraArgs  # optimizer without learning rate
+    lr_scales: LrScales  # learning-rate scale of each parameter; 0 freezes it
+    state: TrainState  # shapes, dtypes and shardings of the training state
+    batch: Mapping[str, jax.ShapeDtypeStruct]  # shapes, dtypes and shardings of a global training batch
+    make_state: Callable[[Any], TrainState]  # function from weights to the initial state, for `jit`
+    make_step: Callable[[Callable[..., tuple[Any, Any]]], Step]  # function from a schedule to the training step
+    train_step: Step  # that of `schedule`
+    source: Any = None  # training split, a `data.Source`
+    held_out: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # evaluation splits; "" is the first
+    splits: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # fingerprints by name of split
+    workdir: Path = Path()
+    timer: Timer = dataclasses.field(default_factory=Timer)
+    name: str = ""  # prefix of messages, if several runs train at once
+    start: int = 0  # step of the checkpoint from which the run resumes, or 0; set by `restore`
+
+    vmapped = 1  # number of runs that the step trains; see `vmap.EnsembleRun`
+    _logged = 0  # step of the last train record
+    _metrics: Any = None  # metrics of the last step
 
     def __enter__(self) -> "Run":
-        c = self.setup.config
-        score = self.setup.task.objective.score
+        c, score = self.config, self.task.objective.score
         score = dataclasses.replace(score, name=f"{'ema_' if c.optim.ema else ''}{score.name}")
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_files.lock_workdir(self.workdir, touch=self.timer.touch))
@@ -59,15 +85,82 @@ class Run:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
+    def lower_train_step(self) -> jax.stages.Lowered:
+        """Return the lowered training step, with the state donated."""
+        place = self.model.placement
+        outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), place.replicated)
+        options: dict[str, Any] = {"out_shardings": outputs, "compiler_options": place.compiler_options}
+        key = jax.eval_shape(jax.random.key, 0)
+        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=place.replicated)
+        jitted = jax.jit(self.train_step, donate_argnums=0, **options)
+        return self.model.lower(jitted, self.state, self.batch, key)
+
+    def compile_train_step(self) -> jax.stages.Compiled:
+        """Return the compiled training step (state, batch, key) -> (state, metrics); nothing is allocated."""
+        return self.lower_train_step().compile()
+
+    def make_step_fn(self, compiled: jax.stages.Compiled) -> Callable[[TrainState, Any], Any]:
+        """Return the function (state, host batch) -> (state, metrics) of the compiled training step."""
+        key = self.run_key()
+        return lambda state, host: compiled(state, self.put(host), key)
+
+    def run_key(self) -> jax.Array:
+        """Return the random key of the run, into which every step folds its number."""
+        replicated = self.model.placement.replicated
+        return jax.jit(lambda key: jax.random.split(key)[1], out_shardings=replicated)(jax.random.key(self.config.seed))
+
+    @functools.cached_property
+    def flops_per_example(self) -> tuple[int, int]:
+        """Forward and training FLOPs per example of the model, without those of rematerialisation."""
+        return self.model.count_flops(self.task, self.lr_scales.stop_frozen_gradients)
+
+    @property
+    def peak_examples(self) -> float | None:
+        """Training examples/s at the peak bfloat16 throughput of all devices; None for other dtypes or devices."""
+        peak = hardware.peak_flops(self.model.device) if self.config.dtype == "bfloat16" else None
+        return peak and peak * self.model.mesh.size / self.flops_per_example[1]
+
+    def examples_and_tokens_seen(self, step: int) -> dict[str, int]:
+        """Return {"examples_seen": number} after `step` steps, and "tokens_seen" for tasks with `total_tokens`."""
+        examples = step * self.config.batch_size
+        tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
+        return {"examples_seen": examples, **tokens}
+
+    def train_batches(self, source: data.Source) -> data.Batches:
+        """Return this process's part of every training batch, in host memory."""
+        c = self.config
+        return self.task.data.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
+
+    def stream(self, source: data.Source, start: int) -> Generator[dict[str, np.ndarray], None, None]:
+        """Yield the host batches from step `start` to the end, prepared in other threads or processes."""
+        d, batches = self.config.data, self.train_batches(source)
+        return data.stream(batches, start=start, stop=self.intervals.total, workers=d.workers, prefetch=d.prefetch)
+
+    def batches(self) -> Generator[dict[str, Any], None, None]:
+        """Yield the host batches of the steps that are left."""
+        return self.stream(self.source, self.start)
+
+    def put(self, host: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Return the global training batch from this process's part of it."""
+        return streams.put(self.model, host, self.batch)
+
+    @functools.cached_property
+    def corrupt(self) -> Any:
+        """Log of unreadable training examples, which raises DataError if they exceed `config.data.max_corrupt`."""
+        return data.CorruptLog(self.train_batches(self.source), self.config.data.max_corrupt)
+
+    def initial_state(self) -> TrainState:
+        """Return the initial state. Raises the errors of `ModelSetup.initial_weights`."""
+        return states.materialise(self.make_state, self.model.initial_weights(), self.state)
+
     def restore(self) -> TrainState:
         """Return the newest state in the workdir, or the initial state.
 
         Raises:
             CheckpointError, WeightsError: an error of `Checkpoints.restore` or `ModelSetup.initial_weights`.
         """
-        setup = self.setup
         with phases.announce("Reading or initialising the weights"):
-            state, seconds = self.checkpoints.restore(setup.state) or (setup.initial_state(), {})
+            state, seconds = self.checkpoints.restore(self.state) or (self.initial_state(), {})
         self.start = self._logged = int(state.step)
         self.timer.resume(seconds)
         scores = multihost.broadcast_from_primary(metrics_log.read_scores(self.workdir, self.checkpoints.score.name))
@@ -76,41 +169,36 @@ class Run:
                 self.checkpoints.report(int(step), value)
         return state
 
+    def members(self, state: TrainState) -> list[tuple["Run", TrainState]]:
+        """Return each run of the program with its state."""
+        return [(self, state)]
+
     @property
     def complete(self) -> bool:
         """True if the workdir contains a finished run."""
-        ended = self.start >= self.setup.total or self.out_of_patience(self.start)
+        ended = self.start >= self.intervals.total or self.out_of_patience(self.start)
         return ended and multihost.broadcast_from_primary((self.workdir / "summary.json").is_file())
 
     @functools.cached_property
     def recorder(self) -> metrics_log.Recorder:
         """Writer of metrics.jsonl, cut to `start`, and of the loggers."""
-        c = self.setup.config
-        logger = loggers.start(c, self.workdir, self.start)
-        recorder = metrics_log.Recorder(self.workdir, start=self.start, total=self.setup.total, logger=logger)
+        logger = loggers.start(self.config, self.workdir, self.start)
+        recorder = metrics_log.Recorder(self.workdir, start=self.start, total=self.intervals.total, logger=logger)
         return self._stack.enter_context(recorder)
 
     @functools.cached_property
     def divergence(self) -> DivergenceMonitor:
         """Check of every step and evaluation."""
-        setup = self.setup
-        names = leaf_names(setup.state.params)
-        about = setup.config.optim, setup.task.objective.ceiling, names, self.checkpoints, self.recorder.write
-        return DivergenceMonitor(*about, self.name)
-
-    @functools.cached_property
-    def corrupt(self) -> data.CorruptLog:
-        """Log of unreadable training examples, which raises DataError if they exceed `config.data.max_corrupt`."""
-        c = self.setup.config
-        return data.CorruptLog(self.setup.train_batches(self.source), c.data.max_corrupt)
+        optim, ceiling, names = self.config.optim, self.task.objective.ceiling, leaf_names(self.state.params)
+        return DivergenceMonitor(optim, ceiling, names, self.checkpoints, self.recorder.write, self.name)
 
     def begin(self) -> None:
         """Write config.json, class names and tokenizer.
 
         Called at the first step, so that a command that trains nothing does not overwrite them.
         """
-        run_files.begin(self.workdir, self.setup.config, self.timer.compiled)
-        artifacts.save(self.workdir, self.source, self.setup.splits)
+        run_files.begin(self.workdir, self.config, self.timer.compiled)
+        artifacts.save(self.workdir, self.source, self.splits)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a step that was dispatched to the device, and check completed steps and the save in the background.
@@ -133,15 +221,19 @@ class Run:
         """Write the record of the steps since the last one."""
         shown = {name: jax.device_get(self._metrics[name]) for name in TRAIN_METRICS}
         wall = {"wall_s": round(self.timer.total(), 1)}
-        self.recorder.write(step, "train", shown | self.setup.examples_and_tokens_seen(step) | dict(timing) | wall)
+        self.recorder.write(step, "train", shown | self.examples_and_tokens_seen(step) | dict(timing) | wall)
         self._logged = step
         self.corrupt.seen |= multihost.gather_union("unreadable", self.corrupt.seen)
+
+    def measure(self, evaluator: Any, state: TrainState) -> Any:
+        """Return the values of an evaluator, for `log`."""
+        return evaluator.measure(state)
 
     def recorded(self, step: int, kind: str) -> bool:
         """Return whether there is a record of this kind at this step, with the same result in all processes."""
         return multihost.broadcast_from_primary(self.recorder.has(step, kind))
 
-    def log(self, step: int, kind: str, values: dict[str, Any]) -> None:
+    def log(self, step: int, kind: str, values: Any) -> None:
         """Write the record of an evaluator. Raises TrainingError if an evaluation shows divergence."""
         self.recorder.write(step, kind, values)
         if kind.startswith(MAIN):
@@ -156,7 +248,7 @@ class Run:
 
     def out_of_patience(self, step: int) -> bool:
         """Return whether the last `eval.patience` evaluations up to `step` were no better than one before them."""
-        patience = self.setup.config.eval.patience
+        patience = self.config.eval.patience
         scores = {at: value for at, value in self.checkpoints.scores.items() if at <= step}
         return patience > 0 and self.checkpoints.score.since_best(scores) >= patience
 

@@ -59,8 +59,7 @@ def beta1_schedule(
 class Schedule:
     """Learning rate and beta1 of every step of a run."""
 
-    total: int  # number of optimizer steps of the run
-    warmup: int  # number of warm-up steps among them
+    warmup: int  # number of warm-up steps
     learning_rate: Callable[[Any], Array]  # function from the step to the learning rate
     b1: Callable[[Any], Any]  # function from the step to beta1
 
@@ -96,4 +95,4 @@ def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedu
     plan = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
     rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total, decay=decay)
     b1 = functools.partial(beta1_schedule, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
-    return Schedule(total, warmup, rate, b1 if o.b1_peak is not None else lambda _: o.b1)
+    return Schedule(warmup, rate, b1 if o.b1_peak is not None else lambda _: o.b1)

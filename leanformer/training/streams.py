@@ -10,20 +10,15 @@ from leanformer import data
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost
-from leanformer.tasks import DataModule, Spec
+from leanformer.tasks import DataModule
 from leanformer.training.model_setup import ModelSetup
-
-
-def eval_specs(module: DataModule) -> dict[str, Spec]:
-    """Return the specs of the arrays of one evaluation example."""
-    return module.input_specs() | module.target_specs(train=False) | {"mask": ((), bool)}
 
 
 def evaluation(
     c: ConfigDict, model: ModelSetup, module: DataModule, source: data.Source
 ) -> Generator[dict[str, jax.Array], None, None]:
     """Yield global batches with every example once. Raises DataError if too many examples are unreadable."""
-    names = eval_specs(module)
+    names = module.specs(train=False)
     batches = module.eval_batches(source, batch_size=c.eval.batch_size, **process())
     corrupt = data.CorruptLog(batches, c.data.max_corrupt)
     for host in data.stream(batches, workers=c.data.workers, prefetch=c.data.prefetch):
@@ -31,24 +26,23 @@ def evaluation(
         yield put(model, host, names)
 
 
-def check_probe(model: ModelSetup, source: data.Source, examples: int) -> None:
-    """Raise ConfigError if a split has too few examples for the probe, or the devices cannot divide them evenly."""
+def check_probe(source: data.Source, examples: int) -> None:
+    """Raise ConfigError if a split has too few examples for the probe."""
     size = data.size(source)
     if size is not None and size < examples:
         raise ConfigError(
             f"probe.examples={examples}: the evaluation split has only {size} examples. Set "
             f"--config.probe.examples={size} or lower."
         )
-    meshes.check_batch(model.mesh, "probe.examples", examples)
 
 
 def probe(model: ModelSetup, module: DataModule, source: data.Source, examples: int) -> dict[str, jax.Array]:
     """Return the fixed batch of the probe: the first `examples` of a split, preprocessed as for evaluation.
 
-    Raises:
-        ConfigError: an error of `check_probe`.
+    Raises ConfigError if the split has too few examples, or the devices cannot divide them evenly.
     """
-    check_probe(model, source, examples)
+    check_probe(source, examples)
+    meshes.check_batches(model.mesh, {"probe.examples": examples})
     return put(model, module.eval_batches(source, batch_size=examples, **process())[0], module.input_specs())
 
 

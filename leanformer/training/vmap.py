@@ -4,8 +4,11 @@ Each run has the same examples and random draws as if it were trained separately
 rounding, which training amplifies.
 """
 
+import contextlib
+import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +18,8 @@ from ml_collections import ConfigDict
 
 from leanformer.config.key_docs import iterate_keys
 from leanformer.errors import ConfigError
-from leanformer.training.evaluators import Evaluator
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
-from leanformer.training.train_setup import TrainSetup
 
 
 VARYING_KEYS = ("seed", "optim.lr", "optim.warmup_lr", "optim.final_lr")  # keys in which the runs may differ
@@ -49,40 +50,89 @@ def check(configs: Sequence[ConfigDict]) -> None:
             raise ConfigError(f"--vmap: the runs cannot be one program, because {reason}. Train them without --vmap.")
 
 
-class EnsembleRun:
-    """Open and restored runs, all at the same step, with the methods of a single `Run` that the training loop calls.
+def _for_each(name: str) -> Callable[..., list[None]]:
+    """Return the method of an ensemble that calls the method `name` of each run."""
+    return lambda self, *args, **kwargs: [getattr(run, name)(*args, **kwargs) for run in self.runs]
 
-    States, batches and metrics have a leading axis of runs; the values of evaluators are lists.
+
+class EnsembleRun(Run):
+    """Several runs as one, which owns the runs. What does not differ between them is that of the first.
+
+    States, batches and metrics have a leading axis of runs; the values of evaluators are lists. There is no
+    early stopping, since `check` rejects eval.patience.
     """
 
+    peak_examples = None
+    begin, settle, log_train, wait = map(_for_each, ("begin", "settle", "log_train", "wait"))
+
     def __init__(self, runs: Sequence[Run]):
-        self.runs = runs
-        self.setup, self.timer, self.start = runs[0].setup, runs[0].timer, runs[0].start
+        super().__init__(**{x.name: getattr(runs[0], x.name) for x in dataclasses.fields(Run)})
+        self.runs, self.vmapped = runs, len(runs)
 
-    def begin(self) -> None:
-        for run in self.runs:
-            run.begin()
+    def __enter__(self) -> "EnsembleRun":
+        with contextlib.ExitStack() as stack:
+            for run in self.runs:
+                stack.enter_context(run)
+            self._stack = stack.pop_all()
+        return self
 
-    def corrupt(self, examples: Sequence[Any]) -> None:
-        for run, of_run in zip(self.runs, examples, strict=True):
-            run.corrupt(of_run)
+    def restore(self) -> TrainState:
+        """Return the states of all runs. Raises ConfigError if their steps differ, or if they are finished."""
+        states = stack_trees([run.restore() for run in self.runs])
+        starts = {run.workdir.name: run.start for run in self.runs}
+        self.start = self.runs[0].start
+        if len(set(starts.values())) > 1 or self.start >= self.intervals.total:
+            shown = ", ".join(f"{name} {step}" for name, step in starts.items())
+            raise ConfigError(
+                f"--vmap: the runs must resume from the same step, and none may be finished. Found: {shown}. Leave "
+                "out --vmap."
+            )
+        return states
 
-    def on_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+    def members(self, state: TrainState) -> list[tuple[Run, TrainState]]:
+        return [(run, index_tree(state, i)) for i, run in enumerate(self.runs)]
+
+    def compile_train_step(self) -> jax.stages.Compiled:
+        states = jax.eval_shape(stack_trees, [run.state for run in self.runs])
+        batches = {name: jax.ShapeDtypeStruct((self.vmapped, *x.shape), x.dtype) for name, x in self.batch.items()}
+        return jax.jit(make_step(self.runs), donate_argnums=0).lower(states, batches, self.run_key()).compile()
+
+    def make_step_fn(self, compiled: jax.stages.Compiled) -> Callable[[TrainState, Any], Any]:
+        names, keys = self.batch, self.run_key()
+        return lambda states, hosts: compiled(states, {name: hosts[name] for name in names}, keys)
+
+    def run_key(self) -> jax.Array:
+        return stack_trees([run.run_key() for run in self.runs])
+
+    def batches(self) -> Generator[dict[str, Any], None, None]:
+        """Yield the batches with a leading axis of runs, and the list of `corrupt`."""
+        names = list(self.batch)
+        with contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(contextlib.closing(run.batches())) for run in self.runs]
+            for hosts in zip(*streams, strict=True):
+                arrays = {name: np.stack([host[name] for host in hosts]) for name in names}
+                yield arrays | {"corrupt": [host["corrupt"] for host in hosts]}
+
+    @functools.cached_property
+    def corrupt(self) -> Any:
+        def log(examples: Sequence[Any]) -> None:
+            for run, of_run in zip(self.runs, examples, strict=True):
+                run.corrupt(of_run)
+
+        return log
+
+    def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         for i, run in enumerate(self.runs):
             run.on_step(step, RunMetrics(metrics, i))
 
-    def settle(self, *, ends_at: int | None = None) -> None:
-        for run in self.runs:
-            run.settle(ends_at=ends_at)
-
-    def log_train(self, step: int, timing: Mapping[str, float]) -> None:
-        for run in self.runs:
-            run.log_train(step, timing)
+    def measure(self, evaluator: Any, state: TrainState) -> list[Any]:
+        """Return the values of an evaluator, which must not depend on the seed, for each run."""
+        return [evaluator.measure(index_tree(state, i)) for i in range(self.vmapped)]
 
     def recorded(self, step: int, kind: str) -> bool:
         return all(run.recorded(step, kind) for run in self.runs)
 
-    def log(self, step: int, kind: str, values: Sequence[dict[str, Any]]) -> None:
+    def log(self, step: int, kind: str, values: Any) -> None:
         for run, of_run in zip(self.runs, values, strict=True):
             if not run.recorded(step, kind):
                 run.log(step, kind, of_run)
@@ -91,19 +141,15 @@ class EnsembleRun:
         return any(run.is_best(step) for run in self.runs)
 
     def out_of_patience(self, step: int) -> bool:
-        return False  # `check` rejects eval.patience
+        return False
 
     def may_save(self, step: int) -> bool:
         """Return whether all states may be saved; all or none are, so that the runs can resume as one program."""
         return all(run.may_save(step) for run in self.runs)
 
-    def save(self, step: int, states: TrainState) -> None:
+    def save(self, step: int, state: TrainState) -> None:
         for i, run in enumerate(self.runs):
-            run.save(step, index_tree(states, i))
-
-    def wait(self) -> None:
-        for run in self.runs:
-            run.wait()
+            run.save(step, index_tree(state, i))
 
 
 class RunMetrics(Mapping[str, np.generic]):
@@ -122,49 +168,18 @@ class RunMetrics(Mapping[str, np.generic]):
         return len(self._metrics)
 
 
-def compile_step(setups: Sequence[TrainSetup], states: TrainState) -> tuple[jax.stages.Compiled, jax.Array]:
-    """Return the compiled step (states, batches, keys) -> (states, metrics) of all runs, and their keys."""
-    names = setups[0].abstract_batch()
-    batches = {name: jax.ShapeDtypeStruct((len(setups), *x.shape), x.dtype) for name, x in names.items()}
-    keys = stack_trees([setup.run_key() for setup in setups])
-    return jax.jit(make_step(setups), donate_argnums=0).lower(states, batches, keys).compile(), keys
-
-
-def make_step(setups: Sequence[TrainSetup]) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+def make_step(runs: Sequence[Run]) -> Callable[..., tuple[TrainState, Mapping[str, Any]]]:
     """Return the training step of all runs, with a leading axis of runs for states, batches, keys and metrics."""
 
-    def one(state: TrainState, batch: Any, key: Any, rate: Any, b1: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        return setups[0].make_step(lambda _: (rate, b1))(state, batch, key)
+    def one(state: TrainState, batch: Any, key: Any, rate: Any, b1: Any) -> tuple[TrainState, Mapping[str, Any]]:
+        return runs[0].make_step(lambda _: (rate, b1))(state, batch, key)
 
-    def step(states: TrainState, batches: Any, keys: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        rates, moments = zip(*(setup.schedule(states.step[0]) for setup in setups), strict=True)
+    def step(states: TrainState, batches: Any, keys: Any) -> tuple[TrainState, Mapping[str, Any]]:
+        rates, moments = zip(*(run.schedule(states.step[0]) for run in runs), strict=True)
         over = (0, 0, 0, 0, None)
         return jax.vmap(one, in_axes=over)(states, batches, keys, jnp.stack(rates), moments[0])
 
     return step
-
-
-def stack_batches(
-    streams: Sequence[Iterator[Mapping[str, np.ndarray]]], names: Iterable[str]
-) -> Iterator[dict[str, Any]]:
-    """Yield the arrays `names` of the batches of all runs with a leading axis of runs, and the list of `corrupt`."""
-    names = list(names)
-    for hosts in zip(*streams, strict=True):
-        yield {name: np.stack([host[name] for host in hosts]) for name in names} | {
-            "corrupt": [host["corrupt"] for host in hosts]
-        }
-
-
-def ensemble_evaluators(evaluators: Mapping[str, Evaluator], runs: int) -> dict[str, Evaluator]:
-    """Return evaluators of the states of all runs, from those of one run, which must not depend on its seed."""
-
-    def measure(evaluator: Evaluator, states: TrainState) -> list[Any]:
-        return [evaluator(index_tree(states, i)) for i in range(runs)]
-
-    return {
-        kind: Evaluator(single.every, lambda states, single=single: measure(single, states), single.at_start)
-        for kind, single in evaluators.items()
-    }
 
 
 def index_tree(trees: Any, run: int) -> Any:

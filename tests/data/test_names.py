@@ -8,10 +8,10 @@ import pytest
 from messages import refuses
 from PIL import Image
 
+from leanformer.analysis import confusion
 from leanformer.data.images.cache import Cache, write
 from leanformer.data.images.sources import Folder
 from leanformer.errors import DataError
-from leanformer.reports import confusion
 from leanformer.runtime import files
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from leanformer import config, data, prepare, tasks
-from leanformer.data.sequences import KINDS
+from leanformer import config, prepare, tasks
+from leanformer.data.sequences import KINDS, open_sequences
 from leanformer.data.source import build
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks.sequences import SequenceData
@@ -101,11 +101,11 @@ def test_labels_have_the_same_number_in_all_splits(tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\none\tcat\ntwo\tdog\nsix\teel\n")
     (tmp_path / "test.csv").write_text("label,text\neel,three\ndog,four\n")
     options = SOURCE_OPTIONS | {"vocabulary": 257}
-    train = data.open_sequences(f"text:{tmp_path}", "train", **options)
-    test = data.open_sequences(f"text:{tmp_path}", "test", **options, classes=train.classes)
+    train = open_sequences(f"text:{tmp_path}", "train", **options)
+    test = open_sequences(f"text:{tmp_path}", "test", **options, classes=train.classes)
     assert train.classes == ["cat", "dog", "eel"] and [test[i]["label"] for i in range(2)] == [2, 1]
     with refuses("val.tsv", "test.csv", "train.tsv", error=DataError):
-        data.open_sequences(f"text:{tmp_path}", "val", **options)
+        open_sequences(f"text:{tmp_path}", "val", **options)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_labels_have_the_same_number_in_all_splits(tmp_path):
 )
 def test_source_that_does_not_fit_the_model_is_refused(expressions, changes, parts):
     with refuses(*parts, error=DataError):
-        data.open_sequences(f"listops:{expressions}", "val", **(SOURCE_OPTIONS | {"recipe": RECIPE} | changes))
+        open_sequences(f"listops:{expressions}", "val", **(SOURCE_OPTIONS | {"recipe": RECIPE} | changes))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_source_that_does_not_fit_the_model_is_refused(expressions, changes, par
 )
 def test_missing_data_are_refused(tmp_path, name, error, parts):
     with refuses(*parts, error=error):
-        data.open_sequences(name.format(tmp_path), "val", **(SOURCE_OPTIONS | {"length": 23}))
+        open_sequences(name.format(tmp_path), "val", **(SOURCE_OPTIONS | {"length": 23}))
 
 
 def test_invalid_recipes_are_refused(tmp_path):
@@ -162,9 +162,9 @@ def test_pathfinder_is_opened_by_name(tmp_path):
     recipe = {"contour": 6, "seed": 2, "examples": 20}
     assert build_dataset(f"pathfinder:{tmp_path}/p", recipe)
     options = SOURCE_OPTIONS | {"vocabulary": 256, "num_classes": 2, "length": 1024, "max_length": 1024}
-    assert len(data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(options | {"recipe": recipe}))) == 2
+    assert len(open_sequences(f"pathfinder:{tmp_path}/p", "test", **(options | {"recipe": recipe}))) == 2
     with refuses("contour=6", 14, error=DataError):
-        data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(options | {"recipe": {"contour": 14}}))
+        open_sequences(f"pathfinder:{tmp_path}/p", "test", **(options | {"recipe": {"contour": 14}}))
 
 
 @pytest.mark.parametrize(

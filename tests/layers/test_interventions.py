@@ -130,7 +130,7 @@ def test_step_with_all_interventions_changes_every_parameter(plain, meshes):
     c.model.depth = 2
     run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
     weights, rng = fill_weights(run.state.weights), np.random.default_rng(0)
-    batch = {name: rng.integers(0, 5, leaf.shape).astype(leaf.dtype) for name, leaf in run.abstract_batch().items()}
+    batch = {name: rng.integers(0, 5, leaf.shape).astype(leaf.dtype) for name, leaf in run.batch.items()}
     after, metrics = jax.jit(run.train_step)(materialise(run.make_state, weights, run.state), batch, run.run_key())
     assert np.isfinite(float(metrics["last_loss"])) and int(metrics["skipped"]) == 0
     changes = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)

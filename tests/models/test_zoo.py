@@ -7,9 +7,10 @@ import pytest
 from messages import refuses
 from random_weights import fill_weights
 
-from leanformer import conditioning, config, pretrained, tasks
+from leanformer import conditioning, config, tasks
 from leanformer.conditioning import tables
 from leanformer.runtime import mesh as sharding
+from leanformer.runtime.trees import flatten_names
 from leanformer.training import model_setup, probing, state, streams, train_setup
 
 
@@ -72,7 +73,7 @@ def test_architecture_smoke(name, meshes):
     before = make_initial_state(run)
     after, metrics = jax.jit(run.train_step)(before, run.put(host), run.run_key())
     assert np.isfinite(metrics["loss"]) and not metrics["skipped"]
-    old, new = pretrained.flatten_names(before.params), pretrained.flatten_names(after.params)
+    old, new = flatten_names(before.params), flatten_names(after.params)
     unchanged = [leaf for leaf in old if (np.asarray(old[leaf]) == new[leaf]).all()]
     assert all(leaf.endswith("key.bias") for leaf in unchanged), unchanged  # its gradient is only rounding
     changed = jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, before.statistics, after.statistics))
@@ -102,7 +103,7 @@ def test_nystrom_attention_is_set_by_one_key(name, meshes):
             c.model.update(changes)
         config.check(c)
         model = model_setup.build(c, mesh=meshes(1, 1))
-        return model, pretrained.flatten_names(model.weights[0]).keys()
+        return model, flatten_names(model.weights[0]).keys()
 
     model, nystrom = build_model(attention="nystrom", landmarks=4)
     _, plain = build_model()

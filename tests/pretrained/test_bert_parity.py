@@ -20,6 +20,7 @@ from random_weights import fill_weights
 from leanformer import config, embed, models, pretrained, tasks
 from leanformer.data.text.tokenizer import byte_tokenizer, train_wordpiece
 from leanformer.errors import DataError, WeightsError
+from leanformer.runtime.trees import flatten_names
 from leanformer.tasks.embedding import embeddings
 from leanformer.training import inference
 
@@ -112,7 +113,7 @@ def test_classifier_starts_from_masked_language_model():
     heads = models.find_class("bert").classifiers
     allowed, definition_of = pretrained.Allowed(new_head=True, heads=heads), split_model("bert", arguments)
     fresh = jax.jit(definition_of[1])(jax.random.key(0))
-    native = pretrained.flatten_names(load_weights("masked")[1][0])
+    native = flatten_names(load_weights("masked")[1][0])
     for name, tensors in (("huggingface", masked), ("own", native)):
         chosen = layout("bert", arguments, name) if name != "own" else None
         result = pretrained.load(tensors, chosen or pretrained.native_layout(fresh), fresh, allowed)[0]

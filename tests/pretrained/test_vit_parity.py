@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from parity import TOLERANCE, case, compute_outputs, relative_difference, split_model
 
-from leanformer import pretrained
+from leanformer.runtime.trees import flatten_names
 from leanformer.tasks import losses
 
 
@@ -28,7 +28,7 @@ def test_gradients_match_timm():
         logits, _ = nnx.merge(graphdef, params, statistics)(images)
         return losses.classify(logits, targets, "softmax").mean()
 
-    result, expected = (pretrained.flatten_names(tree) for tree in (gradient(params), reference.load(theirs)[0]))
+    result, expected = (flatten_names(tree) for tree in (gradient(params), reference.load(theirs)[0]))
     assert result.keys() == expected.keys()
     largest = max(np.abs(b).max() for b in expected.values())
     for name, b in expected.items():

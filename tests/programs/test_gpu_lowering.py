@@ -15,7 +15,7 @@ from leanformer.layers.stack import REMAT
 from leanformer.programs import target
 from leanformer.runtime import mesh as meshes
 from leanformer.training import model_setup, train_setup
-from leanformer.training.train_setup import TrainSetup
+from leanformer.training.run import Run
 
 
 CONFIGS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "configs").glob("*.py"))}
@@ -100,7 +100,7 @@ def test_representatives_cover_every_architecture():
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", pytest.param("nystromformer_text", marks=pytest.mark.slow)])
 def test_programs_for_hopper_and_ampere_are_equal(name):
-    for lower in (TrainSetup.lower_train_step, lower_eval_step):
+    for lower in (Run.lower_train_step, lower_eval_step):
         assert lower(build_setup(name)).as_text() == lower(build_setup(name, HOPPER)).as_text()
 
 

@@ -8,10 +8,12 @@ import pytest
 from messages import mentions, refuses
 
 from leanformer import config, tasks
+from leanformer.config.rules import sharded_batches
+from leanformer.costs import oom_suggestions
 from leanformer.errors import TrainingError
 from leanformer.reports import pages
+from leanformer.runtime.mesh import check_batches, make_mesh
 from leanformer.training import train_setup
-from leanformer.training.timer import Timer
 
 
 @pytest.fixture
@@ -36,14 +38,14 @@ def parse_batch_row(page):
         ((1, 2, 4), [48, 8, 4, 2, 3]),
     ],
 )
-def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, monkeypatch, shape, numbers):
+def test_devices_of_a_tensor_group_share_their_examples(small, meshes, monkeypatch, shape, numbers):
     run = train_setup.build(small, examples=480, mesh=meshes(*shape))
     monkeypatch.setattr(pages.programs, "peak_memory", lambda _: 0)  # avoids compiling the step
-    clock, sources = Timer(), tasks.open_data(tasks.build(small).data, small)
-    with clock("compile"):
+    run.source, run.held_out = tasks.open_data(run.task.data, small)
+    with run.timer("compile"):
         pass
-    assert parse_batch_row(pages.start(run, *sources, None, clock)) == numbers
-    assert parse_batch_row(pages.dry_run(run, tmp_path)) == [48, *numbers]  # starts with the examples read per process
+    assert parse_batch_row(pages.start(run, None)) == numbers
+    assert parse_batch_row(pages.dry_run(run)) == [48, *numbers]  # starts with the examples read per process
 
 
 def test_header_has_advice_for_gpus_without_bfloat16_units():
@@ -58,21 +60,20 @@ def test_step_that_exceeds_memory_is_refused_before_training(small, monkeypatch)
     def make_device(limit):
         return types.SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
 
-    monkeypatch.setattr(pages.programs, "peak_memory", lambda _: 70_000_000_000)
     for enough in (70_000_000_000, None):  # a CPU reports no limit
-        pages.check_memory(small, None, make_device(enough))
+        oom_suggestions.check_memory(small, 70_000_000_000, make_device(enough))
     with refuses("70 GB", "10 GB", "60 GB", "--config.accumulate=6", error=TrainingError):
-        pages.check_memory(small, None, make_device(60_000_000_000))
+        oom_suggestions.check_memory(small, 70_000_000_000, make_device(60_000_000_000))
     with refuses(3, "70 GB", "--vmap", error=TrainingError) as caught:
-        pages.check_memory(small, None, make_device(60_000_000_000), runs=3)
+        oom_suggestions.check_memory(small, 70_000_000_000, make_device(60_000_000_000), runs=3)
     advice = re.findall(r"^  (.*?):", str(caught.value), re.MULTILINE)
     assert len(advice) == 3 and mentions(advice[0], 3) and advice[2] == "--set=accumulate=6"
 
 
 def test_only_out_of_memory_errors_are_explained(small):
-    with refuses("--vmap", 2, error=TrainingError), pages.memory_explained(small, runs=2):
+    with refuses("--vmap", 2, error=TrainingError), oom_suggestions.explained(small, runs=2):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
-    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), pages.memory_explained(small):
+    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), oom_suggestions.explained(small):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
@@ -93,7 +94,7 @@ def test_out_of_memory_advice_is_valid(changes, expected):
     c = config.base()
     c.eval.batch_size, c.probe.every = 1024, 0
     c.update_from_flattened_dict(changes)
-    advice = pages.out_of_memory(c)
+    advice = oom_suggestions.describe(c)
     result = re.findall(r"^  --config\.(.*?):", advice, re.MULTILINE)
     assert result == expected
     for words in result:
@@ -102,6 +103,5 @@ def test_out_of_memory_advice_is_valid(changes, expected):
             key, value = word.removeprefix("--config.").split("=")
             other.update_from_flattened_dict({key: int(value) if value.isdecimal() else value})
         config.check(other)
-        mesh = pages.meshes.make_mesh(**other.mesh)
-        assert other.batch_size // other.accumulate % pages.meshes.count_batch_shards(mesh) == 0
+        check_batches(make_mesh(**other.mesh), sharded_batches(other))
     assert jax.device_count() == 8

@@ -74,7 +74,7 @@ def test_every_leaf_has_the_expected_sharding(shardable, meshes, shape, column):
         assert get_specs(tree) == expected
     rest = (state.step, state.skipped, state.skipped_in_row, state.window, adam.count)
     assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(rest)} == {True}
-    batch = sharding.put_batch(run.mesh, make_image_batch(np.random.default_rng(0), shardable))
+    batch = sharding.put_batch(run.model.mesh, make_image_batch(np.random.default_rng(0), shardable))
     assert set(get_specs(batch).values()) == {P(("data", "fsdp"))}
     shards = shape[0] * shape[1]
     assert batch["image"].addressable_shards[0].data.shape[0] == shardable.batch_size // shards

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from leanformer.reports import confusion, plots
+from leanformer.analysis import confusion
+from leanformer.reports import plots
 from leanformer.tasks import artifacts
 from leanformer.tasks.classification import Classification, _confusion
 from leanformer.tasks.losses import rank_of_label

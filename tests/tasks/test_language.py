@@ -16,6 +16,7 @@ from random_weights import fill_weights
 from leanformer import config, generate, models, tasks, train
 from leanformer.data.text.tokenizer import byte_tokenizer
 from leanformer.errors import ConfigError, DataError
+from leanformer.runtime import mesh
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts, generation
 from leanformer.tasks.generation import NOTHING, Sampling
@@ -61,7 +62,7 @@ def finished_run(folder, tmp_path_factory):
     """Train for two steps on one device; return the folder of the run and what was printed."""
     workdir, out = tmp_path_factory.mktemp("run"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-        patch.setattr(train.meshes, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
+        patch.setattr(mesh, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
         assert train.train(make_config(folder), workdir) == 0
     return workdir, out.getvalue()
 

@@ -17,7 +17,7 @@ import optax
 from leanformer.training import evaluators
 from leanformer.training.evaluators import Evaluator
 
-evaluators.EXTRA["norm"] = lambda setup: Evaluator(2, lambda state: {"l2": optax.global_norm(state.params)})
+evaluators.EXTRA["norm"] = lambda run: Evaluator(2, lambda state: {"l2": optax.global_norm(state.params)})
 """
 
 
@@ -40,9 +40,10 @@ def test_evaluator_recipe_works_from_a_config_file(tmp_path):
 def test_reserved_record_names_are_refused(name, tmp_path, monkeypatch):
     c = make_small_config("points", tmp_path)
     setup = train_setup.build(c, examples=None)
-    monkeypatch.setitem(evaluators.EXTRA, name, lambda setup: Evaluator(1, dict))
+    setup.held_out = {"": setup.task.data.open(c.data.eval_split)}
+    monkeypatch.setitem(evaluators.EXTRA, name, lambda run: Evaluator(1, dict))
     with refuses(repr(name)):
-        evaluators.make(setup, {"": setup.task.data.open(c.data.eval_split)})
+        evaluators.make(setup)
 
 
 @pytest.mark.parametrize(

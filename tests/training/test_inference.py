@@ -16,8 +16,9 @@ from safetensors.numpy import load_file
 from small_runs import make_initial_state
 
 import leanformer
-from leanformer import conditioning, data
+from leanformer import conditioning
 from leanformer.data.images.decoding import CorruptImage
+from leanformer.data.sequences import encode
 from leanformer.errors import CheckpointError, ConfigError, DataError, WeightsError
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
@@ -122,16 +123,16 @@ def test_init_from_a_run_refuses_other_layouts(saved_run, tiny, meshes):
 
 
 def test_encode_makes_token_sequences_of_files():
-    np.testing.assert_array_equal(data.encode("text:x", b"ab", 8), [98, 99])
-    np.testing.assert_array_equal(data.encode("listops:x", b"[MAX 4 ( 9 ) ]", 8), [12, 5, 10, 15])
+    np.testing.assert_array_equal(encode("text:x", b"ab", 8), [98, 99])
+    np.testing.assert_array_equal(encode("listops:x", b"[MAX 4 ( 9 ) ]", 8), [12, 5, 10, 15])
     black = np.zeros((5, 4, 3), np.uint8)
-    np.testing.assert_array_equal(data.encode("pixels:tfds:cifar10", black, 9), np.zeros(9))
+    np.testing.assert_array_equal(encode("pixels:tfds:cifar10", black, 9), np.zeros(9))
     with pytest.raises(DataError):
-        data.encode("listops:x", b"[MAX 4", 8)
+        encode("listops:x", b"[MAX 4", 8)
     with refuses("3 bytes", error=CorruptImage):
-        data.encode("pixels:tfds:cifar10", b"ab\n", 9)
+        encode("pixels:tfds:cifar10", b"ab\n", 9)
     with refuses('data.name="pairs:x"', "listops", "imdb", "text", "pixels", error=DataError):
-        data.encode("pairs:x", b"ab", 8)
+        encode("pairs:x", b"ab", 8)
 
 
 @pytest.mark.parametrize(

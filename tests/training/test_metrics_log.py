@@ -72,7 +72,7 @@ def test_unknown_task_gets_only_shared_defaults(tmp_path, tiny):
 def test_examples_and_tokens_seen(c, seen):
     c.batch_size = 512
     run = types.SimpleNamespace(config=c)
-    assert train_setup.TrainSetup.examples_and_tokens_seen(run, 3) == {"examples_seen": 1536} | seen
+    assert train_setup.Run.examples_and_tokens_seen(run, 3) == {"examples_seen": 1536} | seen
 
 
 def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, one_device):

@@ -82,7 +82,7 @@ def test_vectorised_runs_equal_separate_runs(tmp_path, one_device, monkeypatch):
         return next(calls) == 10
 
     with monkeypatch.context() as patch:
-        patch.setattr(command.StopRequest, "now", stop_in_evaluation)
+        patch.setattr(train.StopRequest, "now", stop_in_evaluation)
         assert command.train(runs) == 75
     evaluations = {
         name: {record["step"] for record in read_records(tmp_path / name) if record["kind"] == "eval"}

@@ -4,11 +4,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from leanformer.analysis import confusion
 from leanformer.analysis.runs import Run
 from leanformer.conditioning import charts
 from leanformer.conditioning import tables as measured
 from leanformer.costs.count import format_number
-from leanformer.reports import confusion, plots
+from leanformer.reports import plots
 from leanformer.reports.comparison import html
 from leanformer.runtime import files
 
