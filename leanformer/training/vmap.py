@@ -50,8 +50,8 @@ def check(configs: Sequence[ConfigDict]) -> None:
             raise ConfigError(f"--vmap: the runs cannot be one program, because {reason}. Train them without --vmap.")
 
 
-def _for_each(name: str) -> Callable[..., list[None]]:
-    """Return the method of an ensemble that calls the method `name` of each run."""
+def _call_all(name: str) -> Callable[..., list[None]]:
+    """Return the method of an ensemble that calls the method `name` of all runs."""
     return lambda self, *args, **kwargs: [getattr(run, name)(*args, **kwargs) for run in self.runs]
 
 
@@ -63,7 +63,7 @@ class EnsembleRun(Run):
     """
 
     peak_examples = None
-    begin, settle, log_train, wait = map(_for_each, ("begin", "settle", "log_train", "wait"))
+    begin, settle, log_train, wait = map(_call_all, ("begin", "settle", "log_train", "wait"))
 
     def __init__(self, runs: Sequence[Run]):
         super().__init__(**{x.name: getattr(runs[0], x.name) for x in dataclasses.fields(Run)})
