@@ -1,7 +1,8 @@
 """Workbench for the budget of a transformer: number of heads, query/key dimension, depth and MLP.
 
 `leanformer.load("runs/quickstart")` returns a trained model with its config and preprocessing (`training.inference`);
-`leanformer.conditioning.condition(array)` measures any matrices.
+`leanformer.conditioning.condition(array)` measures any matrices. `leanformer.watch(model)` measures a model of PyTorch,
+Flax or Equinox while it is called, `leanformer.watch_weights(path)` the matrices of a file.
 """
 
 import importlib
@@ -9,9 +10,11 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load` and `conditioning` on first access, so that commands that only count start fast."""
+    """Import the public names on first access, so that commands that only count start fast."""
     if name == "load":
         return importlib.import_module("leanformer.training.inference").load
     if name == "conditioning":
         return importlib.import_module("leanformer.conditioning")
+    if name in ("watch", "watch_weights"):
+        return getattr(importlib.import_module("leanformer.watching"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

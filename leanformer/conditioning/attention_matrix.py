@@ -2,6 +2,9 @@
 
 Each function takes a block's arrays `q` and `k`, its `mask` (a `masks.Mask`), and `soft_cap`, the soft cap of the
 logits or None. Only keys that the mask allows and queries that are not padding count.
+
+For a model of another library, `logits` (B N T S) take the place of q and k. They include every mask and bias; logits
+of at most HIDDEN are masked keys.
 """
 
 from collections.abc import Mapping
@@ -16,18 +19,30 @@ from leanformer.layers.masks import logits
 
 
 Named = Mapping[str, Any]
+HIDDEN = -9e3  # libraries mask with -1e4, the lowest float16 or float32, or -inf
+
+
+def _sizes(a: Named) -> tuple[int, int]:
+    """Return the numbers of queries and keys."""
+    return a["logits"].shape[2:] if "logits" in a else (a["q"].shape[1], a["k"].shape[1])
 
 
 def _visible(a: Named) -> Bool[Array, "#b 1 #t #s"]:
     """Return the attention mask: True where a query that is not padding may attend to a key."""
-    queries, keys = a["q"].shape[1], a["k"].shape[1]
-    seen, valid = a["mask"].attention_mask(queries, keys), a["mask"].valid_tokens(queries)
-    seen = jnp.ones((1, 1, 1, 1), bool) if seen is None else seen
+    queries, keys = _sizes(a)
+    valid = a["mask"].valid_tokens(queries)
+    if "logits" in a:
+        seen = jnp.any(a["logits"] > HIDDEN, axis=1, keepdims=True)
+    else:
+        seen = a["mask"].attention_mask(queries, keys)
+        seen = jnp.ones((1, 1, 1, 1), bool) if seen is None else seen
     return seen if valid is None else seen & valid[:, None, :, None]
 
 
 def _logits(a: Named) -> Float[Array, "b n t s"]:
     """Return the attention logits, with the lowest float where a key is masked."""
+    if "logits" in a:
+        return jnp.where(a["logits"] > HIDDEN, a["logits"], jnp.finfo(jnp.float32).min)
     return logits(a["q"], a["k"], a["mask"], soft_cap=a["soft_cap"])
 
 
@@ -63,7 +78,7 @@ def relative_entropy(a: Named) -> Reading:
 def self_weight(a: Named) -> Reading:
     """Return the attention probability of each token on itself, averaged over queries."""
     diagonal = jnp.diagonal(probabilities(a), axis1=-2, axis2=-1)  # B N T
-    valid = a["mask"].valid_tokens(a["q"].shape[1])
+    valid = a["mask"].valid_tokens(_sizes(a)[0])
     if valid is None:
         return read(diagonal.mean(axis=-1))
     return read(jnp.where(valid[:, None], diagonal, 0).sum(axis=-1) / jnp.maximum(valid.sum(axis=-1), 1)[:, None])

@@ -133,12 +133,14 @@ def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Arr
         mask = arrays.get("mask", ALL)
         context = {"mask": mask, "soft_cap": arrays.get("soft_cap")}
         padded = mask.lengths is not None or mask.keep is not None
-        if not all(need in arrays for need in spec.needs) or (spec.whole and padded):
+        # The logits of another library's model take the place of queries and keys.
+        needs = ("logits",) if spec.needs == ("q", "k") and "logits" in arrays else spec.needs
+        if not all(need in arrays for need in needs) or (spec.whole and padded):
             continue
         # A GPU would otherwise multiply float32 matrices with ten bits of mantissa.
         with jax.default_matmul_precision("highest"):
-            needed = {need: arrays[need].astype(jnp.float32) for need in spec.needs}
-            result = spec.take(needed | context) if spec.take else needed[spec.needs[0]]
+            needed = {need: arrays[need].astype(jnp.float32) for need in needs}
+            result = spec.take(needed | context) if spec.take else needed[needs[0]]
             values[name] = result if isinstance(result, Reading) else reduce(result)
     return values
 

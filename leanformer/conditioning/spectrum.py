@@ -11,7 +11,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float64
+from jaxtyping import Array, Float, Float64, Int
 
 
 # On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of BLAS threads only slows matrices
@@ -117,10 +117,16 @@ class Reading:
     valid: Any
 
 
-def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FLOOR) -> Summary:
+def summarise(
+    s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FLOOR, rank: Int[Array, "*#b"] | None = None
+) -> Summary:
     """Summarise singular values, largest first, of matrices of `shape`. Everything clipped or left out is flagged.
 
     Values of at most `floor` times the largest count as rounding noise.
+
+    Args:
+        rank: number of singular values that each matrix has without its rows of padding, at least 1; r if None. Rows
+            of zeros add singular values of zero and change no other.
 
     >>> bool(summarise(jnp.array([2.0, 1.0, 0.0]), (3, 3)).valid)
     False
@@ -132,7 +138,13 @@ def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FL
     largest = s[..., :1]
     # Divided by the largest, so that neither squares nor sums overflow.
     relative = s / jnp.where(largest > 0, largest, 1)
-    ratio = 1 / jnp.maximum(relative[..., -1], floor)
+    if rank is None:
+        smallest, counted = relative[..., -1], True
+    else:
+        rank = jnp.broadcast_to(rank, s.shape[:-1])[..., None]
+        smallest = jnp.take_along_axis(relative, rank - 1, axis=-1)[..., 0]
+        counted = jnp.arange(s.shape[-1]) < rank
+    ratio = 1 / jnp.maximum(smallest, floor)
     total = relative.sum(axis=-1, keepdims=True)
     share = relative / jnp.where(total > 0, total, 1)
     entropy = -jnp.sum(share * jnp.log(jnp.where(share > 0, share, 1)), axis=-1)
@@ -141,7 +153,7 @@ def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FL
         log10_condition=jnp.where(finite, jnp.log10(ratio), jnp.inf),
         effective_rank=jnp.where(largest[..., 0] > 0, jnp.exp(entropy), 0),
         stable_rank=jnp.sum(relative**2, axis=-1),
-        negligible=jnp.where(finite, jnp.sum(relative <= floor, axis=-1), 0),
+        negligible=jnp.where(finite, jnp.sum((relative <= floor) & counted, axis=-1), 0),
         finite=finite,
         shape=shape,
     )

@@ -1,0 +1,191 @@
+"""Arrays of one attention layer of a PyTorch model, taken from the functions that it calls.
+
+The output projection is the first linear layer after the attention product that takes heads x head dimension and is not
+applied to the layer's input; without a product that is visible (a fused kernel), the last such linear layer.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from leanformer.watching.scopes import Scope
+
+
+PRODUCTS = {"matmul", "__matmul__", "bmm"}
+DROPOUT = {"dropout", "dropout_", "to", "type_as", "contiguous"}
+INNER = ("linear", "softmax", "scaled_dot_product_attention")  # functions that multi_head_attention_forward calls
+
+
+class Recorder(TorchFunctionMode):
+    """Observer of the functions of one layer during one call. It holds references, and copies nothing."""
+
+    def __init__(self, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        super().__init__()
+        self.scope = scope
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        self.inputs = {id(x): x for x in given}  # tensors that other linear layers take: the projection takes another
+        self.leading = given[0].shape[:-1] if given else ()
+        self.projected: torch.Tensor | None = None  # input of the output projection
+        self.weight: torch.Tensor | None = None
+        self.product: torch.Tensor | None = None  # B N T H
+        self.logits: Callable[[int], torch.Tensor] | None = None  # of the first examples
+        self.weights: list[torch.Tensor] = []  # softmax, and the same after dropout or a cast
+        self.fixed = self.transposed = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "multi_head_attention_forward":
+            return self._inside(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self.see(name, args, kwargs, result)
+        return result
+
+    def _inside(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call PyTorch's function for `nn.MultiheadAttention`, and see the functions inside, which have no hooks."""
+        originals = {name: getattr(functional, name) for name in INNER}
+
+        def seen(name: str) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = originals[name](*args, **kwargs)
+                self.see(name, args, kwargs, result)
+                return result
+
+            return call
+
+        self.transposed = True  # the projection's rows are ordered T B
+        for name in INNER:
+            setattr(functional, name, seen(name))
+        try:
+            return func(*args, **kwargs)
+        finally:
+            for name, original in originals.items():
+                setattr(functional, name, original)
+
+    def see(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Note one function call of the layer."""
+        if name == "linear":
+            self._see_linear(args[0], args[1] if len(args) > 1 else kwargs["weight"])
+        elif name == "addmm":  # transformers' Conv1D
+            self._see_linear(args[1], args[2])
+        elif name == "scaled_dot_product_attention":
+            self._see_fused(*args, result=result, **kwargs)
+        elif name == "softmax" and result.ndim in (3, 4):
+            logits = args[0]
+            self.weights, self.product, self.projected = [result], None, None
+            self.logits = lambda examples: self._by_head(logits)[:examples]
+        elif self.weights and args and any(args[0] is x for x in self.weights):
+            if name in DROPOUT and isinstance(result, torch.Tensor):
+                self.weights.append(result)
+            elif name in PRODUCTS:
+                self.product, self.projected = self._by_head(result), None
+
+    def _by_head(self, x: torch.Tensor) -> torch.Tensor:
+        """Return B·N T S as B N T S."""
+        return x if x.ndim == 4 or not self.scope.heads else x.reshape(-1, self.scope.heads, *x.shape[1:])
+
+    def _see_linear(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        if self.scope.projection is not None:
+            if weight is self.scope.projection.weight:
+                self.projected, self.weight = x, weight
+            return
+        known = any(x is other or _same_storage(x, other) for other in self.inputs.values())
+        settled = self.projected is not None and (self.product is not None or self.weights)
+        if known or settled or not self._fits(x.shape[-1]):
+            self.inputs[id(x)] = x
+            return
+        self.inputs[id(x)] = x
+        self.projected, self.weight = x, weight
+
+    def _fits(self, width: int) -> bool:
+        """Return True if a width can be heads x head dimension."""
+        if self.product is not None and self.product.ndim == 4:
+            return width in (self.product.shape[1] * self.product.shape[3], self.product.shape[1] * self.product.shape[2])
+        return not self.scope.heads or (width % self.scope.heads == 0 and width > self.scope.heads)
+
+    def _see_fused(
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, result: Any, scale: float | None = None, enable_gqa: bool = False,
+    ) -> None:  # fmt: skip
+        self.projected = None
+        if query.ndim != 4:
+            return
+        self.product = result
+
+        def logits(examples: int) -> torch.Tensor:
+            q, k = query[:examples].float(), key[:examples].float()
+            k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+            products = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+            mask = attn_mask
+            if is_causal:
+                mask = torch.ones(products.shape[-2:], dtype=torch.bool, device=q.device).tril()
+            if mask is None:
+                return products
+            mask = mask[:examples] if mask.ndim == 4 and len(mask) > 1 else mask
+            return products.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else products + mask
+
+        self.logits = logits
+
+    def arrays(self, limit: int | None, with_logits: bool) -> tuple[dict[str, np.ndarray], Any, list[str]]:
+        """Return out (B T N H) and logits of the first examples in host memory, their type, and notes."""
+        if self.projected is None:
+            return {}, None, []
+        x, notes, heads = self._batched(self.projected), [], self.scope.heads
+        if self.product is not None and self.product.ndim == 4 and self._tokens_agree(x):
+            heads = self.product.shape[1]
+            joined = self.product.transpose(1, 2).flatten(2)
+            if joined.shape == x.shape and not torch.equal(joined, x):
+                x = joined
+                notes.append("a norm or gate stands between heads and output projection: measured before it")
+        if heads and x.shape[-1] % heads:
+            notes.append(f"the projection takes {x.shape[-1]} numbers, not a multiple of {heads} heads: pass heads=")
+            heads = None
+        if not heads:
+            notes.append("the number of heads is unknown: pass heads=")
+        dtype, x = x.dtype, x[:limit]
+        arrays = {"out": x.reshape(*x.shape[:2], heads or 1, -1)}
+        if with_logits and self.logits is not None and heads:
+            logits = self.logits(len(x))
+            if logits.ndim == 4 and logits.shape[:3] == (len(x), heads, x.shape[1]):
+                arrays["logits"] = logits
+        return {name: to_host(value) for name, value in arrays.items()}, dtype, notes
+
+    def _tokens_agree(self, x: torch.Tensor) -> bool:
+        """Return True if the product has a row per token: attention over channels has a column."""
+        product = self.product
+        if product.shape[0] != x.shape[0] or product.shape[2] != x.shape[1]:
+            return False
+        over_channels = product.shape[2] == product.shape[3] and torch.equal(product.permute(0, 3, 1, 2).flatten(2), x)
+        return not over_channels
+
+    def _batched(self, x: torch.Tensor) -> torch.Tensor:
+        """Return B T D."""
+        if self.transposed and self.product is not None and x.ndim == 2:
+            b, _, t, _ = self.product.shape
+            return x.reshape(t, b, -1).transpose(0, 1)
+        return as_batch(x, self.leading)
+
+
+def as_batch(x: torch.Tensor, leading: tuple[int, ...] = ()) -> torch.Tensor:
+    """Return x as B T D: a grid of tokens in one row, one example as a batch of one.
+
+    Args:
+        leading: shape before the last axis that a flattened x had.
+    """
+    if x.ndim == 2 and len(leading) > 1 and math.prod(leading) == len(x):
+        x = x.reshape(*leading, x.shape[-1])
+    return x[None] if x.ndim == 2 else x.flatten(1, -2)
+
+
+def to_host(x: torch.Tensor) -> np.ndarray:
+    """Return a tensor in float32 in host memory."""
+    return x.detach().to(device="cpu", dtype=torch.float32).numpy()
+
+
+def _same_storage(x: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True for two views of all the same numbers."""
+    return x.numel() == other.numel() and x.data_ptr() == other.data_ptr() and x.dtype == other.dtype

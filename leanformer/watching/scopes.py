@@ -1,0 +1,113 @@
+"""Attention layers of a PyTorch model, found by structure."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_attn_heads")
+ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)  # in the name of a class
+# Names of layers that compute queries, keys and values, packed or not.
+INPUT = re.compile(r"^(w?[qkv]+|w_?[qkv]|(q|k|v|qkv|kv)_\w+|query|key|value|\w*qkv\w*|c_attn|in_proj\w*|query_key_value)$", re.I)
+
+
+@dataclasses.dataclass
+class Scope:
+    """Attention layer of a model: the modules from which its arrays are taken."""
+
+    name: str
+    module: nn.Module
+    block: nn.Module | None  # module whose input are the tokens entering the block
+    heads: int | None
+    projection: nn.Module | None = None  # chosen with `at`; None: found while the layer runs
+
+    @property
+    def batch_first(self) -> bool:
+        """False if the tokens come before the examples."""
+        attentions = (m for m in self.module.modules() if isinstance(m, nn.MultiheadAttention))
+        return all(attention.batch_first for attention in attentions)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return True for a linear layer: of PyTorch, or the Conv1D of transformers, which is one."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def find_scopes(model: nn.Module) -> tuple[list[Scope], dict[str, str]]:
+    """Return the attention layers, and {name: reason} for modules that look like attention but are not measured.
+
+    A layer is a module with a number of heads, or whose class is named attention, and with a linear layer inside; the
+    innermost of nested ones. If that has only the linear layers of queries, keys and values (BERT's `self`), it is the
+    module around it that also has the output projection.
+    """
+    modules, unmatched = dict(model.named_modules()), {}
+    candidates = {}
+    for name, module in modules.items():
+        if not _looks_like_attention(module):
+            continue
+        if any(map(is_linear, module.modules())) or isinstance(module, nn.MultiheadAttention):
+            candidates[name] = module
+        elif not any(module.children()) or not name:
+            continue  # a function of attention without parameters, part of a layer around it
+        else:
+            unmatched[name] = f"{type(module).__name__} has no linear layer"
+    innermost = [n for n in candidates if not any(o != n and _contains(n, o) for o in candidates)]
+    scopes = []
+    for name in innermost:
+        outer = _widen(name, candidates, innermost)
+        scopes.append(Scope(outer, modules[outer], _block(outer, modules), find_heads(modules, name)))
+    return scopes, unmatched
+
+
+def _looks_like_attention(module: nn.Module) -> bool:
+    own = any(isinstance(getattr(module, name, None), int) for name in HEADS)
+    return own or bool(ATTENTION.search(type(module).__name__))
+
+
+def _contains(outer: str, inner: str) -> bool:
+    return not outer or inner.startswith(f"{outer}.")
+
+
+def _widen(name: str, candidates: dict[str, nn.Module], innermost: list[str]) -> str:
+    """Return the smallest attention module around `name` that has more than queries, keys and values."""
+    result = name
+    while True:
+        module = candidates[result]
+        linears = [n.rpartition(".")[2] for n, m in module.named_modules() if is_linear(m)]
+        if isinstance(module, nn.MultiheadAttention) or any(not INPUT.match(n) for n in linears):
+            return result
+        parent = result.rpartition(".")[0]
+        if parent not in candidates or sum(_contains(parent, other) for other in innermost) != 1:
+            return result
+        result = parent
+
+
+def _block(name: str, modules: dict[str, nn.Module]) -> nn.Module | None:
+    """Return the block of a layer: the nearest module around it that is numbered, or else its parent."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if parts[end - 1].isdecimal():
+            return modules[".".join(parts[:end])] if end < len(parts) else None
+    return modules[".".join(parts[:-1])] if name else None
+
+
+def ancestors(name: str) -> Iterator[str]:
+    """Yield a module's name and those of the modules around it, innermost first."""
+    parts = name.split(".") if name else []
+    for end in range(len(parts), -1, -1):
+        yield ".".join(parts[:end])
+
+
+def find_heads(modules: dict[str, nn.Module], name: str) -> int | None:
+    """Return the number of heads that a module or one around it states, itself or in its `config`."""
+    for around in ancestors(name):
+        module = modules[around]
+        for source in (module, getattr(module, "config", None)):
+            for attribute in HEADS:
+                value: Any = getattr(source, attribute, None)
+                if isinstance(value, int) and value > 0:
+                    return value
+    return None

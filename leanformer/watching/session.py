@@ -1,0 +1,150 @@
+"""`Watch`: the measurements of one model during a `with` block, whatever library the model is from."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from leanformer.errors import ConfigError
+from leanformer.runtime import files
+from leanformer.watching import table
+from leanformer.watching.measures import Layer, reduce
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of `leanformer.watch`, described there."""
+
+    measures: tuple[str, ...]
+    at: str | None = None
+    heads: int | None = None
+    mask: Any = None
+    every: int = 1
+    examples: int | None = None
+
+    def __post_init__(self):
+        for name in ("every", "heads", "examples"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1.")
+
+    @functools.cached_property
+    def valid(self) -> np.ndarray | None:
+        """The mask as booleans, tokens that are not padding: T, or B T. Raises ConfigError for another shape."""
+        if self.mask is None:
+            return None
+        mask = np.asarray(self.mask)
+        if mask.ndim not in (1, 2):
+            raise ConfigError(f"mask of shape {mask.shape}: expected tokens, or examples x tokens; True: not padding.")
+        return mask.astype(bool)
+
+    def valid_for(self, examples: int, tokens: int, layer: str) -> np.ndarray | None:
+        """Return the mask of a call, B T, None without one. Raises ConfigError if it does not fit."""
+        if self.valid is None:
+            return None
+        if self.valid.shape not in ((tokens,), (1, tokens), (examples, tokens)):
+            raise ConfigError(
+                f"mask of shape {self.valid.shape}: layer {layer} has {examples} examples of {tokens} tokens. Pass "
+                f"{tokens} values, or {examples} x {tokens}, or leave mask= out to read the call's attention_mask."
+            )
+        return np.broadcast_to(self.valid, (examples, tokens))
+
+
+class Watch:
+    """Measurements of a model, collected while its `with` block is open.
+
+    The block attaches hooks and removes them at its end, also after an exception. The results stay.
+
+    Attributes:
+        layers: statistics of each attention layer by its name.
+        unmatched: {name: reason} for what looks like attention but is not measured.
+        model: model to call: the same object, except for Equinox.
+    """
+
+    def __init__(self, model: Any, options: Options, attach: Callable[["Watch"], Callable[[], None]]):
+        self.model, self.options = model, options
+        self.layers: dict[str, Layer] = {}
+        self.unmatched: dict[str, str] = {}
+        self._attach, self._detach = attach, None
+
+    def __enter__(self) -> "Watch":
+        if self._detach is not None:
+            raise ConfigError("watch: this block is already open. Open another with leanformer.watch(model).")
+        self._detach = self._attach(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        detach, self._detach = self._detach, None
+        detach()
+
+    @property
+    def open(self) -> bool:
+        """True inside the `with` block."""
+        return self._detach is not None
+
+    def add_layer(self, name: str, **about: Any) -> Layer:
+        """Return the statistics of a layer, created at first use."""
+        if name not in self.layers:
+            self.layers[name] = Layer(name, self.options.measures, **about)
+        return self.layers[name]
+
+    def collect(
+        self, layer: Layer, arrays: Mapping[str, np.ndarray], valid: np.ndarray | None, roundoff: float = 0.0
+    ) -> None:
+        """Reduce the arrays of one call of a layer to numbers, and keep the numbers.
+
+        Args:
+            arrays: see `measures.reduce`, in host memory.
+            valid: B T, tokens that are not padding.
+            roundoff: unit roundoff of the type that stored them; 0 for float32.
+        """
+        some = arrays.get("out", arrays.get("tokens"))
+        examples, tokens = some.shape[:2]
+        rows = np.full(examples, tokens) if valid is None else valid.sum(axis=1)
+        if tokens == 1:
+            layer.single += 1
+            return
+        if not rows.all():
+            layer.note("examples without a token that is not padding are left out")
+            arrays = {name: x[rows > 0] for name, x in arrays.items()}
+            valid, rows = valid[rows > 0], rows[rows > 0]
+        if valid is not None and valid.all():
+            valid = None
+        # On the CPU whatever JAX's default device is: the arrays are in host memory.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            layer.add(jax.device_get(reduce(arrays, valid, layer.names)), rows, roundoff)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Dictionaries of plain values, one per layer, measure and head (None: all heads together).
+
+        Keys: layer, heads, head_dim, calls, measure, head, median, q10, q90, bounds (those of the three that are lower
+        bounds), shape (rows and columns), tokens (fewest and most rows), effective_rank, stable_rank, gaussian,
+        negligible, singular, not_finite, count, examples, status.
+        """
+        return [row for layer in self.layers.values() for row in layer.rows()]
+
+    def table(self) -> str:
+        """Return the rows of all heads together as text, with statuses and what was not matched."""
+        return table.format_table(self.rows, self.unmatched)
+
+    def record(self) -> dict[str, float]:
+        """Return {"layer/measure": median} of the calls since the last record, for any logger.
+
+        A median that is a lower bound is named "layer/measure_at_least".
+        """
+        return {name: x for layer in self.layers.values() for name, x in layer.record().items()}
+
+    def plot(self, path: str | Path, title: str = "") -> Path:
+        """Write a picture of condition numbers by layer. Raises ConfigError if nothing was measured."""
+        figure = table.plot(self.rows, title)
+        if figure is None:
+            raise ConfigError("watch.plot: no condition number was measured. See watch.table() for the reason.")
+        path = Path(path).expanduser()
+        files.check_writable(path.parent)
+        figure.savefig(path)
+        return path

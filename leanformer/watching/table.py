@@ -1,0 +1,84 @@
+"""Rows of a watch as a table for a terminal, and as a picture."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from leanformer.conditioning import charts
+from leanformer.conditioning.spectrum import QUANTILES
+
+
+HEAD = ("layer", "heads x dim", "measure", "matrix", "median [10 %, 90 %]", "Gaussian", "stable", "effective", "n")
+LEGEND = (
+    "Median [10 %, 90 %] of the condition number over examples (and heads: head_output), or of the entropy and the\n"
+    "largest logit. ≥: a lower bound. Gaussian: median for a Gaussian matrix of this shape. stable, effective: median\n"
+    "ranks. n: examples."
+)
+
+
+def format_value(row: Mapping[str, Any], key: str) -> str:
+    """Return a quantile of a row, with ≥ in front of a lower bound."""
+    if row[key] is None:
+        return "-"
+    return ("≥" if key in row["bounds"] else "") + f"{row[key]:.3g}"
+
+
+def format_table(rows: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str]) -> str:
+    """Format rows of all heads together, one line each, then statuses, and what was not matched."""
+    lines, statuses = [HEAD], {}
+    for row in rows:
+        if row["head"] is not None:
+            continue
+        if row["status"] != "ok":
+            statuses.setdefault((row["measure"] or "", row["status"]), []).append(row["layer"])
+        if row["measure"] is None:
+            continue
+        low, middle, high = (format_value(row, key) for key in ("q10", "median", "q90"))
+        lines.append(
+            (
+                row["layer"],
+                f"{row['heads'] or '?'} x {row['head_dim'] or '?'}",
+                row["measure"],
+                _format_shape(row),
+                f"{middle} [{low}, {high}]",
+                f"{row['gaussian']['median']:.3g}" if row.get("gaussian") else "-",
+                *("-" if row[key] is None else f"{row[key]:.3g}" for key in ("stable_rank", "effective_rank")),
+                str(row["examples"]),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    text += ["", LEGEND]
+    text += [
+        f"{_format_layers(layers)}{', ' + name if name else ''}: {status}"
+        for (name, status), layers in statuses.items()
+    ]
+    text += [f"Not matched: {name}: {reason}" for name, reason in unmatched.items()]
+    return "\n".join(text)
+
+
+def _format_shape(row: Mapping[str, Any]) -> str:
+    if not row["shape"]:
+        return "-"
+    low, high = row.get("tokens") or row["shape"][:1] * 2
+    return f"{low if low == high else f'{low}-{high}'} x {row['shape'][1]}"
+
+
+def _format_layers(layers: Sequence[str]) -> str:
+    return layers[0] if len(layers) == 1 else f"{layers[0]} and {len(layers) - 1} more"
+
+
+def plot(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
+    """Plot condition numbers by layer, one panel per measure and shape, with the Gaussian reference; None if empty."""
+    entries: dict[Any, Any] = {}
+    for row in rows:
+        if row["head"] is None and row.get("shape"):
+            key = (row["measure"], *row["shape"])
+            theory = row.get("gaussian")
+            entry = entries.setdefault(key, {"shape": row["shape"], "theory": theory, "layers": []})
+            entry["layers"].append({key: row[key] for key in (*QUANTILES, "singular")})
+    measures = [key[0] for key in entries]
+    # A panel's title has name and shape: names only need to differ.
+    named = {key[0] + " " * measures[:i].count(key[0]): entry for i, (key, entry) in enumerate(entries.items())}
+    return charts.plot_by_layer(named, title)

@@ -1,0 +1,224 @@
+"""Watch of a PyTorch model: one recorder per attention layer, active while the layer runs.
+
+During a measured call, a recorder sees the functions that its layer calls (`TorchFunctionMode`): the attention product
+and the linear layers. So the fast paths of `torch.nn`, which skip hooks, are not taken, and layers of any name are
+found. Calls that are not measured cost one Python function per attention layer.
+"""
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from leanformer.errors import ConfigError
+from leanformer.watching import scopes
+from leanformer.watching.measures import Layer, unit_roundoff
+from leanformer.watching.recorder import Recorder, as_batch, to_host
+from leanformer.watching.scopes import Scope
+from leanformer.watching.session import Watch
+
+
+# Arguments of a model's call that mark padding, and whether True means padding.
+MASKS = {"attention_mask": False, "src_key_padding_mask": True, "key_padding_mask": True}
+OF_LOGITS = {"attention_probabilities", "attention_entropy", "relative_attention_entropy", "largest_logit", "self_weight"}
+SHOWN = 12  # candidates in a message
+
+
+def attach(watch: Watch) -> Callable[[], None]:
+    """Register the hooks of a watch on its model, and return the function that removes them."""
+    check_supported(watch.model)
+    found, watch.unmatched = scopes.find_scopes(watch.model)
+    if watch.options.at is not None:
+        found = _select(watch.model, watch.options.at, found)
+    if not found:
+        raise ConfigError(_nothing_found(watch.model, watch.unmatched))
+    handles = Hooks(watch, found).register()
+
+    def detach() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return detach
+
+
+def check_supported(model: nn.Module) -> None:
+    """Raise ConfigError for a model whose layers run without Python, or in several threads."""
+    for name, module in model.named_modules():
+        where = f"{type(module).__name__} {name}".strip()
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            raise ConfigError(f"{where} is compiled: its layers run without hooks. Watch the model before torch.compile.")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ConfigError(f"{where} is a TorchScript module: its layers run without hooks. Watch the Python model.")
+        if isinstance(module, nn.DataParallel):
+            raise ConfigError(f"{where} runs copies of the model in threads. Watch the model inside: model.module.")
+
+
+def _select(model: nn.Module, pattern: str, found: list[Scope]) -> list[Scope]:
+    """Return a layer for each linear layer whose name matches a pattern."""
+    modules = dict(model.named_modules())
+    chosen = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
+    linear = [name for name in chosen if getattr(modules[name], "weight", None) is not None]
+    if not linear:
+        candidates = [name for name, module in modules.items() if scopes.is_linear(module)]
+        what = f"{', '.join(chosen[:3])} has no weight" if chosen else "no module has such a name"
+        raise ConfigError(f"at={pattern}: {what}. Linear layers are {_some(candidates)}.")
+    result = []
+    for name in linear:
+        # The layer that was found around it sees the attention product; otherwise only the projection's input.
+        inside = [scope for scope in found if scope.name == "" or name.startswith(f"{scope.name}.")]
+        outer = inside[0].name if inside else name.rpartition(".")[0]
+        heads = inside[0].heads if inside else scopes.find_heads(modules, outer)
+        result.append(Scope(name, modules[outer], inside[0].block if inside else None, heads, modules[name]))
+    return result
+
+
+def _nothing_found(model: nn.Module, unmatched: Mapping[str, str]) -> str:
+    linear = [name for name, module in model.named_modules() if scopes.is_linear(module)]
+    reasons = "".join(f" {name}: {reason}." for name, reason in list(unmatched.items())[:SHOWN])
+    return (
+        f"watch: no attention layer was found in {type(model).__name__}: no module with a number of heads "
+        f"({', '.join(scopes.HEADS[:3])}, ...) or a class named attention has a linear layer.{reasons} Select the output "
+        f'projections with at="...". Linear layers are {_some(linear)}.'
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "") or "none"
+
+
+class Hooks:
+    """Hooks of one watch on one model."""
+
+    def __init__(self, watch: Watch, found: list[Scope]):
+        self.watch, self.options = watch, watch.options
+        self.active: dict[int, list[Recorder]] = {}  # recorders of running layers, by layer
+        self.tokens: dict[int, torch.Tensor] = {}  # input of running blocks
+        self.running = self.measured = False  # a call of the model; it is one to measure
+        self.calls = 0
+        self.valid: np.ndarray | None = None
+        self.unreadable = ""
+        self.frozen = any(p.requires_grad for p in watch.model.parameters())
+        self.weights: dict[int, str] = {}  # projections seen, and the layer they belong to
+        self.scopes = []
+        for scope in found:
+            scope.heads = self.options.heads or scope.heads
+            name = scope.name or type(watch.model).__name__
+            self.scopes.append((scope, watch.add_layer(name, heads=scope.heads), [0]))
+
+    def register(self) -> list[Any]:
+        """Register all hooks and return their handles."""
+        model, options = self.watch.model, {"with_kwargs": True}
+        handles = [model.register_forward_pre_hook(self._begin, prepend=True, **options)]
+        blocks = {id(scope.block): scope.block for scope, _, _ in self.scopes if scope.block is not None}
+        handles += [block.register_forward_pre_hook(self._enter_block, **options) for block in blocks.values()]
+        for scope, layer, count in self.scopes:
+            enter, leave = self._hooks(scope, layer, count)
+            handles.append(scope.module.register_forward_pre_hook(enter, prepend=True, **options))
+            handles.append(scope.module.register_forward_hook(leave, always_call=True))
+        handles.append(model.register_forward_hook(self._end, always_call=True))
+        return handles
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _recomputing():
+            return
+        self.running, self.measured = True, self.calls % self.options.every == 0
+        self.calls += 1
+        if self.measured:
+            self.valid, self.unreadable = (None, "") if self.options.mask is not None else _read_mask(model, args, kwargs)
+
+    def _end(self, *_: object) -> None:
+        if not _recomputing():
+            self.running = self.measured = False
+            self.valid, self.unreadable = None, ""
+            self.tokens.clear()
+
+    def _enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.measured:
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            if given:
+                self.tokens[id(block)] = given[0]
+
+    def _hooks(self, scope: Scope, layer: Layer, count: list[int]) -> tuple[Callable[..., None], Callable[..., None]]:
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.running:
+                due = self.measured
+            else:  # a part of the model is called by itself
+                due, count[0] = count[0] % self.options.every == 0, count[0] + 1
+            if due and not _recomputing():
+                recorder = Recorder(scope, args, kwargs)
+                recorder.__enter__()
+                self.active.setdefault(id(scope), []).append(recorder)
+
+        def leave(*_: object) -> None:
+            if running := self.active.get(id(scope)):
+                recorder = running.pop()
+                recorder.__exit__(None, None, None)
+                with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                    self._collect(scope, layer, recorder)
+
+        return enter, leave
+
+    def _collect(self, scope: Scope, layer: Layer, recorder: Recorder) -> None:
+        arrays, dtype, notes = recorder.arrays(self.options.examples, bool(OF_LOGITS & set(layer.names)))
+        for sentence in notes:
+            layer.note(sentence)
+        if not arrays:
+            layer.note("no output projection was seen while the layer ran: choose it with at=")
+            return
+        examples, tokens, layer.heads, layer.head_dim = arrays["out"].shape
+        if recorder.scope.heads is None and layer.heads == 1:
+            layer.heads, layer.head_dim = None, None
+            layer.names = tuple(name for name in layer.names if name != "head_output")
+        entering = self.tokens.get(id(scope.block))
+        if entering is not None:
+            entering = as_batch(entering if scope.batch_first or entering.ndim != 3 else entering.transpose(0, 1))
+            if entering[:examples].shape[:2] == (examples, tokens):
+                arrays["tokens"] = to_host(entering[:examples])
+        self._note_weight(layer, recorder.weight)
+        valid = self.options.valid_for(examples, tokens, layer.name)
+        if self.unreadable:
+            layer.note(self.unreadable)
+        elif self.valid is not None:
+            if self.valid[:examples].shape == (examples, tokens):
+                valid = self.valid[:examples]
+            else:
+                layer.note(f"the call's mask {self.valid.shape} does not fit {examples} x {tokens} tokens: not used")
+        self.watch.collect(layer, arrays, valid, unit_roundoff(dtype))
+
+    def _note_weight(self, layer: Layer, weight: torch.Tensor | None) -> None:
+        if weight is None:
+            return
+        first = self.weights.setdefault(id(weight), layer.name)
+        if first != layer.name:
+            layer.note(f"output projection tied to that of {first}")
+        if self.frozen and not weight.requires_grad:
+            layer.note("output projection frozen")
+        if self.running and layer.calls >= self.calls:
+            layer.note("called several times per call of the model: all are counted together")
+
+
+def _recomputing() -> bool:
+    """Return True in a backward pass, where checkpointed layers run a second time."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _read_mask(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[np.ndarray | None, str]:
+    """Return the padding mask of a call, B T, True: not padding; and a sentence if it cannot be read."""
+    try:
+        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return None, ""
+    given = given | given.get("kwargs", {})
+    for name, padding in MASKS.items():
+        mask = given.get(name)
+        if not isinstance(mask, torch.Tensor):
+            continue
+        if mask.ndim != 2:
+            return None, f"{name} of shape {tuple(mask.shape)} is not examples x tokens: padding counts unless mask= is passed"
+        valid = to_host(mask) == 0 if padding else to_host(mask) != 0
+        return valid, ""
+    return None, ""
