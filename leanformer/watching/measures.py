@@ -209,8 +209,7 @@ class Layer:
         self.notes[sentence] = None
 
     def add(self, measured: Mapping[str, Any], tokens: np.ndarray, roundoff: float = 0.0) -> None:
-        """Add the results of one call, in host memory, as returned by `reduce`."""
-        self.calls += 1
+        """Add results of one call, in host memory, as returned by `reduce`."""
         for name, values in measured.items():
             for tallies in (self.total, self.recent):
                 tally = tallies.get(name)

@@ -35,7 +35,8 @@ class Recorder(TorchFunctionMode):
         self.product: torch.Tensor | None = None  # B N T H
         self.logits: Callable[[int], torch.Tensor] | None = None  # of the first examples
         self.weights: list[torch.Tensor] = []  # softmax, and the same after dropout or a cast
-        self.fixed = self.transposed = False
+        self.transposed = False  # rows of the projection's input are ordered T B
+        self.flat = False  # the weight of the projection has inputs x outputs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
@@ -57,7 +58,7 @@ class Recorder(TorchFunctionMode):
 
             return call
 
-        self.transposed = True  # the projection's rows are ordered T B
+        self.transposed = True
         for name in INNER:
             setattr(functional, name, seen(name))
         try:
@@ -72,12 +73,15 @@ class Recorder(TorchFunctionMode):
             self._see_linear(args[0], args[1] if len(args) > 1 else kwargs["weight"])
         elif name == "addmm":  # transformers' Conv1D
             self._see_linear(args[1], args[2])
+            self.flat = self.weight is args[2] or self.flat
         elif name == "scaled_dot_product_attention":
             self._see_fused(*args, result=result, **kwargs)
         elif name == "softmax" and result.ndim in (3, 4):
             logits = args[0]
             self.weights, self.product, self.projected = [result], None, None
             self.logits = lambda examples: self._by_head(logits)[:examples]
+        elif name in PRODUCTS and (weight := self.scope.linear_weights.get(args[1].data_ptr())) is not None:
+            self._see_linear(args[0], weight)
         elif self.weights and args and any(args[0] is x for x in self.weights):
             if name in DROPOUT and isinstance(result, torch.Tensor):
                 self.weights.append(result)

@@ -1,17 +1,19 @@
 """Attention layers of a PyTorch model, found by structure."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_attn_heads")
 ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)  # in the name of a class
 # Names of layers that compute queries, keys and values, packed or not.
-INPUT = re.compile(r"^(w?[qkv]+|w_?[qkv]|(q|k|v|qkv|kv)_\w+|query|key|value|\w*qkv\w*|c_attn|in_proj\w*|query_key_value)$", re.I)
+INPUT = re.compile(r"^(w?_?[qkv]+|(pos_)?(q|k|v|qkv|kv|query|key|value)(_\w+)?|\w*qkv\w*|c_attn|in_proj\w*)$", re.IGNORECASE)
 
 
 @dataclasses.dataclass
@@ -24,7 +26,13 @@ class Scope:
     heads: int | None
     projection: nn.Module | None = None  # chosen with `at`; None: found while the layer runs
 
-    @property
+    @functools.cached_property
+    def linear_weights(self) -> dict[int, Any]:
+        """Weights of the linear layers inside by address, for layers that multiply with them themselves."""
+        layers = [module for module in self.module.modules() if is_linear(module)]
+        return {layer.weight.data_ptr(): layer.weight for layer in layers if isinstance(layer.weight, torch.Tensor)}
+
+    @functools.cached_property
     def batch_first(self) -> bool:
         """False if the tokens come before the examples."""
         attentions = (m for m in self.module.modules() if isinstance(m, nn.MultiheadAttention))

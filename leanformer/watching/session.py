@@ -102,12 +102,22 @@ class Watch:
             valid: B T, tokens that are not padding.
             roundoff: unit roundoff of the type that stored them; 0 for float32.
         """
-        some = arrays.get("out", arrays.get("tokens"))
-        examples, tokens = some.shape[:2]
+        if "out" in arrays and "tokens" in arrays and arrays["out"].shape[:2] != arrays["tokens"].shape[:2]:
+            # Attention within windows: the tokens of the block have another number of rows.
+            self._reduce(layer, {"tokens": arrays["tokens"]}, None, roundoff)
+            arrays = {name: x for name, x in arrays.items() if name != "tokens"}
+        if self._reduce(layer, arrays, valid, roundoff):
+            layer.calls += 1
+
+    def _reduce(
+        self, layer: Layer, arrays: Mapping[str, np.ndarray], valid: np.ndarray | None, roundoff: float
+    ) -> bool:
+        """Add the measures of arrays with equal numbers of rows. Return False if there was a single token."""
+        examples, tokens = arrays.get("out", arrays.get("tokens")).shape[:2]
         rows = np.full(examples, tokens) if valid is None else valid.sum(axis=1)
         if tokens == 1:
             layer.single += 1
-            return
+            return False
         if not rows.all():
             layer.note("examples without a token that is not padding are left out")
             arrays = {name: x[rows > 0] for name, x in arrays.items()}
@@ -117,6 +127,7 @@ class Watch:
         # On the CPU whatever JAX's default device is: the arrays are in host memory.
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             layer.add(jax.device_get(reduce(arrays, valid, layer.names)), rows, roundoff)
+        return True
 
     @property
     def rows(self) -> list[dict[str, Any]]:

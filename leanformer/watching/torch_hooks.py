@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from leanformer.errors import ConfigError
 from leanformer.watching import scopes
@@ -90,12 +91,20 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "") or "none"
 
 
+class PassThrough(TorchFunctionMode):
+    """Mode that changes no function. PyTorch's fast paths are not taken while there is one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 class Hooks:
     """Hooks of one watch on one model."""
 
     def __init__(self, watch: Watch, found: list[Scope]):
         self.watch, self.options = watch, watch.options
         self.active: dict[int, list[Recorder]] = {}  # recorders of running layers, by layer
+        self.modes: list[TorchFunctionMode] = []
         self.tokens: dict[int, torch.Tensor] = {}  # input of running blocks
         self.running = self.measured = False  # a call of the model; it is one to measure
         self.calls = 0
@@ -115,6 +124,9 @@ class Hooks:
         handles = [model.register_forward_pre_hook(self._begin, prepend=True, **options)]
         blocks = {id(scope.block): scope.block for scope, _, _ in self.scopes if scope.block is not None}
         handles += [block.register_forward_pre_hook(self._enter_block, **options) for block in blocks.values()]
+        for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
+            handles.append(encoder.register_forward_pre_hook(self._enter_encoder, **options))
+            handles.append(encoder.register_forward_hook(self._leave_encoder, always_call=True))
         for scope, layer, count in self.scopes:
             enter, leave = self._hooks(scope, layer, count)
             handles.append(scope.module.register_forward_pre_hook(enter, prepend=True, **options))
@@ -135,6 +147,17 @@ class Hooks:
             self.running = self.measured = False
             self.valid, self.unreadable = None, ""
             self.tokens.clear()
+
+    def _enter_encoder(self, *_: object) -> None:
+        """Have the encoder of PyTorch, which asks for it, keep padding instead of packing the tokens of its layers."""
+        if self.measured or not self.running:
+            mode = PassThrough()
+            mode.__enter__()
+            self.modes.append(mode)
+
+    def _leave_encoder(self, *_: object) -> None:
+        if self.modes:
+            self.modes.pop().__exit__(None, None, None)
 
     def _enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.measured:
@@ -173,11 +196,7 @@ class Hooks:
         if recorder.scope.heads is None and layer.heads == 1:
             layer.heads, layer.head_dim = None, None
             layer.names = tuple(name for name in layer.names if name != "head_output")
-        entering = self.tokens.get(id(scope.block))
-        if entering is not None:
-            entering = as_batch(entering if scope.batch_first or entering.ndim != 3 else entering.transpose(0, 1))
-            if entering[:examples].shape[:2] == (examples, tokens):
-                arrays["tokens"] = to_host(entering[:examples])
+        self._add_tokens(scope, layer, recorder, arrays)
         self._note_weight(layer, recorder.weight)
         valid = self.options.valid_for(examples, tokens, layer.name)
         if self.unreadable:
@@ -188,6 +207,20 @@ class Hooks:
             else:
                 layer.note(f"the call's mask {self.valid.shape} does not fit {examples} x {tokens} tokens: not used")
         self.watch.collect(layer, arrays, valid, unit_roundoff(dtype))
+
+    def _add_tokens(self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, np.ndarray]) -> None:
+        """Add the tokens entering the block, B T D, where D is the width that the output projection returns."""
+        x = self.tokens.get(id(scope.block))
+        if x is None or "tokens" not in layer.names:
+            return
+        width = recorder.weight.shape[1 if recorder.flat else 0]
+        if x.ndim == 4 and x.shape[1] == width != x.shape[-1]:  # channels before the grid
+            x = x.permute(0, 2, 3, 1)
+        elif x.ndim not in (2, 3, 4) or x.shape[-1] != width or (x.ndim == 4 and x.shape[1] == width):
+            layer.note(f"the block takes {tuple(x.shape)}, not tokens of width {width}: tokens are not measured")
+            return
+        x = as_batch(x if scope.batch_first or x.ndim != 3 else x.transpose(0, 1))
+        arrays["tokens"] = to_host(x[: self.options.examples])
 
     def _note_weight(self, layer: Layer, weight: torch.Tensor | None) -> None:
         if weight is None:
