@@ -72,10 +72,8 @@ def unit_roundoff(dtype: Any) -> float:
     >>> unit_roundoff("bfloat16"), unit_roundoff("float32")
     (0.00390625, 0.0)
     """
-    try:
-        eps = float(ml_dtypes.finfo(str(dtype).removeprefix("torch.")).eps)
-    except (ValueError, TypeError):
-        return 0.0
+    name = str(dtype).removeprefix("torch.")
+    eps = float(ml_dtypes.finfo(getattr(ml_dtypes, name, None) or np.dtype(name)).eps)
     return eps / 2 if eps > np.finfo(np.float32).eps else 0.0
 
 
@@ -171,9 +169,10 @@ class Tally:
         values = self.sample.values[:, chosen].reshape(-1, len(FIELDS))
         value, bound, effective, stable, tokens = values[np.isfinite(values[:, 0])].T
         result = {name: float(np.quantile(value, q)) if value.size else None for name, q in QUANTILES.items()}
-        # A quantile is exact if every lower bound lies above it.
+        # A quantile is exact if every lower bound lies above the values that it is interpolated from.
         lowest = value[bound > 0].min(initial=np.inf)
-        result["bounds"] = [name for name in QUANTILES if value.size and result[name] >= lowest]
+        above = {name: np.quantile(value, q, method="higher") if value.size else 0 for name, q in QUANTILES.items()}
+        result["bounds"] = [name for name, x in above.items() if x >= lowest]
         result |= {"shape": None, "effective_rank": None, "stable_rank": None}
         if self.columns is not None and value.size:
             result["shape"] = [int(np.median(tokens)), self.columns]
@@ -243,9 +242,8 @@ class Layer:
             for head in (None, *(range(tally.not_finite.size) if tally.per_head else ())):
                 row = about | {"measure": name, "head": head} | tally.describe(head)
                 row["gaussian"] = row["shape"] and _reference(name, row["shape"])
-                row["status"] = "; ".join(_flags(row)) or "ok"
-                if head is None and self.status() != "ok":
-                    row["status"] = "; ".join([*_flags(row), self.status()])
+                sentences = [*_flags(row), *([] if self.status() == "ok" else [self.status()])]
+                row["status"] = "; ".join(sentences) or "ok"
                 result.append(row)
         return result
 

@@ -35,7 +35,7 @@ class Recorder(TorchFunctionMode):
         self.product: torch.Tensor | None = None  # B N T H
         self.logits: Callable[[int], torch.Tensor] | None = None  # of the first examples
         self.weights: list[torch.Tensor] = []  # softmax, and the same after dropout or a cast
-        self.transposed = False  # rows of the projection's input are ordered T B
+        self.transposed: tuple[int, int] | None = None  # T, B: rows of the projection's input are in this order
         self.flat = False  # the weight of the projection has inputs x outputs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +58,8 @@ class Recorder(TorchFunctionMode):
 
             return call
 
-        self.transposed = True
+        query = args[0] if args else kwargs["query"]  # T B D, or T D
+        self.transposed = (query.shape[0], query.shape[1] if query.ndim == 3 else 1)
         for name in INNER:
             setattr(functional, name, seen(name))
         try:
@@ -140,11 +141,14 @@ class Recorder(TorchFunctionMode):
             return {}, None, []
         x, notes, heads = self._batched(self.projected), [], self.scope.heads
         if self.product is not None and self.product.ndim == 4 and self._tokens_agree(x):
-            heads = self.product.shape[1]
             joined = self.product.transpose(1, 2).flatten(2)
-            if joined.shape == x.shape and not torch.equal(joined, x):
-                x = joined
-                notes.append("a norm or gate stands between heads and output projection: measured before it")
+            if joined.shape == x.shape:
+                if heads not in (None, self.product.shape[1]):
+                    notes.append(f"heads={heads}, but the attention product has {self.product.shape[1]}, which count")
+                heads = self.product.shape[1]
+                if not torch.equal(joined, x):
+                    x = joined
+                    notes.append("a norm or gate stands between heads and output projection: measured before it")
         if heads and x.shape[-1] % heads:
             notes.append(f"the projection takes {x.shape[-1]} numbers, not a multiple of {heads} heads: pass heads=")
             heads = None
@@ -168,9 +172,8 @@ class Recorder(TorchFunctionMode):
 
     def _batched(self, x: torch.Tensor) -> torch.Tensor:
         """Return B T D."""
-        if self.transposed and self.product is not None and x.ndim == 2:
-            b, _, t, _ = self.product.shape
-            return x.reshape(t, b, -1).transpose(0, 1)
+        if self.transposed is not None:
+            return x.reshape(*self.transposed, -1).transpose(0, 1)
         return as_batch(x, self.leading)
 
 

@@ -26,12 +26,13 @@ def format_value(row: Mapping[str, Any], key: str) -> str:
 
 def format_table(rows: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str]) -> str:
     """Format rows of all heads together, one line each, then statuses, and what was not matched."""
-    lines, statuses = [HEAD], {}
+    lines: list[tuple[str, ...]] = [HEAD]
+    statuses: dict[str, dict[str, list[str]]] = {}  # sentence: measure: layers
     for row in rows:
         if row["head"] is not None:
             continue
-        if row["status"] != "ok":
-            statuses.setdefault((row["measure"] or "", row["status"]), []).append(row["layer"])
+        for sentence in row["status"].split("; ") if row["status"] != "ok" else ():
+            statuses.setdefault(sentence, {}).setdefault(row["measure"] or "", []).append(row["layer"])
         if row["measure"] is None:
             continue
         low, middle, high = (format_value(row, key) for key in ("q10", "median", "q90"))
@@ -49,11 +50,8 @@ def format_table(rows: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text += ["", LEGEND]
-    text += [
-        f"{_format_layers(layers)}{', ' + name if name else ''}: {status}"
-        for (name, status), layers in statuses.items()
-    ]
+    text += ["", LEGEND] if len(lines) > 1 else []
+    text += [f"{_format_places(places)}: {sentence}" for sentence, places in statuses.items()]
     text += [f"Not matched: {name}: {reason}" for name, reason in unmatched.items()]
     return "\n".join(text)
 
@@ -65,8 +63,12 @@ def _format_shape(row: Mapping[str, Any]) -> str:
     return f"{low if low == high else f'{low}-{high}'} x {row['shape'][1]}"
 
 
-def _format_layers(layers: Sequence[str]) -> str:
-    return layers[0] if len(layers) == 1 else f"{layers[0]} and {len(layers) - 1} more"
+def _format_places(places: Mapping[str, Sequence[str]]) -> str:
+    """Return the layers of a sentence, with the measures if it is not about all of them."""
+    layers = list(dict.fromkeys(layer for names in places.values() for layer in names))
+    what = layers[0] if len(layers) == 1 else f"{layers[0]} and {len(layers) - 1} more"
+    measures = [name for name in places if name]
+    return what if len(measures) != 1 else f"{what}, {measures[0]}"
 
 
 def plot(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:

@@ -1,0 +1,393 @@
+"""Watch of PyTorch models. Runs in the environment of its own that `make test-all` makes."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+
+torch = pytest.importorskip("torch")
+
+import leanformer
+from leanformer.errors import ConfigError
+
+
+nn, functional = torch.nn, torch.nn.functional
+ALL = ("attention_output", "head_output", "tokens", "attention_probabilities", "attention_entropy", "largest_logit")
+HEADS, HEAD_DIM, WIDTH, TOKENS, BATCH = 3, 8, 20, 11, 4
+
+
+class Attention(nn.Module):
+    """Attention with names of its own, and more heads than the width has room for."""
+
+    def __init__(self, kv=HEADS, fused=True, gate=False):
+        super().__init__()
+        self.num_heads, self.kv, self.fused = HEADS, kv, fused
+        self.gate = nn.Linear(WIDTH, HEADS * HEAD_DIM) if gate else None
+        self.alpha = nn.Linear(WIDTH, (HEADS + 2 * kv) * HEAD_DIM)  # packed q, k, v
+        self.omega = nn.Linear(HEADS * HEAD_DIM, WIDTH)
+
+    def split(self, x):
+        b, t, _ = x.shape
+        packed = self.alpha(x).reshape(b, t, -1, HEAD_DIM).transpose(1, 2)
+        q, k, v = packed.split([HEADS, self.kv, self.kv], dim=1)
+        return q, *(y.repeat_interleave(HEADS // self.kv, dim=1) for y in (k, v))
+
+    def heads(self, x, mask=None):
+        q, k, v = self.split(x)
+        if self.fused:
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        logits = q @ k.transpose(-2, -1) * HEAD_DIM**-0.5
+        return (logits if mask is None else logits.masked_fill(~mask, -torch.inf)).softmax(dim=-1) @ v
+
+    def forward(self, x, mask=None):
+        out = self.heads(x, mask).transpose(1, 2).flatten(2)
+        return self.omega(out if self.gate is None else out * torch.sigmoid(self.gate(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention(**options)
+        self.intermediate = nn.Linear(WIDTH, WIDTH)  # not an output projection, in spite of its width
+
+    def forward(self, x, mask=None):
+        x = x + self.attention(self.norm(x), mask)
+        return x + functional.gelu(self.intermediate(x))
+
+
+class Model(nn.Module):
+    def __init__(self, depth=2, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block(**options) for _ in range(depth))
+
+    def forward(self, x, attention_mask=None):
+        mask = None if attention_mask is None else attention_mask[:, None, None].bool()
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+def batch(seed=0, tokens=TOKENS):
+    return torch.randn(BATCH, tokens, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def watch_once(model, *inputs, measures=ALL, **options):
+    with torch.no_grad(), leanformer.watch(model, measures=measures, **options) as w:
+        model(*inputs)
+    return w
+
+
+def kappa(x):
+    s = np.linalg.svd(np.asarray(x, np.float64), compute_uv=False)
+    return s[..., 0] / s[..., -1]
+
+
+def values(w, layer, measure):
+    return w.layers[layer].total[measure].sample.values[:, :, 0].squeeze()
+
+
+def by_hand(model, x):
+    """Return κ of heads joined, of one head and of the tokens, and κ and entropy of the probabilities, by layer."""
+    layers = []
+    with torch.no_grad():
+        for block in model.blocks:
+            q, k, _ = block.attention.split(block.norm(x))
+            out = block.attention.heads(block.norm(x))
+            p = (q.double() @ k.double().mT * HEAD_DIM**-0.5).softmax(-1).numpy()
+            entropy = -(p * np.log(p)).sum(-1).mean(-1)
+            layers.append((kappa(out.transpose(1, 2).flatten(2)), kappa(out), kappa(x), kappa(p), entropy))
+            x = block(x)
+    return layers
+
+
+@pytest.mark.parametrize("options", [{}, {"kv": 1}, {"fused": False}, {"gate": True}], ids=str)
+def test_equals_numpy_on_activations_taken_by_hand(options):
+    model, x = Model(**options), batch()
+    w = watch_once(model, x)
+    assert list(w.layers) == ["blocks.0.attention", "blocks.1.attention"] and w.unmatched == {}
+    names = ("attention_output", "head_output", "tokens", "attention_probabilities", "attention_entropy")
+    for layer, expected in zip(w.layers, by_hand(model, x), strict=True):
+        for name, numbers in zip(names, expected, strict=True):
+            np.testing.assert_allclose(values(w, layer, name), numbers, rtol=2e-3)
+        np.testing.assert_allclose(values(w, layer, "attention_output"), expected[0], rtol=1e-4)
+    gate = "gate" in options
+    assert all(("gate" in layer.status()) == gate for layer in w.layers.values())
+
+
+def test_rows_and_table():
+    w = watch_once(Model(), batch(), measures=("attention_output", "head_output"))
+    rows = w.rows
+    assert [(r["measure"], r["head"]) for r in rows[:5]] == [
+        ("attention_output", None),
+        ("head_output", None),
+        *(("head_output", head) for head in range(HEADS)),
+    ]
+    first = rows[0]
+    assert first["shape"] == [TOKENS, HEADS * HEAD_DIM] and first["examples"] == first["count"] == BATCH
+    assert first["heads"] == HEADS and first["head_dim"] == HEAD_DIM and first["status"] == "ok"
+    assert first["q10"] < first["median"] < first["q90"] and 1 < first["gaussian"]["median"] < 100
+    assert first["stable_rank"] <= first["effective_rank"] <= TOKENS and rows[1]["count"] == BATCH * HEADS
+    assert all(word in w.table() for word in ("blocks.1.attention", "11 x 24", "3 x 8", f"{first['median']:.3g}"))
+
+
+def test_outputs_gradients_and_hooks_are_unchanged():
+    model, x = Model(), batch()
+    expected = model(x)
+    gradients = torch.autograd.grad(expected.sum(), list(model.parameters()))
+    with leanformer.watch(model):
+        watched = model(x)
+    assert torch.equal(watched, expected)
+    assert all(map(torch.equal, torch.autograd.grad(watched.sum(), list(model.parameters())), gradients))
+    assert not has_hooks(model)
+
+
+def has_hooks(model):
+    names = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
+    return any(getattr(module, name) for module in model.modules() for name in names)
+
+
+def test_hooks_and_modes_are_gone_after_an_exception():
+    model = Model()
+    model.blocks[1].attention.omega = nn.Linear(5, WIDTH)  # raises inside the attention layer
+    with pytest.raises(RuntimeError), leanformer.watch(model):
+        model(batch())
+    assert not has_hooks(model) and not torch.overrides._get_current_function_mode_stack()
+
+
+def test_layers_are_freed_and_nothing_is_kept():
+    model = Model()
+    with leanformer.watch(model) as w:
+        x = batch()
+        reference = weakref.ref(x)
+        model(x)
+    del x
+    gc.collect()
+    assert reference() is None
+    sizes = [tally.sample.values.nbytes for layer in w.layers.values() for tally in layer.total.values()]
+    assert sum(sizes) < 10_000
+
+
+def test_every_and_record():
+    model = Model()
+    with torch.no_grad(), leanformer.watch(model, every=3) as w:
+        for seed in range(7):  # calls 0, 3 and 6
+            model(batch(seed))
+        first = w.record()
+        assert w.record() == {}
+        model(batch(7))
+        model(batch(8))
+        model(batch(9))
+        second = w.record()
+    assert w.rows[0]["examples"] == 4 * BATCH and w.rows[0]["calls"] == 4
+    assert first.keys() == second.keys() and first != second
+    assert second["blocks.0.attention/attention_output"] == pytest.approx(
+        np.median(kappa(Model().blocks[0].attention.heads(model.blocks[0].norm(batch(9))).transpose(1, 2).flatten(2).detach())),
+        rel=1e-3,
+    )
+
+
+def test_part_of_a_model_that_is_called_by_itself():
+    model = Model()
+    with torch.no_grad(), leanformer.watch(model, every=2) as w:
+        for _ in range(3):
+            model.blocks[1](batch())
+    assert w.layers["blocks.0.attention"].status() == "never called"
+    assert w.layers["blocks.1.attention"].calls == 2
+
+
+@pytest.mark.parametrize("given", ["argument", "option"])
+def test_padding_does_not_count(given):
+    """Each example equals itself alone, without its padding."""
+    model, lengths = Model(), (11, 5, 9, 11)
+    x = batch()
+    mask = torch.arange(TOKENS)[None] < torch.tensor(lengths)[:, None]
+    with torch.no_grad(), leanformer.watch(model, mask=mask if given == "option" else None) as w:
+        model(x, attention_mask=mask.long())
+    for i, length in enumerate(lengths):
+        alone = watch_once(model, x[i : i + 1, :length], measures=w.options.measures)
+        for layer in w.layers:
+            for measure in w.layers[layer].total:
+                np.testing.assert_allclose(values(w, layer, measure)[i], values(alone, layer, measure), rtol=2e-3)
+    assert w.rows[0]["tokens"] == [5, 11]
+
+
+def test_mask_of_the_wrong_shape_is_refused():
+    with pytest.raises(ConfigError, match=r"\(4, 9\)"):
+        watch_once(Model(), batch(), mask=np.ones((4, 9)))
+    with pytest.raises(ConfigError, match="mask"):
+        watch_once(Model(), batch(), mask=np.ones((4, 1, 9)))
+
+
+def test_unreadable_mask_has_a_status():
+    class Wrapped(Model):
+        def forward(self, x, attention_mask=None):
+            return super().forward(x)
+
+    w = watch_once(Wrapped(), batch(), torch.ones(BATCH, 1, TOKENS, TOKENS))
+    assert "attention_mask of shape" in w.rows[0]["status"]
+
+
+@pytest.mark.parametrize(("dtype", "true"), [(torch.bfloat16, 1e4), (torch.float16, 1e5)])
+def test_narrow_types_give_a_bound(dtype, true):
+    """A condition number that the type cannot resolve is a lower bound; one that it can is a value."""
+
+    class Fixed(Attention):
+        def heads(self, x, mask=None):
+            return x.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2)
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = Fixed()
+
+        def forward(self, x):
+            return self.attention(x)
+
+    rng = np.random.default_rng(0)
+    u, v = (np.linalg.qr(rng.standard_normal((40, HEADS * HEAD_DIM)))[0] for _ in range(2))
+
+    def run(smallest):
+        s = np.geomspace(1, smallest, HEADS * HEAD_DIM)
+        x = torch.tensor((u * s) @ v[: HEADS * HEAD_DIM].T, dtype=dtype)[None]
+        return watch_once(Holder().to(dtype), x, measures=("attention_output",)).rows[0]
+
+    row = run(1 / true)
+    assert row["bounds"] == ["q10", "median", "q90"] and row["median"] < true and "bound" in row["status"]
+    resolved = run(1 / 4)
+    assert resolved["bounds"] == [] and resolved["median"] == pytest.approx(4, rel=0.1)
+
+
+def test_singular_is_a_bound_and_nan_is_counted():
+    model, x = Model(), batch()
+    x[0] = torch.nan
+    x[1] = x[1, :1]  # equal tokens: rank 1
+    w = watch_once(model, x, measures=("tokens", "attention_entropy"))
+    row = w.rows[0]
+    assert row["not_finite"] == 1 and row["singular"] == 1 and row["bounds"] == ["q90"]
+    assert row["examples"] == BATCH and row["negligible"] == TOKENS - 1
+    assert "NaN" in row["status"] and "≥" in w.table()
+
+
+def test_tied_frozen_and_repeated_layers():
+    model = Model(depth=3)
+    model.blocks[1].attention.omega.weight = model.blocks[0].attention.omega.weight
+    model.blocks[2].attention.omega.weight.requires_grad = False
+    status = [layer.status() for layer in watch_once(model, batch()).layers.values()]
+    assert status[0] == "ok" and "tied" in status[1] and "frozen" in status[2]
+    shared = Model(depth=1)
+    shared.blocks.append(shared.blocks[0])
+    w = watch_once(shared, batch())
+    assert w.rows[0]["examples"] == 2 * BATCH and "several times" in w.rows[0]["status"]
+
+
+def test_too_few_tokens_and_single_tokens():
+    w = watch_once(Model(), batch(tokens=5))
+    row = next(r for r in w.rows if r["measure"] == "head_output")
+    assert row["shape"] == [5, HEAD_DIM] and "rank at most 5" in row["status"]
+    single = watch_once(Model(), batch(tokens=1))
+    assert single.rows[0]["median"] is None and "single token" in single.rows[0]["status"]
+
+
+def test_selection_by_name():
+    model = Model()
+    w = watch_once(model, batch(), at="blocks.*.attention.omega", measures=("attention_output", "head_output"))
+    assert list(w.layers) == ["blocks.0.attention.omega", "blocks.1.attention.omega"]
+    expected = watch_once(model, batch(), measures=("attention_output", "head_output"))
+    assert [r["median"] for r in w.rows] == [r["median"] for r in expected.rows]
+    other = watch_once(model, batch(), at="blocks.1.intermediate", heads=4, measures=("attention_output",))
+    assert other.rows[0]["shape"] == [TOKENS, WIDTH] and other.rows[0]["head_dim"] == 5
+
+
+@pytest.mark.parametrize("layer", [True, False], ids=["TransformerEncoder", "MultiheadAttention"])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_layers_of_pytorch(layer, batch_first, training):
+    """The fast path of evaluation mode has no hooks; with and without it, either order of axes gives the same."""
+    torch.manual_seed(0)
+    options = {"batch_first": batch_first, "dropout": 0.0}
+    made = nn.TransformerEncoderLayer(24, HEADS, 32, **options) if layer else nn.MultiheadAttention(24, HEADS, **options)
+    attention = made.self_attn if layer else made
+    model = (nn.TransformerEncoder(made, 2) if layer else made).train(training)
+    x = torch.randn(BATCH, TOKENS, 24)
+    given = x if batch_first else x.transpose(0, 1)
+    measures = ("attention_output", "attention_entropy")
+    w = watch_once(model, *([given] if layer else [given] * 3), measures=measures)
+    packed = functional.linear(x, attention.in_proj_weight, attention.in_proj_bias)
+    q, k, v = packed.reshape(BATCH, TOKENS, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+    out = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).detach()
+    name = "layers.0.self_attn" if layer else "MultiheadAttention"
+    np.testing.assert_allclose(values(w, name, "attention_output"), kappa(out), rtol=1e-3)
+    assert w.rows[0]["shape"] == [TOKENS, 24] and "attention_entropy" in w.layers[name].total
+
+
+def test_padding_of_the_encoder_of_pytorch():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, HEADS, 32, batch_first=True), 2).eval()
+    padding = torch.arange(TOKENS)[None] >= torch.tensor([11, 6, 11, 8])[:, None]
+    with torch.no_grad(), leanformer.watch(model) as w:
+        model(torch.randn(BATCH, TOKENS, 24), src_key_padding_mask=padding)
+    assert w.rows[0]["tokens"] == [6, 11] and w.rows[0]["examples"] == BATCH
+
+
+def test_checkpointed_layers_count_once():
+    class Checkpointed(Model):
+        def forward(self, x):
+            for block in self.blocks:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+            return x
+
+    model = Checkpointed()
+    with leanformer.watch(model) as w:
+        model(batch().requires_grad_()).sum().backward()
+    assert w.rows[0]["examples"] == BATCH and w.rows[0]["status"] == "ok"
+
+
+def test_examples_limits_each_batch():
+    w = watch_once(Model(), batch(), examples=2)
+    assert {row["examples"] for row in w.rows} == {2}
+
+
+def no_attention():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (no_attention, {}, ["Sequential", "at="]),
+        (Model, {"at": "blocks.*.attn.proj"}, ["at=blocks.*.attn.proj", "blocks.0.attention.omega"]),
+        (Model, {"at": "blocks.*.attention"}, ["at=blocks.*.attention", "weight"]),
+        (Model, {"measures": ("kappa",)}, ["kappa", "attention_output"]),
+        (Model, {"measures": ()}, ["measures"]),
+        (Model, {"every": 0}, ["every=0"]),
+        (Model, {"heads": 2.5}, ["heads=2.5"]),
+        (lambda: torch.compile(Model()), {}, ["compile"]),
+        (lambda: nn.DataParallel(Model()), {}, ["model.module"]),
+        (lambda: Model().forward, {}, ["method"]),
+    ],
+    ids=["no attention", "at", "no weight", "measure", "none", "every", "heads", "compiled", "threads", "function"],
+)
+def test_wrong_uses(make, options, words):
+    with pytest.raises(ConfigError) as error, leanformer.watch(make(), **options):
+        pass
+    assert all(word in str(error.value) for word in words)
+
+
+def test_never_called():
+    with leanformer.watch(Model()) as w:
+        pass
+    assert [row["status"] for row in w.rows] == ["never called"] * 2 and "never called" in w.table()
+    with pytest.raises(ConfigError, match="nothing|no condition"):
+        w.plot("/dev/null")
+
+
+def test_wrong_number_of_heads():
+    w = watch_once(Model(), batch(), heads=5)
+    assert "heads=" in w.rows[0]["status"]
+
+
+def test_picture(tmp_path):
+    path = watch_once(Model(), batch()).plot(tmp_path / "conditioning.png")
+    assert path.stat().st_size > 10_000
