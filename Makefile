@@ -25,7 +25,8 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.moto lint pretrained  ## The same and the slow tests: kills, notebooks, browser, all configs lowered for GPUs, array shapes checked everywhere.
+test-all: $(VENV)/.ready $(VENV)/.moto $(VENV)/.torch lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, all configs lowered for GPUs, array shapes checked everywhere.
+	$(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
 	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
 
 lint: $(VENV)/.ready
@@ -36,6 +37,16 @@ lint: $(VENV)/.ready
 $(VENV)/.moto: $(VENV)/.ready  # the emulator of Amazon S3, alone because it conflicts with constraints.txt
 	$(PYTHON) -m venv $(VENV)/moto
 	$(VENV)/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[s3,server]==5.2.5'
+	touch $@
+
+# PyTorch, alone because its packages conflict with constraints.txt. Python 3.11 if there is one, for which a build without
+# CUDA may be at hand; any newer Python serves. The modules that PyTorch's models need here run on 3.11 too.
+TORCH_PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
+TORCH_WITH := numpy jax jaxtyping scipy matplotlib safetensors pytest filelock fsspec jinja2 networkx sympy typing-extensions 'setuptools<82'
+$(VENV)/.torch: $(VENV)/.ready
+	$(TORCH_PYTHON) -m venv $(VENV)/torch
+	$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_WITH) torch==2.13.0 transformers==5.24.0
+	$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps timm==1.0.31
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready

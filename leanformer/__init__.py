@@ -15,6 +15,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("leanformer.training.inference").load
     if name == "conditioning":
         return importlib.import_module("leanformer.conditioning")
-    if name in ("watch", "watch_weights"):
-        return getattr(importlib.import_module("leanformer.watching"), name)
+    if name == "watch":
+        return importlib.import_module("leanformer.watching").watch
+    if name == "watch_weights":
+        return importlib.import_module("leanformer.watching.weights").watch_weights
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,8 @@
 python -m leanformer.probe --workdir=runs/quickstart [--step=N | --all]     checkpoints: newest, step N, or all
 python -m leanformer.probe --config=configs/quickstart.py                   model at initialisation
 python -m leanformer.probe --config=FILE --weights=FILE.safetensors [--config.init_from.layout=timm]    external weights
+python -m leanformer.probe --weights=FILE.safetensors|FOLDER [--num_heads=N] [--kv_heads=K] [--head_dim=H]
+                                                                     matrices of any model's weights, without its code
       ... [--measures=attention_output,tokens] [--examples=N] [--out=DIR]
       ... --heads=2,4,8,16 [--seeds=3]       numbers of heads at initialisation, with fixed head dimension, and with
                                              fixed num_heads x head_dim
@@ -17,7 +19,7 @@ if __name__ == "__main__":
     run("probe")  # imports this module again, once the command line is parsed
 
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, probing, restoring, run_files, streams
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
+from leanformer.watching.weights import watch_weights
 
 
 def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
@@ -59,7 +62,10 @@ def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> It
 def check_flags(f: cli.Values) -> list[int]:
     """Return the numbers of heads of --heads. Raises ConfigError if the flags cannot be combined."""
     if (f.workdir is None) == (f.config is None):
-        raise ConfigError("The model is not specified. Pass exactly one of --workdir=DIR and --config=FILE.")
+        raise ConfigError(
+            "The model is not specified. Pass exactly one of --workdir=DIR and --config=FILE, or only --weights=FILE."
+        )
+    check_alone(f, ("num_heads", "kv_heads", "head_dim"), "--weights without --config")
     for name, other in {"step": "workdir", "all": "workdir", "weights": "config"}.items():
         if getattr(f, name) not in (None, False) and getattr(f, other) is None:
             raise ConfigError(f"--{name} requires --{other}.")
@@ -68,6 +74,27 @@ def check_flags(f: cli.Values) -> list[int]:
     if f.seeds < 1 or not all(n.isdecimal() for n in f.heads):
         raise ConfigError(f"--heads={','.join(f.heads)} --seeds={f.seeds}: expected whole numbers of at least 1.")
     return sorted({int(n) for n in f.heads})
+
+
+def check_alone(f: cli.Values, names: Sequence[str], needs: str) -> None:
+    """Raise ConfigError if a flag has a value that is not its default."""
+    for name in names:
+        if getattr(f, name) not in (None, False, (), []):
+            raise ConfigError(f"--{name} requires {needs}.")
+
+
+def probe_weights(f: cli.Values) -> None:
+    """Print and write the measures of the matrices of a file or folder."""
+    check_alone(f, ("step", "all", "heads", "examples", "allow_nonfinite"), "--workdir or --config")
+    out = Path(f.out or "probe").expanduser()
+    files.check_writable(out)
+    w = watch_weights(f.weights, heads=f.num_heads, kv_heads=f.kv_heads, head_dim=f.head_dim, measures=f.measures)
+    print(f"Conditioning of the matrices of {f.weights}\n\n{w.table()}\n")
+    out.mkdir(parents=True, exist_ok=True)
+    content = {"weights": str(f.weights), "rows": w.rows, "unmatched": w.unmatched, **run_files.provenance()}
+    run_files.write_json(out / "probe.json", content)
+    w.plot(out / "by_layer.png", Path(f.weights).name)
+    print(f"Wrote probe.json, by_layer.png to {out}.")
 
 
 def draw(
@@ -101,6 +128,9 @@ def draw(
 
 @cli.body("probe")
 def main(f: cli.Values) -> None:
+    if f.weights and f.workdir is None and f.config is None:
+        probe_weights(f)
+        return
     heads = check_flags(f)
     workdir = inference.run_folder(f.workdir) if f.workdir else None
     out = Path(f.out).expanduser() if f.out else (workdir or Path()) / "probe"

@@ -19,6 +19,7 @@ LAYERS = [  # a module imports only from its own package and from packages above
     ["data", "layers"],
     ["models", "pretrained", "tasks"],
     ["conditioning"],
+    ["watching"],
     ["training"],
     ["cli"],
     ["sweeps", "analysis", "exports"],

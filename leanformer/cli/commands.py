@@ -108,7 +108,12 @@ COMMANDS = {
             Flag("workdir", "Folder or URL of a run, to probe its checkpoints."),
             Flag("step", "Checkpoint step to probe; the newest if neither --step nor --all is given.", int),
             Flag("all", "Probe all saved checkpoints.", bool, default=False),
-            Flag("weights", "safetensors file with the parameters of --config."),
+            Flag("weights", "safetensors file with the parameters of --config; alone, a file or folder of any model."),
+            Flag(
+                "num_heads", "Number of heads of --weights alone; by default that of its config.json.", int, minimum=1
+            ),
+            Flag("kv_heads", "Number of key and value heads of --weights alone; likewise.", int, minimum=1),
+            Flag("head_dim", "Head dimension of --weights alone; likewise.", int, minimum=1),
             Flag("out", "Folder to write to; by default WORKDIR/probe, or ./probe without --workdir."),
             Flag(
                 "measures",

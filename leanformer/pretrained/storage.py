@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
 from leanformer.errors import ConfigError, WeightsError
@@ -52,6 +52,19 @@ def read(path: str | Path, *, finite: bool = True) -> Tensors:
 
 def _read_file(path: Path) -> Tensors:
     """Read one safetensors file. Raise WeightsError for a pickle or an unreadable file."""
+    _check_not_pickle(path)
+    try:
+        tensors = safetensors.load_file(path)
+    except (SafetensorError, ValueError, TypeError, OSError) as error:
+        raise _damaged(path, error) from error
+    return {name: _widen(x) for name, x in tensors.items()}
+
+
+def _widen(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x
+
+
+def _check_not_pickle(path: Path) -> None:
     try:
         with files.open_input(path) as file:
             head = file.read(9)
@@ -63,14 +76,52 @@ def _read_file(path: Path) -> Tensors:
             f"{path} is a PyTorch pickle or an archive, which could run any code when opened, so it was not opened. "
             "Convert it with safetensors.torch.save_file where it came from, and use that file."
         )
-    try:
-        tensors = safetensors.load_file(path)
-    except (SafetensorError, ValueError, TypeError, OSError) as error:
-        raise WeightsError(
-            f"{path} ({path.stat().st_size} bytes) is not a complete safetensors file: {error}. "
-            "Was it truncated? Download it again."
-        ) from error
-    return {name: x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x for name, x in tensors.items()}
+
+
+def _damaged(path: Path, error: Exception) -> WeightsError:
+    return WeightsError(
+        f"{path} ({path.stat().st_size} bytes) is not a complete safetensors file: {error}. "
+        "Was it truncated? Download it again."
+    )
+
+
+class StoredTensor:
+    """Tensor in a safetensors file, read when it is called: float32 for half precision.
+
+    Attributes:
+        name: name in the file.
+        shape: sizes of its axes.
+        dtype: name of its type in the file, such as "BF16".
+    """
+
+    def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: str):
+        self._path, self.name, self.shape, self.dtype = path, name, shape, dtype
+
+    def __call__(self) -> np.ndarray:
+        with safe_open(self._path, framework="numpy") as file:
+            return _widen(file.get_tensor(self.name))
+
+
+def open_lazily(path: str | Path) -> dict[str, StoredTensor]:
+    """Return the tensors of safetensors weights, of which only names, shapes and types are read.
+
+    The path and the errors are those of `read`; values are not checked.
+    """
+    path = Path(path).expanduser()
+    path = find_weights(path) if path.is_dir() else path
+    result: dict[str, StoredTensor] = {}
+    for file, names in (shards(path) if path.name.endswith(INDEX) else {path: None}).items():
+        _check_not_pickle(file)
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+        except (SafetensorError, ValueError, TypeError, OSError) as error:
+            raise _damaged(file, error) from error
+        part = {name: StoredTensor(file, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+        if names is not None:
+            _check_shard(file, part, names)
+        result |= part
+    return result
 
 
 def find_weights(folder: Path) -> Path:

@@ -6,22 +6,13 @@ print(w.table())
 """
 
 import importlib
-import sys
 from collections.abc import Sequence
 from typing import Any
-
-
-ALONE = "torch" in sys.modules and "jax" not in sys.modules  # before the imports below, which import JAX
-
-import jax
 
 from leanformer.errors import ConfigError
 from leanformer.watching.measures import DEFAULT, check_names
 from leanformer.watching.session import Options, Watch
 
-
-if ALONE:  # JAX would otherwise reserve most of the memory of a GPU, which PyTorch uses here
-    jax.config.update("jax_platforms", "cpu")
 
 __all__ = ["DEFAULT", "Options", "Watch", "watch"]
 

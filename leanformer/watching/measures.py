@@ -110,11 +110,11 @@ class Sample:
 
     def add(self, values: np.ndarray) -> None:
         """Add examples, of the shape of `values`."""
-        room = CAPACITY - len(self.values)
-        if room > 0:
-            self.values = np.concatenate([self.values, values[:room].astype(np.float32)])
-        self.seen += min(room, len(values)) if room > 0 else 0
-        for example in values[max(room, 0) :]:
+        space = CAPACITY - len(self.values)
+        if space > 0:
+            self.values = np.concatenate([self.values, values[:space].astype(np.float32)])
+        self.seen += min(space, len(values)) if space > 0 else 0
+        for example in values[max(space, 0) :]:
             self.seen += 1
             place = self._rng.integers(self.seen)
             if place < CAPACITY:
@@ -278,6 +278,6 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         flags.append("a single row or column: its condition number is always 1")
     if shape and row["measure"] == "head_output" and shape[0] < shape[1]:
         flags.append(f"fewer tokens than the head dimension: rank at most {shape[0]}")
-    if row["examples"] == 1:
+    if row["examples"] == 1 and row["measure"] in ACTIVATIONS:
         flags.append("one example: no spread over examples")
     return flags

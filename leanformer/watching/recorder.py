@@ -98,9 +98,9 @@ class Recorder(TorchFunctionMode):
             if weight is self.scope.projection.weight:
                 self.projected, self.weight = x, weight
             return
-        known = any(x is other or _same_storage(x, other) for other in self.inputs.values())
+        repeated = any(x is other or _same_storage(x, other) for other in self.inputs.values())
         settled = self.projected is not None and (self.product is not None or self.weights)
-        if known or settled or not self._fits(x.shape[-1]):
+        if repeated or settled or not self._fits(x.shape[-1]):
             self.inputs[id(x)] = x
             return
         self.inputs[id(x)] = x
@@ -109,7 +109,10 @@ class Recorder(TorchFunctionMode):
     def _fits(self, width: int) -> bool:
         """Return True if a width can be heads x head dimension."""
         if self.product is not None and self.product.ndim == 4:
-            return width in (self.product.shape[1] * self.product.shape[3], self.product.shape[1] * self.product.shape[2])
+            return width in (
+                self.product.shape[1] * self.product.shape[3],
+                self.product.shape[1] * self.product.shape[2],
+            )
         return not self.scope.heads or (width % self.scope.heads == 0 and width > self.scope.heads)
 
     def _see_fused(

@@ -13,7 +13,9 @@ from torch import nn
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_attn_heads")
 ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)  # in the name of a class
 # Names of layers that compute queries, keys and values, packed or not.
-INPUT = re.compile(r"^(w?_?[qkv]+|(pos_)?(q|k|v|qkv|kv|query|key|value)(_\w+)?|\w*qkv\w*|c_attn|in_proj\w*)$", re.IGNORECASE)
+INPUT = re.compile(
+    r"^(w?_?[qkv]+|(pos_)?(q|k|v|qkv|kv|query|key|value)(_\w+)?|\w*qkv\w*|c_attn|in_proj\w*)$", re.IGNORECASE
+)
 
 
 @dataclasses.dataclass
@@ -71,8 +73,8 @@ def find_scopes(model: nn.Module) -> tuple[list[Scope], dict[str, str]]:
 
 
 def _looks_like_attention(module: nn.Module) -> bool:
-    own = any(isinstance(getattr(module, name, None), int) for name in HEADS)
-    return own or bool(ATTENTION.search(type(module).__name__))
+    has_heads = any(isinstance(getattr(module, name, None), int) for name in HEADS)
+    return has_heads or bool(ATTENTION.search(type(module).__name__))
 
 
 def _contains(outer: str, inner: str) -> bool:

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from leanformer.errors import ConfigError
-from leanformer.runtime import files
 from leanformer.watching import table
 from leanformer.watching.measures import Layer, reduce
 
@@ -152,10 +151,4 @@ class Watch:
 
     def plot(self, path: str | Path, title: str = "") -> Path:
         """Write a picture of condition numbers by layer. Raises ConfigError if nothing was measured."""
-        figure = table.plot(self.rows, title)
-        if figure is None:
-            raise ConfigError("watch.plot: no condition number was measured. See watch.table() for the reason.")
-        path = Path(path).expanduser()
-        files.check_writable(path.parent)
-        figure.savefig(path)
-        return path
+        return table.save(self.rows, path, title)

@@ -1,12 +1,15 @@
 """Rows of a watch as a table for a terminal, and as a picture."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from leanformer.conditioning import charts
 from leanformer.conditioning.spectrum import QUANTILES
+from leanformer.errors import ConfigError
+from leanformer.runtime import files
 
 
 HEAD = ("layer", "heads x dim", "measure", "matrix", "median [10 %, 90 %]", "Gaussian", "stable", "effective", "n")
@@ -42,7 +45,7 @@ def format_table(rows: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str]
                 f"{row['heads'] or '?'} x {row['head_dim'] or '?'}",
                 row["measure"],
                 _format_shape(row),
-                f"{middle} [{low}, {high}]",
+                middle if low == middle == high else f"{middle} [{low}, {high}]",
                 f"{row['gaussian']['median']:.3g}" if row.get("gaussian") else "-",
                 *("-" if row[key] is None else f"{row[key]:.3g}" for key in ("stable_rank", "effective_rank")),
                 str(row["examples"]),
@@ -84,3 +87,14 @@ def plot(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
     # A panel's title has name and shape: names only need to differ.
     named = {key[0] + " " * measures[:i].count(key[0]): entry for i, (key, entry) in enumerate(entries.items())}
     return charts.plot_by_layer(named, title)
+
+
+def save(rows: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> Path:
+    """Write the plot of rows to a file. Raises ConfigError if nothing was measured."""
+    figure = plot(rows, title)
+    if figure is None:
+        raise ConfigError("plot: no condition number was measured. See table() for the reason.")
+    path = Path(path).expanduser()
+    files.check_writable(path.parent)
+    figure.savefig(path)
+    return path

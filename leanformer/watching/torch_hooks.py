@@ -10,12 +10,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from leanformer.errors import ConfigError
+from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.watching import scopes
 from leanformer.watching.measures import Layer, unit_roundoff
 from leanformer.watching.recorder import Recorder, as_batch, to_host
@@ -25,19 +27,28 @@ from leanformer.watching.session import Watch
 
 # Arguments of a model's call that mark padding, and whether True means padding.
 MASKS = {"attention_mask": False, "src_key_padding_mask": True, "key_padding_mask": True}
-OF_LOGITS = {"attention_probabilities", "attention_entropy", "relative_attention_entropy", "largest_logit", "self_weight"}
+OF_LOGITS = {
+    "attention_probabilities",
+    "attention_entropy",
+    "relative_attention_entropy",
+    "largest_logit",
+    "self_weight",
+}
 SHOWN = 12  # candidates in a message
 
 
 def attach(watch: Watch) -> Callable[[], None]:
     """Register the hooks of a watch on its model, and return the function that removes them."""
     check_supported(watch.model)
-    found, watch.unmatched = scopes.find_scopes(watch.model)
+    if not backends_are_initialized() and not jax.config.jax_platforms:
+        # JAX would otherwise reserve most of the memory of a GPU, which belongs to PyTorch here.
+        jax.config.update("jax_platforms", "cpu")
+    layers, watch.unmatched = scopes.find_scopes(watch.model)
     if watch.options.at is not None:
-        found = _select(watch.model, watch.options.at, found)
-    if not found:
-        raise ConfigError(_nothing_found(watch.model, watch.unmatched))
-    handles = Hooks(watch, found).register()
+        layers = _select(watch.model, watch.options.at, layers)
+    if not layers:
+        raise ConfigError(_describe_missing(watch.model, watch.unmatched))
+    handles = Hooks(watch, layers).register()
 
     def detach() -> None:
         for handle in handles:
@@ -51,14 +62,16 @@ def check_supported(model: nn.Module) -> None:
     for name, module in model.named_modules():
         where = f"{type(module).__name__} {name}".strip()
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            raise ConfigError(f"{where} is compiled: its layers run without hooks. Watch the model before torch.compile.")
+            raise ConfigError(
+                f"{where} is compiled: its layers run without hooks. Watch the model before torch.compile."
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(f"{where} is a TorchScript module: its layers run without hooks. Watch the Python model.")
         if isinstance(module, nn.DataParallel):
             raise ConfigError(f"{where} runs copies of the model in threads. Watch the model inside: model.module.")
 
 
-def _select(model: nn.Module, pattern: str, found: list[Scope]) -> list[Scope]:
+def _select(model: nn.Module, pattern: str, layers: list[Scope]) -> list[Scope]:
     """Return a layer for each linear layer whose name matches a pattern."""
     modules = dict(model.named_modules())
     chosen = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
@@ -70,20 +83,20 @@ def _select(model: nn.Module, pattern: str, found: list[Scope]) -> list[Scope]:
     result = []
     for name in linear:
         # The layer that was found around it sees the attention product; otherwise only the projection's input.
-        inside = [scope for scope in found if scope.name == "" or name.startswith(f"{scope.name}.")]
+        inside = [scope for scope in layers if scope.name == "" or name.startswith(f"{scope.name}.")]
         outer = inside[0].name if inside else name.rpartition(".")[0]
         heads = inside[0].heads if inside else scopes.find_heads(modules, outer)
         result.append(Scope(name, modules[outer], inside[0].block if inside else None, heads, modules[name]))
     return result
 
 
-def _nothing_found(model: nn.Module, unmatched: Mapping[str, str]) -> str:
+def _describe_missing(model: nn.Module, unmatched: Mapping[str, str]) -> str:
     linear = [name for name, module in model.named_modules() if scopes.is_linear(module)]
     reasons = "".join(f" {name}: {reason}." for name, reason in list(unmatched.items())[:SHOWN])
     return (
         f"watch: no attention layer was found in {type(model).__name__}: no module with a number of heads "
-        f"({', '.join(scopes.HEADS[:3])}, ...) or a class named attention has a linear layer.{reasons} Select the output "
-        f'projections with at="...". Linear layers are {_some(linear)}.'
+        f"({', '.join(scopes.HEADS[:3])}, ...) or a class named attention has a linear layer.{reasons} Select the "
+        f'output projections with at="...". Linear layers are {_some(linear)}.'
     )
 
 
@@ -101,7 +114,7 @@ class PassThrough(TorchFunctionMode):
 class Hooks:
     """Hooks of one watch on one model."""
 
-    def __init__(self, watch: Watch, found: list[Scope]):
+    def __init__(self, watch: Watch, layers: list[Scope]):
         self.watch, self.options = watch, watch.options
         self.active: dict[int, list[Recorder]] = {}  # recorders of running layers, by layer
         self.modes: list[TorchFunctionMode] = []
@@ -113,7 +126,7 @@ class Hooks:
         self.frozen = any(p.requires_grad for p in watch.model.parameters())
         self.weights: dict[int, str] = {}  # projections seen, and the layer they belong to
         self.scopes = []
-        for scope in found:
+        for scope in layers:
             scope.heads = self.options.heads or scope.heads
             name = scope.name or type(watch.model).__name__
             self.scopes.append((scope, watch.add_layer(name, heads=scope.heads), [0]))
@@ -140,7 +153,9 @@ class Hooks:
         self.running, self.measured = True, self.calls % self.options.every == 0
         self.calls += 1
         if self.measured:
-            self.valid, self.unreadable = (None, "") if self.options.mask is not None else _read_mask(model, args, kwargs)
+            self.valid, self.unreadable = (
+                (None, "") if self.options.mask is not None else _read_mask(model, args, kwargs)
+            )
 
     def _end(self, *_: object) -> None:
         if not _recomputing():
@@ -251,7 +266,10 @@ def _read_mask(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         if not isinstance(mask, torch.Tensor):
             continue
         if mask.ndim != 2:
-            return None, f"{name} of shape {tuple(mask.shape)} is not examples x tokens: padding counts unless mask= is passed"
+            return (
+                None,
+                f"{name} of shape {tuple(mask.shape)} is not examples x tokens: padding counts unless mask= is passed",
+            )
         valid = to_host(mask) == 0 if padding else to_host(mask) != 0
         return valid, ""
     return None, ""

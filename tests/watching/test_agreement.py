@@ -13,7 +13,7 @@ import pytest
 from commands import ROOT, subprocess_environment
 
 from experiments.exports import BERT, CASES, IMAGE, LEAN, LLAMA, TEXT, XCIT, case_config, random_weights
-from leanformer import conditioning, tasks
+from leanformer import conditioning
 from leanformer.exports import folders
 from leanformer.training import model_setup
 
@@ -75,7 +75,9 @@ def probe(model, weights, inputs):
 
     if "image" in inputs:
         return read(jnp.asarray(inputs["image"]))
-    rows = [read(jnp.asarray(row[None, :length])) for row, length in zip(inputs["tokens"], inputs["lengths"])]
+    rows = [
+        read(jnp.asarray(row[None, :length])) for row, length in zip(inputs["tokens"], inputs["lengths"], strict=True)
+    ]
     return {name: np.concatenate([row[name] for row in rows], axis=1) for name in rows[0]}
 
 

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import leanformer
-from leanformer.errors import ConfigError
+import leanformer  # noqa: E402
+from leanformer.errors import ConfigError  # noqa: E402
 
 
 nn, functional = torch.nn, torch.nn.functional
@@ -157,7 +157,7 @@ def test_hooks_and_modes_are_gone_after_an_exception():
     assert not has_hooks(model) and not torch.overrides._get_current_function_mode_stack()
 
 
-def test_layers_are_freed_and_nothing_is_kept():
+def test_activations_are_freed():
     model = Model()
     with leanformer.watch(model) as w:
         x = batch()
@@ -184,7 +184,9 @@ def test_every_and_record():
     assert w.rows[0]["examples"] == 4 * BATCH and w.rows[0]["calls"] == 4
     assert first.keys() == second.keys() and first != second
     assert second["blocks.0.attention/attention_output"] == pytest.approx(
-        np.median(kappa(Model().blocks[0].attention.heads(model.blocks[0].norm(batch(9))).transpose(1, 2).flatten(2).detach())),
+        np.median(
+            kappa(Model().blocks[0].attention.heads(model.blocks[0].norm(batch(9))).transpose(1, 2).flatten(2).detach())
+        ),
         rel=1e-3,
     )
 
@@ -308,7 +310,9 @@ def test_layers_of_pytorch(layer, batch_first, training):
     """The fast path of evaluation mode has no hooks; with and without it, either order of axes gives the same."""
     torch.manual_seed(0)
     options = {"batch_first": batch_first, "dropout": 0.0}
-    made = nn.TransformerEncoderLayer(24, HEADS, 32, **options) if layer else nn.MultiheadAttention(24, HEADS, **options)
+    made = (
+        nn.TransformerEncoderLayer(24, HEADS, 32, **options) if layer else nn.MultiheadAttention(24, HEADS, **options)
+    )
     attention = made.self_attn if layer else made
     model = (nn.TransformerEncoder(made, 2) if layer else made).train(training)
     x = torch.randn(BATCH, TOKENS, 24)
@@ -344,7 +348,7 @@ def test_checkpointed_layers_count_once():
     assert w.rows[0]["examples"] == BATCH and w.rows[0]["status"] == "ok"
 
 
-def test_examples_limits_each_batch():
+def test_examples_limits_batches():
     w = watch_once(Model(), batch(), examples=2)
     assert {row["examples"] for row in w.rows} == {2}
 

@@ -1,4 +1,6 @@
-"""Watched models of timm and transformers, loaded from folders: python torch_peer.py JOBS.json, in an environment of its own.
+"""Watched models of timm and transformers, loaded from folders: python torch_peer.py JOBS.json.
+
+Runs in the environment with PyTorch.
 
 Each job has library, auto (class of transformers), folder, head_dim (of timm's attention, or null), inputs (npz), and
 measures. Prints a JSON list: for each job {layer: {measure: values by example and head}}, and the statuses.
@@ -18,7 +20,16 @@ import leanformer
 
 
 if importlib.util.find_spec("torchvision") is None:  # needed only by timm's datasets, but always imported
-    names = ("", ".datasets", ".datasets.folder", ".transforms", ".transforms.functional", ".ops", ".ops.misc", ".utils")
+    names = (
+        "",
+        ".datasets",
+        ".datasets.folder",
+        ".transforms",
+        ".transforms.functional",
+        ".ops",
+        ".ops.misc",
+        ".utils",
+    )
     sys.modules.update({f"torchvision{name}": mock.MagicMock() for name in names})
     sys.modules["torchvision.ops.misc"].FrozenBatchNorm2d = type("FrozenBatchNorm2d", (torch.nn.Module,), {})
 

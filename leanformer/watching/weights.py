@@ -1,0 +1,242 @@
+"""Conditioning of the matrices in a safetensors file or folder, without the code of their model.
+
+The role of a matrix follows from its name in the files of PyTorch's libraries. W_Q, W_K, W_V and W_O are split into
+heads by `config.json` beside the file, or by the arguments. At most two matrices are in memory.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from leanformer import conditioning
+from leanformer.conditioning import WEIGHTS
+from leanformer.errors import ConfigError
+from leanformer.pretrained.storage import StoredTensor, open_lazily
+from leanformer.watching import table
+from leanformer.watching.measures import Layer, unit_roundoff
+from leanformer.watching.roles import FLOATS, HEADS, KV_HEADS, find_size, group, read_config
+
+
+INTERLEAVED = ("gpt_neox", "bloom")  # packed as N 3 H; others as N H, K H, K H
+CONTIGUOUS = ("chatglm", "glm", "glm4")  # with the name query_key_value, but N H, K H, K H
+PARTS = {"query": "attention.query.kernel", "key": "attention.key.kernel", "value": "attention.value.kernel"}
+PARTS |= {"out": "attention.out.kernel", "up": "mlp.up.kernel", "down": "mlp.down.kernel"}
+Loaders = dict[str, Callable[[], np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """Numbers of query and key heads and head dimension; None if unknown."""
+
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{field.name}={value!r}: expected a whole number of at least 1.")
+
+
+class WeightsWatch:
+    """Measures of the matrices of a file. `rows`, `table()` and `plot(path)` are those of `watching.Watch`."""
+
+    def __init__(self, layers: Mapping[str, Layer], unmatched: Mapping[str, str]):
+        self.layers, self.unmatched = dict(layers), dict(unmatched)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Dictionaries of plain values, one per layer, measure and head (None: all heads together)."""
+        return [row for layer in self.layers.values() for row in layer.rows()]
+
+    def table(self) -> str:
+        """Return the rows of all heads together as text, with statuses and what was not measured."""
+        return table.format_table(self.rows, self.unmatched)
+
+    def plot(self, path: str | Path, title: str = "") -> Path:
+        """Write a picture of condition numbers by layer."""
+        return table.save(self.rows, path, title)
+
+
+def watch_weights(
+    path: str | Path,
+    *,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    measures: Sequence[str] | None = None,
+) -> WeightsWatch:
+    """Measure every matrix of safetensors weights.
+
+    Args:
+        path: safetensors file, index of shards, or folder with one of them.
+        heads, kv_heads, head_dim: sizes of the attention; by default those of config.json beside the file.
+        measures: names of `leanformer.conditioning.WEIGHTS`, and "matrix" for all other matrices; by default all.
+
+    Raises:
+        ConfigError: an argument is invalid or does not fit the matrices.
+        WeightsError: the file is unreadable, see `pretrained.read`, or has no matrix.
+    """
+    names = tuple(measures) if measures is not None else (*WEIGHTS, "matrix")
+    if wrong := [name for name in names if name not in (*WEIGHTS, "matrix")]:
+        raise ConfigError(f"measures={', '.join(wrong)}: unknown. Choose from {', '.join(WEIGHTS)}, matrix.")
+    given, tensors = Heads(heads, kv_heads, head_dim), open_lazily(path)
+    if any(name.endswith(".kernel") for name in tensors):
+        raise ConfigError(f"{path} is in leanformer's own format. Use leanformer.probe --config=FILE --weights={path}.")
+    published = read_config(Path(path).expanduser())
+    groups, others, unmatched = group(tensors)
+    layout, layers = Layout(given, published, groups), {}
+    for name, members in groups.items():
+        layers[name] = Layer(name, [m for m in names if m != "matrix"])
+        measure_group(layers[name], members, layout)
+    for name, tensor in others.items() if "matrix" in names else ():
+        layers[name] = Layer(name, ("matrix",))
+        _add(layers[name], "matrix", conditioning.condition(tensor()[None]), tensor)
+    if not any(layer.calls for layer in layers.values()):
+        raise ConfigError(f"{path}: none of its {len(tensors)} tensors is a matrix of the chosen measures.")
+    return WeightsWatch({name: layer for name, layer in layers.items() if layer.calls or layer.notes}, unmatched)
+
+
+class Layout:
+    """Sizes of heads and order of axes of a file's matrices.
+
+    Args:
+        given: sizes from the caller, which come before those of `published`, the content of config.json.
+        groups: matrices by layer and role.
+    """
+
+    def __init__(self, given: Heads, published: Mapping[str, Any], groups: Mapping[str, Mapping[str, StoredTensor]]):
+        self.kind, self.given = published.get("model_type"), given
+        self.heads = given.heads or find_size(published, HEADS)
+        self.kv_heads = given.kv_heads or find_size(published, KV_HEADS)
+        self.head_dim = given.head_dim or find_size(published, ("head_dim",))
+        packed = [members["packed"] for members in groups.values() if "packed" in members]
+        # The Conv1D of transformers' GPT-2 has inputs x outputs, all others have outputs x inputs.
+        self.turned = any(x.name.endswith("c_attn.weight") and x.shape[1] == 3 * x.shape[0] for x in packed)
+
+    def object(self, layer: Layer, sentence: str) -> None:
+        """Raise ConfigError if the caller gave sizes; those of config.json may be of another part of the model."""
+        if self.given != Heads():
+            raise ConfigError(f"{sentence}. Pass heads=, kv_heads= and head_dim= of this model.")
+        layer.note(f"{sentence}: config.json does not fit this layer")
+
+    def outputs(self, tensor: StoredTensor) -> int:
+        """Return the number of outputs of a linear layer."""
+        return tensor.shape[1 if self.turned else 0]
+
+    def load(self, tensor: StoredTensor) -> np.ndarray:
+        """Return a matrix as inputs x outputs."""
+        return tensor() if self.turned else tensor().T
+
+    def interleaved(self, packed: StoredTensor) -> bool:
+        """Return True for the order N 3 H of packed queries, keys and values, False for N H, K H, K H.
+
+        Raises ConfigError if the order is unknown.
+        """
+        if self.kind in INTERLEAVED:
+            return True
+        if packed.name.endswith("query_key_value.weight") and self.kind not in CONTIGUOUS:
+            raise ConfigError(f"{packed.name}: the order of queries, keys and values of {self.kind} is unknown")
+        return False
+
+
+def measure_group(layer: Layer, members: Mapping[str, StoredTensor], layout: Layout) -> None:
+    """Add all measures of one layer. Raises ConfigError if sizes of heads do not fit its matrices."""
+    loaders = _mlp_loaders(members, layout) | _attention_loaders(layer, members, layout)
+    for name in layer.names:
+        spec = WEIGHTS[name]
+        roles = [role for role, part in PARTS.items() if part in spec.needs]
+        by_head = name.endswith(("per_head", "product"))
+        if not all(role in loaders for role in roles) or (by_head and layer.heads is None):
+            continue
+        # Nested arrays with a leading axis L, as `conditioning.weights` takes them.
+        block: dict[str, Any] = {"attention": {}, "mlp": {}}
+        for role in roles:
+            first, second, _ = PARTS[role].split(".")
+            block[first][second] = {"kernel": jnp.asarray(loaders[role]())[None]}
+        _add(layer, name, conditioning.weights({"": block}, [name])[""][name], next(iter(members.values())))
+    layer.names = tuple(layer.total)
+
+
+def _add(layer: Layer, name: str, measured: Any, tensor: StoredTensor) -> None:
+    layer.add({name: jax.device_get(measured)}, np.array([measured.shape[0]]), unit_roundoff(FLOATS[tensor.dtype]))
+    layer.calls = 1
+
+
+def _mlp_loaders(members: Mapping[str, StoredTensor], layout: Layout) -> Loaders:
+    return {role: functools.partial(layout.load, members[role]) for role in ("up", "down") if role in members}
+
+
+def _attention_loaders(layer: Layer, members: Mapping[str, StoredTensor], layout: Layout) -> Loaders:
+    """Return functions that load the matrices of an attention: D N H, and N H D of the output projection.
+
+    Sets the sizes of the layer. Matrices are one head of all their outputs if the number of heads is unknown.
+    """
+    out, packed, query = (members.get(role) for role in ("out", "packed", "query"))
+    if not members.keys() & {"query", "key", "value", "packed", "out"}:
+        return {}
+    total = sum(out.shape) - layout.outputs(out) if out else layout.outputs(query) if query else None
+    if total is None:
+        total = layout.outputs(packed) // 3 if packed else None
+    heads, head_dim = layout.heads, layout.head_dim
+    if heads is None:
+        layer.note("the number of heads is unknown: pass heads=, or keep config.json beside the file")
+    elif total is None or total % heads or total != heads * (head_dim or total // heads):
+        layout.object(layer, f"heads={heads}, head_dim={head_dim}: {layer.name} has {total} outputs of all heads")
+    else:
+        layer.heads, layer.head_dim = heads, total // heads
+    loaders: Loaders = {}
+    for role in ("query", "key", "value"):
+        if role in members:
+            width = layout.outputs(members[role])
+            h = layer.head_dim or width
+            if layer.heads and (width % h or layer.heads % (width // h)):
+                layout.object(layer, f"heads={heads}: {members[role].name} has {width} outputs, not of heads of {h}")
+                continue
+            loaders[role] = functools.partial(_load_heads, layout, members[role], h)
+    if packed is not None:
+        loaders |= _packed_loaders(layer, packed, total, layout)
+    if out is not None:
+        loaders["out"] = lambda: layout.load(out).reshape(layer.heads or 1, -1, layout.outputs(out))
+    return loaders
+
+
+def _load_heads(layout: Layout, tensor: StoredTensor, head_dim: int) -> np.ndarray:
+    x = layout.load(tensor)
+    return x.reshape(len(x), -1, head_dim)
+
+
+def _packed_loaders(layer: Layer, packed: StoredTensor, total: int, layout: Layout) -> Loaders:
+    """Return functions that load the parts of a matrix with queries, keys and values, (N + 2 K) H outputs."""
+    heads, head_dim = layer.heads or 1, layer.head_dim or total
+    rest = layout.outputs(packed) - total
+    kv = rest // (2 * head_dim)
+    if kv * 2 * head_dim != rest or not kv or heads % kv or (layer.heads and layout.kv_heads not in (None, kv)):
+        width = f"{packed.name} has {layout.outputs(packed)} outputs"
+        layout.object(
+            layer, f"kv_heads={layout.kv_heads}: {width}, not {heads} queries of {head_dim} and keys and values"
+        )
+        return {}
+    try:
+        interleaved = layout.interleaved(packed)
+    except ConfigError as error:
+        layer.note(str(error))
+        return {}
+    if interleaved and not layer.heads:
+        return {}
+    starts = np.cumsum([0, heads, kv, kv]) * head_dim
+
+    def load(index: int) -> np.ndarray:
+        x = layout.load(packed)
+        if interleaved:
+            return x.reshape(len(x), heads, 3, head_dim)[:, :, index]
+        return x[:, starts[index] : starts[index + 1]].reshape(len(x), -1, head_dim)
+
+    return {role: functools.partial(load, index) for index, role in enumerate(("query", "key", "value"))}
