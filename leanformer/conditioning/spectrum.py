@@ -143,7 +143,7 @@ def summarise(
     else:
         rank = jnp.broadcast_to(rank, s.shape[:-1])[..., None]
         smallest = jnp.take_along_axis(relative, rank - 1, axis=-1)[..., 0]
-        counted = jnp.arange(s.shape[-1]) < rank
+        counted = jax.lax.broadcasted_iota(rank.dtype, s.shape, s.ndim - 1) < rank
     ratio = 1 / jnp.maximum(smallest, floor)
     total = relative.sum(axis=-1, keepdims=True)
     share = relative / jnp.where(total > 0, total, 1)

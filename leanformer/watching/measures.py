@@ -26,6 +26,8 @@ from leanformer.layers.masks import ALL, Mask
 DEFAULT = ("attention_output", "head_output", "tokens", "attention_entropy", "largest_logit")
 SOURCES = {"out", "tokens", "q", "k"}  # arrays that every framework can provide
 AVAILABLE = tuple(name for name, spec in ACTIVATIONS.items() if SOURCES.issuperset(spec.needs))
+ROWS = {"out", "tokens"}  # arrays with a row per token
+OF_LOGITS = {name for name in AVAILABLE if ACTIVATIONS[name].needs == ("q", "k")}
 CAPACITY = 4096
 RESOLVED = 0.1  # largest relative error of a condition number that counts as a value
 FIELDS = ("value", "bound", "effective_rank", "stable_rank", "tokens")
@@ -51,11 +53,14 @@ def reduce(arrays: Mapping[str, Array], valid: Bool[Array, "b t"] | None, names:
         valid: tokens that are not padding. Rows of padding do not count: neither as rows nor as singular values.
         names: names of measures. One whose arrays are missing is left out.
     """
-    arrays, mask = dict(arrays), ALL if valid is None else Mask(keep=valid)
+    return reduce_block(dict(arrays) | {"mask": ALL if valid is None else Mask(keep=valid)}, valid, names)
+
+
+def reduce_block(arrays: Mapping[str, Any], valid: Bool[Array, "b t"] | None, names: Sequence[str]) -> dict[str, Any]:
+    """Return the same as `reduce` for arrays with a `mask`, as blocks of `leanformer.layers` pass to a tap."""
     if valid is not None:
-        for name in arrays.keys() & {"out", "tokens"}:
-            rows = valid.reshape(*valid.shape, *(1,) * (arrays[name].ndim - 2))
-            arrays[name] = jnp.where(rows, arrays[name], 0)
+        rows = {name: valid.reshape(*valid.shape, *(1,) * (arrays[name].ndim - 2)) for name in ROWS & arrays.keys()}
+        arrays = dict(arrays) | {name: jnp.where(keep, arrays[name], 0) for name, keep in rows.items()}
 
     def summary(x: Array) -> Summary:
         rank = None
@@ -63,7 +68,7 @@ def reduce(arrays: Mapping[str, Array], valid: Bool[Array, "b t"] | None, names:
             rank = jnp.clip(valid.sum(axis=1), 1, min(x.shape[-2:])).reshape(-1, *(1,) * (x.ndim - 3))
         return summarise(singular_values(x), x.shape[-2:], rank=rank)
 
-    return tap(names, reduce=summary)(arrays | {"mask": mask})
+    return tap(names, reduce=summary)(arrays)
 
 
 def unit_roundoff(dtype: Any) -> float:

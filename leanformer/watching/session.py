@@ -77,6 +77,7 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.wait()
         detach, self._detach = self._detach, None
         detach()
 
@@ -128,6 +129,10 @@ class Watch:
             layer.add(jax.device_get(reduce(arrays, valid, layer.names)), rows, roundoff)
         return True
 
+    def wait(self) -> None:
+        """Wait for results of compiled calls, which JAX computes in the background."""
+        jax.effects_barrier()
+
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Dictionaries of plain values, one per layer, measure and head (None: all heads together).
@@ -136,6 +141,7 @@ class Watch:
         bounds), shape (rows and columns), tokens (fewest and most rows), effective_rank, stable_rank, gaussian,
         negligible, singular, not_finite, count, examples, status.
         """
+        self.wait()
         return [row for layer in self.layers.values() for row in layer.rows()]
 
     def table(self) -> str:
@@ -147,6 +153,7 @@ class Watch:
 
         A median that is a lower bound is named "layer/measure_at_least".
         """
+        self.wait()
         return {name: x for layer in self.layers.values() for name, x in layer.record().items()}
 
     def plot(self, path: str | Path, title: str = "") -> Path:

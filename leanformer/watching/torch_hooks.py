@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from leanformer.errors import ConfigError
 from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.watching import scopes
-from leanformer.watching.measures import Layer, unit_roundoff
+from leanformer.watching.measures import OF_LOGITS, Layer, unit_roundoff
 from leanformer.watching.recorder import Recorder, as_batch, to_host
 from leanformer.watching.scopes import Scope
 from leanformer.watching.session import Watch
@@ -27,13 +27,6 @@ from leanformer.watching.session import Watch
 
 # Arguments of a model's call that mark padding, and whether True means padding.
 MASKS = {"attention_mask": False, "src_key_padding_mask": True, "key_padding_mask": True}
-OF_LOGITS = {
-    "attention_probabilities",
-    "attention_entropy",
-    "relative_attention_entropy",
-    "largest_logit",
-    "self_weight",
-}
 SHOWN = 12  # candidates in a message
 
 

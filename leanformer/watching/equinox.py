@@ -1,0 +1,76 @@
+"""Watch of an Equinox model: `watch.model` is the model with each `eqx.nn.MultiheadAttention` in a measuring wrapper.
+
+The wrapper has the layer's name as a static field, so it is known under `jax.vmap`, `eqx.filter_jit` and scans too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from leanformer.errors import ConfigError
+from leanformer.watching.session import Watch
+from leanformer.watching.traced import Arrivals, Attention
+
+
+class Measured(eqx.Module):
+    """Attention layer that measures its calls."""
+
+    layer: eqx.nn.MultiheadAttention
+    name: str = eqx.field(static=True)
+    arrivals: Arrivals = eqx.field(static=True)
+
+    def __call__(self, query: Any, key_: Any, value: Any, mask: Any = None, **options: Any) -> Any:
+        """Return the output of the layer."""
+        process, heads = options.pop("process_heads", None), []
+
+        def see(q: Any, k: Any, v: Any) -> Any:
+            q, k, v = (q, k, v) if process is None else process(q, k, v)
+            heads.extend((q, k, v))
+            return q, k, v
+
+        result = self.layer(query, key_, value, mask, process_heads=see, **options)
+        q, k, v = heads
+        attention = Attention(q, k, mask)
+        # Equinox projects within the same call: the product is computed a second time.
+        weights = jax.nn.softmax(attention.logits())
+        out = jax.numpy.einsum("bnts,bsnh->btnh", weights, v[None])[0]
+        self.arrivals.see(self.name, out.astype(v.dtype), attention=attention)
+        return result
+
+
+def attach(watch: Watch) -> Callable[[], None]:
+    """Set `watch.model`, and return the function that restores it."""
+    if watch.options.at is not None or watch.options.heads is not None:
+        raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Equinox.")
+    original, arrivals = watch.model, Arrivals(watch, by_data=False)
+
+    def is_attention(x: Any) -> bool:
+        return isinstance(x, eqx.nn.MultiheadAttention)
+
+    leaves = jax.tree_util.tree_leaves_with_path(original, is_leaf=is_attention)
+    places = [(jax.tree_util.keystr(path).lstrip("."), x) for path, x in leaves if is_attention(x)]
+    if not places:
+        raise ConfigError(
+            f"watch: {type(original).__name__} has no eqx.nn.MultiheadAttention. "
+            "leanformer.conditioning.condition(array) measures any array."
+        )
+    for name, layer in places:
+        watch.add_layer(name or type(original).__name__, heads=layer.num_heads).note("call w.model, not the model")
+
+    def wrap(x: Any) -> Any:
+        if not is_attention(x):
+            return x
+        name = next(name for name, layer in places if layer is x)
+        return Measured(x, name or type(original).__name__, arrivals)
+
+    watch.model = jax.tree.map(wrap, original, is_leaf=is_attention)
+
+    def detach() -> None:
+        watch.model = original
+        for layer in watch.layers.values():
+            if layer.calls or layer.single:
+                layer.notes.pop("call w.model, not the model", None)
+
+    return detach

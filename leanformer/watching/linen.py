@@ -1,0 +1,69 @@
+"""Watch of a Flax linen model: methods are intercepted while the block is open, and `attention_fn` is wrapped.
+
+Interception works through `model.apply`, also under `nn.scan` and `nn.remat`. It does not reach functions that were
+compiled before the block.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from flax import linen as nn
+
+from leanformer.errors import ConfigError
+from leanformer.watching.nnx import attention_of
+from leanformer.watching.session import Watch
+from leanformer.watching.traced import Arrivals
+
+
+def attach(watch: Watch) -> Callable[[], None]:
+    """Intercept the methods of all linen modules, and return the function that ends it."""
+    if watch.options.at is not None or watch.options.heads is not None:
+        raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Flax.")
+    arrivals, tokens = Arrivals(watch), {}
+
+    def intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        module, path = context.module, context.module.path
+        if context.method_name != "__call__" or module.scope is None or module.is_initializing():
+            return call(*args, **kwargs)
+        if not path:
+            with arrivals.call(args) as args:
+                return measured(call, args, kwargs, module)
+        return measured(call, args, kwargs, module)
+
+    def measured(call: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
+        path = module.path
+        tokens[path] = next((x for x in args if getattr(x, "ndim", 0) >= 2), None)
+        original = getattr(module, "attention_fn", None)
+        if not callable(original):
+            try:
+                return call(*args, **kwargs)
+            finally:
+                tokens.pop(path, None)  # a tracer must not outlive its trace
+        name = ".".join(path) or type(module).__name__
+        watch.add_layer(name)
+
+        @functools.wraps(original)
+        def attention_fn(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
+            out = original(query, key, value, *rest, **options)
+            attention = attention_of(original, query, key, rest, options, arrivals, name)
+            return arrivals.see(name, out, tokens.get(path[:-1]) if path else None, attention)
+
+        object.__setattr__(module, "attention_fn", attention_fn)  # modules are frozen
+        try:
+            return call(*args, **kwargs)
+        finally:
+            object.__setattr__(module, "attention_fn", original)
+
+    interception = nn.intercept_methods(intercept)
+    interception.__enter__()
+
+    def detach() -> None:
+        interception.__exit__(None, None, None)
+        if not watch.layers:
+            watch.unmatched[type(watch.model).__name__] = (
+                "no module with an attention_fn, such as nn.MultiHeadDotProductAttention, was called in the block; a "
+                "function that was compiled before is not traced again"
+            )
+
+    return detach

@@ -1,0 +1,126 @@
+"""Watch of a Flax NNX model: the `attention_fn` of its attention layers is wrapped while the block is open.
+
+The modules around them are given a subclass of their class that notes the tokens entering the block, so that a call
+through `nnx.jit`, `nnx.scan` or `nnx.vmap` is seen too. Both are undone at the end. Models of `leanformer.models` have
+a tap, which is used instead.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from leanformer.errors import ConfigError
+from leanformer.layers.masks import ALL
+from leanformer.layers.model_base import Family
+from leanformer.watching.measures import reduce_block
+from leanformer.watching.session import Watch
+from leanformer.watching.traced import Arrivals, Attention, count_rows
+
+
+def attach(watch: Watch) -> Callable[[], None]:
+    """Wrap the attention layers of a model, and return the function that undoes it."""
+    model, arrivals = watch.model, Arrivals(watch)
+    if watch.options.at is not None or watch.options.heads is not None:
+        raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Flax.")
+    if isinstance(model, Family):
+        return _attach_family(watch, arrivals)
+    modules = dict(nnx.iter_modules(model))
+    attentions = {path: m for path, m in modules.items() if callable(getattr(m, "attention_fn", None))}
+    if not attentions:
+        classes = sorted({type(module).__name__ for module in modules.values()})
+        raise ConfigError(
+            f"watch: no module of {type(model).__name__} has an attention_fn, as nnx.MultiHeadAttention has. It has "
+            f"{', '.join(classes)}. leanformer.conditioning.condition(array) measures any array."
+        )
+    tokens: dict[Any, Any] = {}
+    undo: list[Callable[[], None]] = []
+    parents = {
+        path: next((path[:i] for i in range(len(path) - 1, -1, -1) if path[:i] in modules), None) for path in attentions
+    }
+    for path in {(), *parents.values()} - {None}:
+        undo.append(_replace_call(modules[path], _noting(type(modules[path]), tokens, path, arrivals)))
+    for path, module in attentions.items():
+        name = ".".join(map(str, path)) or type(model).__name__
+        watch.add_layer(name, heads=getattr(module, "num_heads", None))
+        original = module.attention_fn
+        module.attention_fn = _wrap(original, arrivals, name, functools.partial(tokens.get, parents[path]))
+        undo.append(functools.partial(setattr, module, "attention_fn", original))
+
+    def detach() -> None:
+        for function in undo:
+            function()
+
+    return detach
+
+
+def _noting(original: type, tokens: dict[Any, Any], path: Any, arrivals: Arrivals) -> Callable[..., Any]:
+    """Return a `__call__` that notes the first array among its arguments."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.nullcontext(args) if path else arrivals.call(args) as args:
+            tokens[path] = next((x for x in args if getattr(x, "ndim", 0) >= 2), None)
+            try:
+                return original.__call__(self, *args, **kwargs)
+            finally:
+                tokens.pop(path, None)  # a tracer must not outlive its trace
+
+    return call
+
+
+def _replace_call(module: nnx.Module, call: Callable[..., Any]) -> Callable[[], None]:
+    """Give a module a subclass of its class with another `__call__`, and return the function that undoes it."""
+    original = type(module)
+    subclass = type(original.__name__, (original,), {"__call__": call, "__module__": original.__module__})
+    object.__setattr__(module, "__class__", subclass)
+    return lambda: object.__setattr__(module, "__class__", original)
+
+
+def _wrap(original: Callable[..., Any], arrivals: Arrivals, name: str, tokens: Callable[[], Any]) -> Callable[..., Any]:
+    """Return an attention function that measures its call."""
+
+    @functools.wraps(original)
+    def attention_fn(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(query, key, value, *args, **kwargs)
+        attention = attention_of(original, query, key, args, kwargs, arrivals, name)
+        return arrivals.see(name, out, tokens(), attention)
+
+    return attention_fn
+
+
+def attention_of(
+    original: Callable[..., Any], query: Any, key: Any, args: Any, kwargs: Any, arrivals: Arrivals, name: str
+) -> Attention | None:
+    """Return the attention of a call of Flax's function; None for another function."""
+    if getattr(original, "__name__", "") != "dot_product_attention" or args:
+        arrivals.watch.layers[name].note("attention_fn is not dot_product_attention: logits are not measured")
+        return None
+    return Attention(query, key, kwargs.get("mask"), kwargs.get("bias"), bool(kwargs.get("is_causal")))
+
+
+def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
+    """Have a model of `leanformer.models` called with a tap, unless the caller passes one."""
+    model, original = watch.model, type(watch.model)
+    dtypes = []  # of the activations, noted while a layer is traced
+
+    def take(arrays: Any) -> tuple[Any, Any]:
+        limit = watch.options.examples
+        dtypes[:] = [arrays["tokens"].dtype]
+        valid = arrays.get("mask", ALL).valid_tokens(arrays["tokens"].shape[1])
+        if limit is not None:
+            arrays = jax.tree.map(lambda x: x[:limit], {name: x for name, x in arrays.items() if x is not None})
+            valid = valid if valid is None else valid[:limit]
+        return reduce_block(arrays, valid, watch.options.measures), count_rows(valid, *arrays["tokens"].shape[:2])
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("tap") is not None:
+            return original.__call__(self, *args, **kwargs)
+        result, taps = original.__call__(self, *args, **kwargs | {"tap": take})
+        for stack, (measured, rows) in taps.items():
+            arrivals.deliver_stack(stack, measured, rows, dtypes[0])
+        return result, {}
+
+    return _replace_call(model, call)

@@ -1,0 +1,218 @@
+"""Measurement of arrays of a JAX model, concrete or traced: results leave a trace through a callback.
+
+Under `jax.jit`, `jax.vmap` and `jax.lax.scan` the measures are part of the program, and only their small results reach
+the host. No tracer is kept. The callback returns 1, by which the layer's output is multiplied: this changes no bit, has
+the layers arrive in the order of the program, and, unlike an effect, is allowed inside Flax's `nn.scan`. A layer inside
+a scan is met once while it is traced and arrives once per iteration; its arrivals within one call are numbered.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from leanformer.errors import ConfigError
+from leanformer.layers import masks
+from leanformer.watching.measures import OF_LOGITS, Layer, reduce, unit_roundoff
+from leanformer.watching.session import Watch
+
+
+class Arrivals:
+    """Delivery of the results of one watch, in the order of the layers of a call.
+
+    Args:
+        by_data: have traced results arrive through the layer's output; otherwise as an effect, for layers that are
+            called under `jax.vmap`.
+    """
+
+    def __init__(self, watch: Watch, by_data: bool = True):
+        self.watch, self.by_data = watch, by_data
+        self.inside = False  # a call of the whole model is running or being traced
+        self.counts: dict[str, int] = {}  # arrivals by layer in this call of the model
+        self.calls: dict[str, int] = {}  # calls by layer, to measure each `every`-th
+
+    @contextlib.contextmanager
+    def call(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        """Number the arrivals of one call of the model, and return its arguments."""
+        arrays = [i for i, x in enumerate(args) if hasattr(x, "dtype")]
+        self.inside = bool(arrays)
+        if arrays and is_traced(args[arrays[0]]):
+            first = arrays[0]
+            x = pass_through(self._start, args[first])
+            jax.debug.callback(lambda: None)  # an effect, so that `jax.effects_barrier` waits for the program
+            args = (*args[:first], x, *args[first + 1 :])
+        else:
+            self._start()
+        try:
+            yield args
+        finally:
+            self.inside = False
+
+    def _start(self) -> None:
+        self.counts.clear()
+
+    def see(
+        self, name: str, out: Float[Array, "*b t n h"], tokens: Any = None, attention: "Attention | None" = None
+    ) -> Float[Array, "*b t n h"]:
+        """Measure one call of a layer, and return `out`.
+
+        Args:
+            name: path of the layer.
+            out: heads' outputs before the output projection.
+            tokens: input of the block, *B T D, if known.
+            attention: queries, keys and masks, if known.
+        """
+        options, arrays = self.watch.options, {"out": _batched(out, 4)[: self.watch.options.examples]}
+        examples, length = arrays["out"].shape[:2]
+        if tokens is not None and np.shape(tokens)[:-1] == out.shape[:-2]:
+            arrays["tokens"] = _batched(tokens, 3)[:examples]
+        layer, valid = self.watch.add_layer(name), None
+        layer.heads, layer.head_dim, names = *out.shape[-2:], layer.names
+        if attention is not None:
+            if OF_LOGITS.intersection(names):
+                arrays["logits"] = attention.logits()[:examples]
+            valid = attention.valid(length)
+        given = options.valid_for(examples, length, name)
+        valid = jnp.asarray(given) if given is not None else valid if valid is None else valid[:examples]
+        if not is_traced(arrays, valid):
+            if self._due(name):
+                self._deliver(
+                    name, out.dtype, self.inside, reduce(arrays, valid, names), count_rows(valid, examples, length)
+                )
+            return out
+        self._check_uncounted()
+        results = reduce(arrays, valid, names), count_rows(valid, examples, length)
+        deliver = functools.partial(self._deliver, name, out.dtype, self.inside)
+        if self.by_data:
+            return pass_through(deliver, out, *results)
+        jax.debug.callback(deliver, *results)
+        return out
+
+    def deliver_stack(self, stack: str, measured: Mapping[str, Any], rows: Any, dtype: Any) -> None:
+        """Deliver results of all layers of a stack of `leanformer.layers`, with a leading axis L."""
+
+        def deliver(measured: Mapping[str, Any], rows: Any) -> None:
+            for i in range(len(rows)):
+                name = f"{stack}.{i}"
+                self._deliver(name, dtype, False, jax.tree.map(lambda x, i=i: x[i], measured), rows[i])
+
+        for i in range(len(rows)):
+            heads = next((x.condition_number.shape[2] for x in [measured.get("head_output")] if x is not None), None)
+            self.watch.add_layer(f"{stack}.{i}", heads=heads)
+        if not is_traced(measured, rows):
+            if self._due(stack):
+                deliver(jax.device_get(measured), rows)
+            return
+        self._check_uncounted()
+        jax.debug.callback(deliver, measured, rows)
+
+    def _check_uncounted(self) -> None:
+        every = self.watch.options.every
+        if every > 1:
+            raise ConfigError(
+                f"every={every}: a compiled call cannot be counted. Call the model without jax.jit, or open the watch "
+                "at each step to measure."
+            )
+
+    def _due(self, name: str) -> bool:
+        count = self.calls.get(name, 0)
+        self.calls[name] = count + 1
+        return count % self.watch.options.every == 0
+
+    def _deliver(self, name: str, dtype: Any, numbered: bool, measured: Mapping[str, Any], rows: Any) -> None:
+        if not self.watch.open:
+            return  # a compiled function that was traced inside the block and is called after it
+        index = self.counts.get(name, 0) if numbered else 0
+        self.counts[name] = index + 1
+        layer, rows = self._layer(name, index), np.asarray(rows)
+        if rows.max(initial=0) <= 1:
+            layer.single += 1
+            return
+        layer.calls += 1
+        layer.add(jax.tree.map(np.asarray, measured), rows, unit_roundoff(dtype))
+
+    def _layer(self, name: str, index: int) -> Layer:
+        """Return the statistics of an arrival. If there is a second one, the first is renamed to NAME[0]."""
+        layers = self.watch.layers
+        first = layers.get(name) or layers[f"{name}[0]"]
+        if index and name in layers:
+            renamed = {f"{name}[0]" if key == name else key: layer for key, layer in layers.items()}
+            first.name = f"{name}[0]"
+            layers.clear()
+            layers.update(renamed)
+        if not index:
+            return first
+        return self.watch.add_layer(f"{name}[{index}]", heads=first.heads, head_dim=first.head_dim)
+
+
+def pass_through(function: Callable[..., None], x: Array, *results: Any) -> Array:
+    """Return a traced x, bit for bit, after a function of results was called on the host."""
+
+    def call(*results: Any) -> np.ndarray:
+        function(*results)
+        return np.ones((), x.dtype)
+
+    shape = jax.ShapeDtypeStruct((), x.dtype)
+    one = jax.pure_callback(call, shape, *jax.lax.stop_gradient(results), vmap_method="sequential")
+    return x * one
+
+
+class Attention:
+    """Queries, keys and masks of one call of softmax attention, *B T N H, as libraries pass them.
+
+    Args:
+        query, key: before the product; keys may have fewer heads.
+        mask: True where a query may attend to a key, with axes that broadcast to *B N T S.
+        bias: added to the logits.
+        causal: True if later keys are hidden besides.
+    """
+
+    def __init__(self, query: Any, key: Any, mask: Any = None, bias: Any = None, causal: bool = False):
+        self.query, self.key = _batched(query, 4), _batched(key, 4)
+        self.mask, self.bias, self.causal = mask, bias, causal
+
+    def logits(self) -> Float[Array, "b n t s"]:
+        """Return the logits in float32, with -inf at hidden keys."""
+        q, k = (x.astype(jnp.float32) for x in (self.query, self.key))
+        result = masks.logits(q, k)
+        if self.bias is not None:
+            result = result + self.bias
+        if self.mask is not None:
+            result = jnp.where(_batched_mask(self.mask), result, -jnp.inf)
+        if self.causal:
+            result = jnp.where(jnp.tri(*result.shape[-2:], dtype=bool), result, -jnp.inf)
+        return result
+
+    def valid(self, length: int) -> Bool[Array, "b t"] | None:
+        """Return the tokens that some query may attend to, which excludes padding; None without a mask."""
+        if self.mask is None or self.mask.shape[-1] != length or self.query.shape[1] != self.key.shape[1]:
+            return None
+        keys = _batched_mask(self.mask).any(axis=(1, 2))
+        return jnp.broadcast_to(keys, (len(self.query), length))
+
+
+def is_traced(*trees: Any) -> bool:
+    """Return True if a leaf is a tracer."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def _batched(x: Any, ndim: int) -> Array:
+    """Return x with exactly one batch axis."""
+    x = jnp.asarray(x)
+    return x.reshape(-1, *x.shape[1 - ndim :]) if x.ndim >= ndim else x[None]
+
+
+def _batched_mask(mask: Any) -> Array:
+    mask = jnp.asarray(mask)
+    mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape) if mask.ndim < 4 else mask
+    return mask.reshape(-1, *mask.shape[-3:]) != 0
+
+
+def count_rows(valid: Any, examples: int, length: int) -> Any:
+    """Return the number of tokens of each example that are not padding."""
+    return np.full(examples, length) if valid is None else jnp.maximum(valid.sum(axis=1), 1)

@@ -1,0 +1,318 @@
+"""Watch of models of Flax NNX, Flax linen and Equinox, against NumPy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+from messages import refuses
+
+import leanformer
+from leanformer import conditioning
+from leanformer.conditioning import Summary
+
+
+HEADS, HEAD_DIM, WIDTH, TOKENS, BATCH, DEPTH = 3, 8, 24, 11, 4, 2
+MEASURES = ("attention_output", "head_output", "tokens", "attention_entropy", "largest_logit")
+NO_TOKENS = tuple(name for name in MEASURES if name != "tokens")
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+KERNELS = [[draw(WIDTH, HEADS, HEAD_DIM, seed=3 * i + j) / 4 for j in range(3)] for i in range(DEPTH)]
+OUT = [draw(HEADS, HEAD_DIM, WIDTH, seed=100 + i) / 4 for i in range(DEPTH)]
+X = draw(BATCH, TOKENS, WIDTH, seed=7)
+LENGTHS = np.array([11, 5, 9, 11])
+MASK = (np.arange(TOKENS)[None] < LENGTHS[:, None])[:, None, None]
+
+
+def by_hand(x, mask=None):
+    """Return {measure: values} by layer of x + attention(x), in float64, of one example or a batch."""
+    x, layers = np.asarray(x, np.float64), []
+    for kernels, out_kernel in zip(KERNELS, OUT, strict=True):
+        q, k, v = (np.einsum("btd,dnh->bnth", x, w) for w in kernels)
+        logits = q @ k.mT / np.sqrt(HEAD_DIM)
+        logits = logits if mask is None else np.where(mask, logits, -np.inf)
+        p = np.exp(logits - logits.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        out = p @ v
+        joined = out.swapaxes(1, 2).reshape(*x.shape[:2], -1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropy = -np.where(p > 0, p * np.log(p), 0).sum(-1).mean(-1)
+        matrices = {"attention_output": joined, "head_output": out, "tokens": x}
+        result = {
+            name: np.divide(*np.linalg.svd(m, compute_uv=False)[..., [0, -1]].T).T for name, m in matrices.items()
+        }
+        layers.append(result | {"attention_entropy": entropy, "largest_logit": logits.max((-1, -2))})
+        x = x + np.einsum("bnth,nhd->btd", out, out_kernel)
+    return layers
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self, index, rngs):
+        self.attention = nnx.MultiHeadAttention(
+            HEADS, WIDTH, HEADS * HEAD_DIM, use_bias=False, decode=False, deterministic=True, rngs=rngs
+        )
+        for name, kernel in zip(("query", "key", "value", "out"), (*KERNELS[index], OUT[index]), strict=True):
+            getattr(self.attention, name).kernel[...] = jnp.asarray(kernel)
+
+    def __call__(self, x, mask=None):
+        return x + self.attention(x, mask=mask)
+
+
+class NnxModel(nnx.Module):
+    def __init__(self):
+        self.blocks = nnx.List([NnxBlock(i, nnx.Rngs(0)) for i in range(DEPTH)])
+
+    def __call__(self, x, mask=None):
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x, mask=None):
+        attention = nn.MultiHeadDotProductAttention(
+            HEADS, qkv_features=HEADS * HEAD_DIM, use_bias=False, name="attention"
+        )
+        return x + attention(x, mask=mask), None
+
+
+class LinenModel(nn.Module):
+    scanned: bool = False
+
+    @nn.compact
+    def __call__(self, x, mask=None):
+        if self.scanned:
+            axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": nn.broadcast}
+            return nn.scan(LinenBlock, length=DEPTH, **axes)(name="blocks")(x, mask)[0]
+        for i in range(DEPTH):
+            x, _ = LinenBlock(name=f"block{i}")(x, mask)
+        return x
+
+
+def linen_params(scanned=False):
+    names = ("query", "key", "value", "out")
+    blocks = [
+        {"attention": {n: {"kernel": jnp.asarray(w)} for n, w in zip(names, (*KERNELS[i], OUT[i]), strict=True)}}
+        for i in range(DEPTH)
+    ]
+    if scanned:
+        return {"params": {"blocks": jax.tree.map(lambda *x: jnp.stack(x), *blocks)}}
+    return {"params": {f"block{i}": block for i, block in enumerate(blocks)}}
+
+
+def check(w, expected, names=MEASURES, order=None):
+    """Compare values by layer, example and head."""
+    assert len(w.layers) == len(expected)
+    for layer, numbers in zip(w.layers.values(), expected, strict=True):
+        assert set(layer.total) == set(names), layer.status()
+        for name in names:
+            values = layer.total[name].sample.values[:, :, 0]
+            theirs = np.asarray(numbers[name]).reshape(len(values), -1)
+            values = values if order is None else np.sort(values, axis=0)
+            theirs = theirs if order is None else np.sort(theirs, axis=0)
+            np.testing.assert_allclose(values, theirs, rtol=1e-3, err_msg=name)
+
+
+def nnx_case(jit):
+    model = NnxModel()
+    return model, (nnx.jit(lambda m, x, mask=None: m(x, mask)) if jit else lambda m, x, mask=None: m(x, mask))
+
+
+def linen_case(jit, scanned=False):
+    model, params = LinenModel(scanned), linen_params(scanned)
+
+    def call(m, x, mask=None):
+        return m.apply(params, x, mask)
+
+    return model, (jax.jit(call, static_argnums=0) if jit else call)
+
+
+CASES = {
+    "nnx": (nnx_case, {}),
+    "linen": (linen_case, {}),
+    "linen, scanned": (linen_case, {"scanned": True}),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_numpy(name, jit):
+    make, options = CASES[name]
+    model, call = make(jit, **options)
+    expected = call(model, X)
+    with leanformer.watch(model, measures=MEASURES) as w:
+        watched = make(jit, **options)[1](model, X) if jit else call(model, X)
+    np.testing.assert_array_equal(watched, expected)
+    check(w, by_hand(X))
+    assert {row["status"] for row in w.rows} == {"ok"} and all(row["examples"] == BATCH for row in w.rows)
+    assert w.rows[0]["heads"] == HEADS and w.rows[0]["head_dim"] == HEAD_DIM
+    if "scanned" in options:
+        assert list(w.layers) == ["blocks.attention[0]", "blocks.attention[1]"]
+    before = [layer.calls for layer in w.layers.values()]
+    call(model, X)
+    assert [layer.calls for layer in w.layers.values()] == before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_padding_does_not_count(name):
+    make, options = CASES[name]
+    model, call = make(False, **options)
+    with leanformer.watch(model, measures=MEASURES) as w:
+        call(model, X, jnp.asarray(MASK))
+    for i, length in enumerate(LENGTHS):
+        for layer, numbers in zip(w.layers.values(), by_hand(X[i : i + 1, :length]), strict=True):
+            for measure in MEASURES:
+                values = layer.total[measure].sample.values[i, :, 0]
+                np.testing.assert_allclose(values, np.ravel(numbers[measure]), rtol=2e-3, err_msg=measure)
+
+
+def test_everything_is_restored_after_an_exception():
+    model = NnxModel()
+    before = nnx.graphdef(model)
+    with pytest.raises(TypeError), leanformer.watch(model):
+        model(X, mask=None, unknown=1)
+    assert nnx.graphdef(model) == before and type(model) is NnxModel
+    linen, call = linen_case(False)
+    with pytest.raises(Exception, match="shape"), leanformer.watch(linen):
+        call(linen, X[..., :5])
+    with leanformer.watch(linen) as w:
+        pass
+    call(linen, X)
+    assert w.layers == {}
+
+
+def test_every_counts_calls():
+    model, call = nnx_case(False)
+    with leanformer.watch(model, every=3, measures=("attention_output",)) as w:
+        for _ in range(4):
+            call(model, X)
+        assert w.record().keys() == {"blocks.0.attention/attention_output", "blocks.1.attention/attention_output"}
+    assert [layer.calls for layer in w.layers.values()] == [2, 2]
+    with refuses("every=3"), leanformer.watch(model, every=3):
+        nnx_case(True)[1](model, X)
+
+
+def test_function_compiled_before_the_block():
+    model = NnxModel()
+    compiled = jax.jit(lambda x: model(x))
+    compiled(X)
+    with leanformer.watch(model) as w:
+        compiled(X)
+    assert {row["status"] for row in w.rows} == {"never called"}
+
+
+def test_function_compiled_inside_the_block_and_called_after_it():
+    model = NnxModel()
+    with leanformer.watch(model, measures=("attention_output",)) as w:
+        compiled = jax.jit(lambda x: model(x))
+        compiled(X)
+    compiled(X)
+    jax.effects_barrier()
+    assert [layer.calls for layer in w.layers.values()] == [1, 1]
+
+
+def test_gradients_are_unchanged():
+    model = NnxModel()
+
+    def loss(model):
+        return model(X).sum()
+
+    expected = nnx.grad(loss)(model)
+    with leanformer.watch(model, measures=("attention_output",)) as w:
+        watched = nnx.grad(loss)(model)
+    jax.tree.map(np.testing.assert_array_equal, expected, watched)
+    assert all(layer.calls == 1 for layer in w.layers.values())
+
+
+def test_models_of_this_library(make_tiny, meshes):
+    """The watch of a model of leanformer equals its tap."""
+    from leanformer.training import model_setup
+
+    setup = model_setup.build(make_tiny(), mesh=meshes(1, 1))
+    model = setup.merge(setup.initial_weights())
+    images = jnp.asarray(draw(BATCH, 14, 14, 1))
+    outputs, taps = jax.jit(lambda x: model(x, tap=conditioning.tap(MEASURES)))(images)
+    with leanformer.watch(model, measures=MEASURES) as w:
+        watched, others = model(images)
+        assert others == {}
+    np.testing.assert_allclose(watched, outputs, rtol=1e-5, atol=1e-6)
+    ((stack, measured),) = taps.items()
+    for i, (name, layer) in enumerate(w.layers.items()):
+        assert name == f"{stack}.{i}" and layer.status() == "ok"
+        for measure, values in measured.items():
+            x = values.condition_number if isinstance(values, Summary) else values.value
+            ours = layer.total[measure].sample.values[:, :, 0]
+            np.testing.assert_allclose(ours, np.asarray(x[i]).reshape(BATCH, -1), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)), {}, ["attention_fn", "Linear"]),
+        (NnxModel, {"at": "blocks.*"}, ["at="]),
+        (LinenModel, {"heads": 2}, ["heads="]),
+        (lambda: jax.jit(jnp.sin), {}, ["leanformer.conditioning.condition"]),
+        (lambda: draw(3, 4), {}, ["numpy.ndarray"]),
+    ],
+    ids=["no attention", "at", "heads", "function", "array"],
+)
+def test_wrong_uses(model, options, words):
+    with refuses(*words), leanformer.watch(model(), **options):
+        pass
+
+
+def test_linen_without_attention_and_wrong_mask():
+    class Plain(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x)
+
+    with leanformer.watch(Plain()) as w:
+        Plain().apply({"params": {"Dense_0": {"kernel": jnp.ones((WIDTH, 3)), "bias": jnp.zeros(3)}}}, X)
+    assert "Plain" in w.unmatched and "attention_fn" in w.table()
+    model, call = linen_case(False)
+    with refuses("(4, 9)"), leanformer.watch(model, mask=np.ones((4, 9))):
+        call(model, X)
+
+
+def test_equinox():
+    eqx = pytest.importorskip("equinox")
+
+    class Model(eqx.Module):
+        layers: list
+
+        def __call__(self, x, mask=None):
+            for layer in self.layers:
+                x = x + layer(x, x, x, mask)
+            return x
+
+    def make(i):
+        layer = eqx.nn.MultiheadAttention(HEADS, WIDTH, key=jax.random.key(0))
+        names = ("query_proj", "key_proj", "value_proj")
+        kernels = [w.reshape(WIDTH, -1).T for w in KERNELS[i]] + [OUT[i].reshape(-1, WIDTH).T]
+        where = [lambda m, n=n: getattr(m, n).weight for n in (*names, "output_proj")]
+        for get, kernel in zip(where, kernels, strict=True):
+            layer = eqx.tree_at(get, layer, jnp.asarray(kernel))
+        return layer
+
+    model = Model([make(i) for i in range(DEPTH)])
+    expected = jax.vmap(model)(X)
+    for compiled in (False, True):
+        with leanformer.watch(model, measures=NO_TOKENS) as w:
+            call = jax.vmap(w.model)
+            watched = eqx.filter_jit(lambda m, x: jax.vmap(m)(x))(w.model, X) if compiled else call(X)
+        np.testing.assert_allclose(watched, expected, rtol=1e-5, atol=1e-6)
+        assert w.model is model and list(w.layers) == ["layers[0]", "layers[1]"]
+        check(w, by_hand(X), NO_TOKENS, order="any")
+        assert {row["status"] for row in w.rows} == {"ok"}
+    with leanformer.watch(model) as w:
+        jax.vmap(model)(X)
+    assert all("w.model" in row["status"] for row in w.rows)
+    with refuses("eqx.nn.MultiheadAttention"), leanformer.watch(eqx.nn.Linear(2, 3, key=jax.random.key(0))):
+        pass
