@@ -102,8 +102,9 @@ class Arrivals:
                 self._deliver(name, dtype, False, jax.tree.map(lambda x, i=i: x[i], measured), rows[i])
 
         for i in range(len(rows)):
-            heads = next((x.condition_number.shape[2] for x in [measured.get("head_output")] if x is not None), None)
-            self.watch.add_layer(f"{stack}.{i}", heads=heads)
+            layer, per_head = self.watch.add_layer(f"{stack}.{i}"), measured.get("head_output")
+            if per_head is not None:
+                layer.heads, layer.head_dim = per_head.condition_number.shape[2], per_head.shape[1]
         if not is_traced(measured, rows):
             if self._due(stack):
                 deliver(jax.device_get(measured), rows)

@@ -115,12 +115,6 @@ print(abs(computed - expected).max() / abs(expected).max(), *logits.shape)
     print(f"largest difference: {difference}")
 
 
-def test_hook_of_the_guide_runs():
-    (code,) = re.findall(r"```python\n([^`]*register_forward_hook[^`]*)```", (ROOT / "docs" / "guide.md").read_text())
-    output = run_peer("-c", code + "print(conditioning.condition(outputs[0]).condition_number.shape)")
-    assert output.strip() == "(4,)"
-
-
 def test_roberta_weights_are_read(tmp_path):
     """Weights written by transformers have RoBERTa's names."""
     code = """

@@ -7,6 +7,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from messages import refuses
+from page_blocks import find_blocks
 
 import leanformer
 from leanformer import conditioning
@@ -316,3 +317,40 @@ def test_equinox():
     assert all("w.model" in row["status"] for row in w.rows)
     with refuses("eqx.nn.MultiheadAttention"), leanformer.watch(eqx.nn.Linear(2, 3, key=jax.random.key(0))):
         pass
+
+
+def test_blocks_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start, flax = (find_blocks("your_model.md")[title] for title in ("Measure a model of your own", "Flax"))
+    names = {"model": NnxModel(), "batch": X}
+    exec(start[0], names)
+    assert (tmp_path / "conditioning.png").exists() and {row["status"] for row in names["rows"]} == {"ok"}
+    exec(flax[0], names)
+    assert names["w"].rows[0]["examples"] == BATCH
+    records = []
+
+    class Logger:
+        log = staticmethod(lambda values, step: records.append((step, values)))
+
+    names |= {"model": LinenModel(), "params": linen_params(), "opt_state": None, "logger": Logger}
+    exec(flax[1], names)
+    assert names["w"].rows[0]["examples"] == BATCH
+    names |= {"train_step": lambda params, state, batch: (params, state), "loader": [{"inputs": X}] * 2}
+    exec(flax[2], names)
+    assert [step for step, _ in records] == [0] and "block0.attention/attention_output" in records[0][1]
+
+
+def test_block_for_equinox(tmp_path):
+    eqx = pytest.importorskip("equinox")
+    (block,) = find_blocks("your_model.md")["Equinox"]
+
+    class Model(eqx.Module):
+        layer: eqx.nn.MultiheadAttention
+
+        def __call__(self, x):
+            return self.layer(x, x, x)
+
+    model = Model(eqx.nn.MultiheadAttention(HEADS, WIDTH, key=jax.random.key(0)))
+    names = {"model": model, "batch": X, "jax": jax, "leanformer": leanformer}
+    exec(block, names)
+    assert names["w"].rows[0]["examples"] == BATCH

@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from page_blocks import find_blocks  # noqa: E402
+
 import leanformer  # noqa: E402
 from leanformer.errors import ConfigError  # noqa: E402
 
@@ -395,3 +397,40 @@ def test_wrong_number_of_heads():
 def test_picture(tmp_path):
     path = watch_once(Model(), batch()).plot(tmp_path / "conditioning.png")
     assert path.stat().st_size > 10_000
+
+
+class Logger:
+    def __init__(self):
+        self.records = []
+
+    def log(self, values, step):
+        self.records.append((step, values))
+
+
+def test_blocks_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = find_blocks("your_model.md")
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(24, 2, 32, batch_first=True), 2, enable_nested_tensor=False
+    )
+    names = {"model": model, "batch": torch.randn(BATCH, TOKENS, 24), "logger": Logger()}
+    exec(blocks["Measure a model of your own"][0], names)
+    assert (tmp_path / "conditioning.png").exists() and len({row["layer"] for row in names["rows"]}) == 2
+    by_name, loop, callback = blocks["PyTorch"]
+    exec(by_name.replace("attn.proj", "attention.omega"), names | {"model": Model(), "batch": batch()})
+    x, y = torch.randn(10, TOKENS, 24), torch.randn(10, TOKENS, 24)
+    names |= {"loader": [(x, y)] * 3, "criterion": nn.MSELoss()}
+    exec(loop, names | {"optimizer": torch.optim.SGD(model.parameters())})
+    ((step, values),) = names["logger"].records
+    assert step == 0 and "layers.0.self_attn/attention_output" in values
+
+    class Transformers:
+        TrainerCallback = object
+
+    exec(callback, names | {"transformers": Transformers}, made := {})
+    calls, logs = made["Conditioning"](), {}
+    calls.on_train_begin(None, None, None, model=model)
+    model(x)
+    calls.on_log(None, None, None, logs)
+    calls.on_train_end(None, None, None)
+    assert logs.keys() == values.keys() and not has_hooks(model)
