@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, Key
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.layers.dropping import dropout_mask, keep_probability
+from leanformer.layers.forward_mode import with_gradient
 from leanformer.layers.masks import ALL, Lengths, Mask, apply_soft_cap, logits
 
 
@@ -29,8 +30,7 @@ normal = nnx.initializers.normal(0.02)
 fan_in = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # uniform in ±1/√inputs, the default of PyTorch
 
 
-@jax.custom_vjp
-def _product(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"]:
+def _multiply(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"]:
     return x @ w
 
 
@@ -43,7 +43,7 @@ def _product_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, 
     return g @ w.T, x.T @ g
 
 
-_product.defvjp(_product_forward, _product_backward)
+_product = with_gradient(_multiply, _product_forward, _product_backward)
 
 
 def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> Array:
@@ -190,9 +190,7 @@ class _Settings(NamedTuple):
     rate: float
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(q: Array, k: Array, v: Array, mask: Mask, key: Any, settings: _Settings) -> Array:
-    """Compute attention. The gradient recomputes the matrix from the largest logit and the sum of each row."""
+def _attend_plainly(q: Array, k: Array, v: Array, mask: Mask, key: Any, settings: _Settings) -> Array:
     return _attend_forward(q, k, v, mask, key, settings)[0]
 
 
@@ -242,7 +240,8 @@ def _turned(x: Float[Array, "b n i j"]) -> Float[Array, "b n j i"]:
     return jax.lax.platform_dependent(x, cpu=in_memory, default=lambda x: x.swapaxes(2, 3))
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
+# The gradient recomputes the matrix from the largest logit and the sum of each row.
+_attend = with_gradient(_attend_plainly, _attend_forward, _attend_backward, static=(5,))
 
 
 def probabilities(

@@ -1,6 +1,5 @@
 """Norms over the last axis, computed in float32 or wider."""
 
-import functools
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from leanformer.errors import ConfigError
+from leanformer.layers.forward_mode import with_gradient
 
 
 class LayerNorm(nnx.Module):
@@ -28,8 +28,7 @@ class LayerNorm(nnx.Module):
         return (y * scale + bias).astype(self.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _standardise(x: Float[Array, "*rest d"], epsilon: float) -> Float[Array, "*rest d"]:
+def _standardise_plainly(x: Float[Array, "*rest d"], epsilon: float) -> Float[Array, "*rest d"]:
     """Return (x − mean) / √(variance + ε) over the last axis, in two passes: E[x²] − E[x]² cancels in float32.
 
     The closed-form gradient reads the activations half as often as the separate gradients of mean and variance.
@@ -48,7 +47,7 @@ def _standardise_backward(_: float, residuals: tuple[Array, Array], g: Array) ->
     return (inverse * (g - g.mean(-1, keepdims=True) - y * (g * y).mean(-1, keepdims=True)),)
 
 
-_standardise.defvjp(_standardise_forward, _standardise_backward)
+_standardise = with_gradient(_standardise_plainly, _standardise_forward, _standardise_backward, static=(1,))
 
 
 class RMSNorm(nnx.Module):

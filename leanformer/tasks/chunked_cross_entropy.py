@@ -5,13 +5,13 @@ and target logits, B x T numbers each, and the gradient of x. The vocabulary is 
 -inf.
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from leanformer.layers.forward_mode import with_gradient
 from leanformer.runtime.mesh import constrain_tensor, tensor_parts
 
 
@@ -93,8 +93,7 @@ def _pieces(x: Array, targets: Array, tokens: int) -> tuple[Array, Array]:
     return x, targets.reshape(b, pieces, length).swapaxes(0, 1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _summed(x: Array, kernel: Array, bias: Array | None, targets: Array, about: About) -> Array:
+def _sum_losses(x: Array, kernel: Array, bias: Array | None, targets: Array, about: About) -> Array:
     """Return the summed loss of pieces P B T D; without differentiation, only losses are computed."""
 
     def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
@@ -173,4 +172,4 @@ def _backward(about: About, residuals: Residuals, g: Array) -> tuple[Array | Non
     return by_x, by_kernel, by_bias, None
 
 
-_summed.defvjp(_forward, _backward)
+_summed = with_gradient(_sum_losses, _forward, _backward, static=(4,))

@@ -1,0 +1,45 @@
+"""Forward-mode differentiation of models: `jax.jvp`, `jax.linearize`, `jax.jacfwd`, and `jax.hessian` without scans.
+
+The layers have gradients of their own, which are faster than JAX's and which JAX cannot differentiate in forward mode.
+
+with forward_mode():
+    outputs, tangents = jax.jvp(lambda x: model(x)[0], (x,), (v,))
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+
+
+_forward = jax.make_user_context(False)  # part of the key of JAX's caches
+
+
+def forward_mode() -> AbstractContextManager[None]:
+    """Return a context in which layers use JAX's own derivatives, so that every transformation of JAX works.
+
+    Values are equal, gradients up to rounding. Training never needs it.
+    """
+    return _forward(True)
+
+
+def with_gradient(
+    plain: Callable[..., Any], forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Return `plain` with the gradient of `forward` and `backward`, as `jax.custom_vjp` takes them.
+
+    Inside `forward_mode` it is `plain` alone.
+
+    Args:
+        static: positions of arguments that are not differentiated.
+    """
+    custom = jax.custom_vjp(plain, nondiff_argnums=static)
+    custom.defvjp(forward, backward)
+
+    @functools.wraps(plain)
+    def call(*args: Any) -> Any:
+        return plain(*args) if _forward.value else custom(*args)
+
+    return call
