@@ -1,4 +1,4 @@
-"""Forward-mode differentiation of models: `jax.jvp`, `jax.linearize`, `jax.jacfwd`, and `jax.hessian` without scans.
+"""Forward-mode differentiation of models: `jax.jvp`, `jax.linearize`, `jax.jacfwd` and `jax.hessian`.
 
 The layers have gradients of their own, which are faster than JAX's and which JAX cannot differentiate in forward mode.
 

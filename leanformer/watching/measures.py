@@ -28,7 +28,7 @@ SOURCES = {"out", "tokens", "q", "k"}  # arrays that every framework can provide
 AVAILABLE = tuple(name for name, spec in ACTIVATIONS.items() if SOURCES.issuperset(spec.needs))
 ROWS = {"out", "tokens"}  # arrays with a row per token
 OF_LOGITS = {name for name in AVAILABLE if ACTIVATIONS[name].needs == ("q", "k")}
-CAPACITY = 4096
+CAPACITY = 1024
 RESOLVED = 0.1  # largest relative error of a condition number that counts as a value
 FIELDS = ("value", "bound", "effective_rank", "stable_rank", "tokens")
 
