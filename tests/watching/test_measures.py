@@ -9,7 +9,7 @@ from leanformer.watching.measures import CAPACITY, Layer, bound_unresolved, redu
 
 
 def test_memory_does_not_grow_and_quantiles_stay():
-    """Of 20 times the capacity, a uniform sample is kept: quantiles to 5 %, counts exactly."""
+    """A uniform sample of 20 times the capacity: quantiles to 5 %, exact counts."""
     rng, layer = np.random.default_rng(0), Layer("attention", ("attention_entropy",))
     total = 20 * CAPACITY
     for _ in range(20):
