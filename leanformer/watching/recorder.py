@@ -149,7 +149,7 @@ class Recorder(TorchFunctionMode):
                 if heads not in (None, self.product.shape[1]):
                     notes.append(f"heads={heads}, but the attention product has {self.product.shape[1]}, which count")
                 heads = self.product.shape[1]
-                if not torch.equal(joined, x):
+                if not torch.allclose(joined, x, rtol=0, atol=0, equal_nan=True):
                     x = joined
                     notes.append("a norm or gate stands between heads and output projection: measured before it")
         if heads and x.shape[-1] % heads:
