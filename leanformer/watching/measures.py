@@ -66,7 +66,7 @@ def reduce_block(arrays: Mapping[str, Any], valid: Bool[Array, "b t"] | None, na
         rank = None
         if valid is not None:
             rank = jnp.clip(valid.sum(axis=1), 1, min(x.shape[-2:])).reshape(-1, *(1,) * (x.ndim - 3))
-        return summarise(singular_values(x), x.shape[-2:], rank=rank)
+        return summarise(singular_values(x), (x.shape[-2], x.shape[-1]), rank=rank)
 
     return tap(names, reduce=summary)(arrays)
 
@@ -173,7 +173,9 @@ class Tally:
         chosen = slice(None) if head is None else slice(head, head + 1)
         values = self.sample.values[:, chosen].reshape(-1, len(FIELDS))
         value, bound, effective, stable, tokens = values[np.isfinite(values[:, 0])].T
-        result = {name: float(np.quantile(value, q)) if value.size else None for name, q in QUANTILES.items()}
+        result: dict[str, Any] = {
+            name: float(np.quantile(value, q)) if value.size else None for name, q in QUANTILES.items()
+        }
         # A quantile is exact if every lower bound lies above the values that it is interpolated from.
         lowest = value[bound > 0].min(initial=np.inf)
         above = {name: np.quantile(value, q, method="higher") if value.size else 0 for name, q in QUANTILES.items()}
@@ -245,7 +247,7 @@ class Layer:
         for name in (name for name in self.names if name in self.total):
             tally = self.total[name]
             for head in (None, *(range(tally.not_finite.size) if tally.per_head else ())):
-                row = about | {"measure": name, "head": head} | tally.describe(head)
+                row: dict[str, Any] = about | {"measure": name, "head": head} | tally.describe(head)
                 row["gaussian"] = row["shape"] and _reference(name, row["shape"])
                 sentences = [*_flags(row), *([] if self.status() == "ok" else [self.status()])]
                 row["status"] = "; ".join(sentences) or "ok"

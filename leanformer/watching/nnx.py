@@ -28,7 +28,7 @@ def attach(watch: Watch) -> Callable[[], None]:
         raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Flax.")
     if isinstance(model, Family):
         return _attach_family(watch, arrivals)
-    modules = dict(nnx.iter_modules(model))
+    modules: dict[Any, Any] = dict(nnx.iter_modules(model))
     attentions = {path: m for path, m in modules.items() if callable(getattr(m, "attention_fn", None))}
     if not attentions:
         classes = sorted({type(module).__name__ for module in modules.values()})

@@ -68,7 +68,8 @@ class Watch:
         self.model, self.options = model, options
         self.layers: dict[str, Layer] = {}
         self.unmatched: dict[str, str] = {}
-        self._attach, self._detach = attach, None
+        self._attach = attach
+        self._detach: Callable[[], None] | None = None
 
     def __enter__(self) -> "Watch":
         if self._detach is not None:
@@ -79,7 +80,8 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.wait()
         detach, self._detach = self._detach, None
-        detach()
+        if detach is not None:
+            detach()
 
     @property
     def open(self) -> bool:
@@ -113,12 +115,12 @@ class Watch:
         self, layer: Layer, arrays: Mapping[str, np.ndarray], valid: np.ndarray | None, roundoff: float
     ) -> bool:
         """Add the measures of arrays with equal numbers of rows. Return False if there was a single token."""
-        examples, tokens = arrays.get("out", arrays.get("tokens")).shape[:2]
+        examples, tokens = next(arrays[name] for name in ("out", "tokens") if name in arrays).shape[:2]
         rows = np.full(examples, tokens) if valid is None else valid.sum(axis=1)
         if tokens == 1:
             layer.single += 1
             return False
-        if not rows.all():
+        if valid is not None and not rows.all():
             layer.note("examples without a token that is not padding are left out")
             arrays = {name: x[rows > 0] for name, x in arrays.items()}
             valid, rows = valid[rows > 0], rows[rows > 0]

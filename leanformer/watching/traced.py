@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
 from leanformer.errors import ConfigError
@@ -199,7 +200,7 @@ class Attention:
 
 def is_traced(*trees: Any) -> bool:
     """Return True if a leaf is a tracer."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def _batched(x: Any, ndim: int) -> Array:

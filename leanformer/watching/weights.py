@@ -201,7 +201,7 @@ def _attention_loaders(layer: Layer, members: Mapping[str, StoredTensor], layout
                 layout.object(layer, f"heads={heads}: {members[role].name} has {width} outputs, not of heads of {h}")
                 continue
             loaders[role] = functools.partial(_load_heads, layout, members[role], h)
-    if packed is not None:
+    if packed is not None and total is not None:
         loaders |= _packed_loaders(layer, packed, total, layout)
     if out is not None:
         loaders["out"] = lambda: layout.load(out).reshape(layer.heads or 1, -1, layout.outputs(out))
