@@ -42,7 +42,7 @@ def retrieval(sizes: point_tasks.Sizes, temperature: float) -> Model:
     Args:
         temperature: factor on the components.
     """
-    dim, items = sizes.dim, sizes.items
+    dim, items = sizes.dim, sizes.num_items
     model_sizes = {"width": dim + 1, "depth": 1, "num_heads": items, "head_dim": 1, "inputs": dim, "outputs": 1}
     model = _make_zero_model(**model_sizes, pool="token", norm="none", post_norm=False)
     directions = point_tasks.directions(sizes)  # D d

@@ -68,21 +68,25 @@ class ModelSetup:
         Raises:
             WeightsError: the weights cannot be read, or differ from the model in more than `config.init_from` allows.
         """
+        from leanformer.tasks import origins  # here and below, since few runs read weights
+
         self._compare_settings(path, layout)
-        return self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
+        weights = self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
+        if layout == "own":  # after the shapes, whose error says more
+            model = self.config.model
+            origins.warn_other_model(Path(path).expanduser(), model.to_dict(), models.find_class(model.name).settings)
+        return weights
 
     def _compare_settings(self, path: str, layout: str) -> None:
         """Compare the config with what the files beside weights say of them. Raises WeightsError if it differs."""
-        from leanformer.pretrained import published  # here and below, since few runs read weights
+        if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
+            return
+        from leanformer.pretrained import published
         from leanformer.pretrained.published import preprocessing
         from leanformer.tasks import origins
 
         c, family = self.config, models.find_class(self.config.model.name)
         model = c.model.to_dict()
-        if layout == "own":
-            origins.warn_other_model(Path(path).expanduser(), model, family.settings)
-        if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
-            return
         start = c.init_from
         ignored = ["image_size"] * start.resize_positions + ["num_classes"] * start.new_head
         settings, keys = family.settings(model), {*family.keys(), *model}

@@ -30,7 +30,7 @@ def test_changes_of_a_folder_are_described(pictures):
     before = compute(pictures)
     assert fingerprints.describe_changes(before, compute(pictures)) == "" and before["examples"] == 6
     (pictures / "train" / "ape" / "0.png").write_bytes(make_png(10) + b" ")
-    assert fingerprints.describe_changes(before, compute(pictures)) == "other sizes of files"
+    assert mentions(fingerprints.describe_changes(before, compute(pictures)), "sizes")
     (pictures / "train" / "ape" / "0.png").rename(pictures / "train" / "ape" / "9.png")
     assert mentions(fingerprints.describe_changes(before, compute(pictures)), "other names")
     (pictures / "train" / "ape" / "9.png").unlink()

@@ -33,7 +33,7 @@ def test_full_rank_head_is_exact_at_high_temperature():
 
 
 def test_retrieval_needs_one_head_per_item():
-    sizes = {"points": 128, "dim": 5, "items": 4}
+    sizes = {"points": 128, "dim": 5, "num_items": 4}
     errors = [
         relative_error(constructions.retrieval(point_tasks.Sizes(**sizes), t), "retrieval", **sizes)
         for t in (10.0, 1e4)

@@ -70,7 +70,8 @@ def test_effects_with_other_sizes_held_and_the_form(monkeypatch, capsys):
     rows = make_rows()
     sizes = surface.effects_at_equal_sizes(rows)
     assert sizes["num_heads"].value == pytest.approx(-10, abs=0.2) and sizes["mlp_dim"].low < 0 < sizes["mlp_dim"].high
-    assert sizes["2 to 16 heads of fixed dimension"].value == pytest.approx(100 * (0.9**3 - 1), abs=0.3)
+    fixed = "2 to 16 heads of fixed dimension"
+    assert sizes[fixed].value == pytest.approx(100 * (0.9**3 - 1), abs=0.3)
     assert surface.explained(rows, None) > 0.99 and surface.test_form(rows) > 0.05
     assert surface.test_form(make_rows(interaction=0.05), [("depth", "num_heads")]) < 1e-6
     heads, low, middle, high = surface.predict_by_heads(rows)
