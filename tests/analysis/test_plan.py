@@ -120,7 +120,7 @@ def test_planned_configs_have_the_reported_counts(cached_costs, tmp_path):
 
 
 @pytest.mark.parametrize(("width", "covered"), [(96, False), (192, True)])
-def test_published_models_are_named_where_they_cover_a_change_of_heads(width, covered, monkeypatch):
+def test_published_models_are_named_where_they_cover_a_change_of_heads(no_shape_checks, width, covered, monkeypatch):
     """The step to 4 heads of dimension 48: from a total width of 48, and from one of 192."""
     c = config.load(QUICK)
     c.model.update(width=width, depth=12, mlp_dim=4 * width, num_heads=3, head_dim=64 if covered else 16)
