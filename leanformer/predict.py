@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 
 import csv
+import io
 import itertools
 import json
 import sys
@@ -90,7 +91,7 @@ def _select_best(scores: np.ndarray, classes: Sequence[str], top: int) -> list[d
     return [{"class": classes[i], "probability": round(float(scores[i]), 6)} for i in order]
 
 
-def write(lines: Iterator[dict[str, Any]], form: str, out: IO[str]) -> int:
+def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase | IO[str]) -> int:
     """Write the records of `classify_files` as they arrive, and return the number of unreadable files.
 
     Args:
