@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import cv2
 import numpy as np
@@ -152,7 +153,7 @@ def _cubic_kernel(length: int, size: int) -> np.ndarray:
     return kernel / kernel.sum()
 
 
-def affine(pixels: np.ndarray, matrix: Sequence[float], fill: Sequence[int]) -> np.ndarray:
+def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any]) -> np.ndarray:
     """Move input (a x + b y + c, d x + e y + f) to output (x, y), pixel centres at halves; nearly bicubic."""
     a, b, c, d, e, f = matrix
     fx, fy = 1 if (a, b, c) == (1, 0, 0) else 2, 1 if (d, e, f) == (0, 1, 0) else 2
@@ -166,7 +167,7 @@ def affine(pixels: np.ndarray, matrix: Sequence[float], fill: Sequence[int]) -> 
     return result if pixels.ndim == 2 else cv2.cvtColor(result, cv2.COLOR_RGBA2RGB)
 
 
-def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[int]) -> np.ndarray:
+def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[Any]) -> np.ndarray:
     """Rotate counter-clockwise about the image centre."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
@@ -227,7 +228,7 @@ def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 # timm's "increasing" set: (pixels x, level m in 0..1, s = ±m with a random sign, fill colour f) -> pixels.
-OPERATIONS: dict[str, Callable[[np.ndarray, float, float, Sequence[int]], np.ndarray]] = {
+OPERATIONS: dict[str, Callable[[np.ndarray, float, float, Sequence[Any]], np.ndarray]] = {
     "AutoContrast": lambda x, m, s, f: _lut_by_histogram(x, _stretch_table),
     "Equalize": lambda x, m, s, f: _lut_by_histogram(x, _equalize_table),
     "Invert": lambda x, m, s, f: _lut(x, 255 - BYTE),

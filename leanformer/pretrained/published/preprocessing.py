@@ -16,7 +16,7 @@ KEYS = {  # file, path of the section, keys of mean and standard deviation
 }
 
 
-def warn_normalisation(path: str | Path, layout: str, mean: Sequence[float], std: Sequence[float]) -> None:
+def warn_normalisation(path: str | Path, layout: str, mean: Sequence[float | int], std: Sequence[float | int]) -> None:
     """Warn if published weights were trained with another normalisation of images than that of the config.
 
     Args:
@@ -38,7 +38,7 @@ def warn_normalisation(path: str | Path, layout: str, mean: Sequence[float], std
             )
 
 
-def _find_numbers(file: Path, sections: Sequence[str], key: str) -> list[float] | None:
+def _find_numbers(file: Path, sections: Sequence[str], key: str) -> list[Any] | None:
     """Return a list of numbers in a JSON file; None if the file, or the list, does not exist or is something else."""
     try:
         content: Any = json.loads(file.read_bytes())
@@ -50,7 +50,7 @@ def _find_numbers(file: Path, sections: Sequence[str], key: str) -> list[float] 
     return content if numbers else None
 
 
-def _is_close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+def _is_close(ours: Sequence[float | int], theirs: Sequence[float | int]) -> bool:
     """Return whether two normalisations are equal; a grey image has that of all channels."""
     pairs = zip(ours if len(ours) > 1 else [*ours] * len(theirs), theirs, strict=False)
     return len(ours) in (1, len(theirs)) and all(abs(a - b) <= TOLERANCE for a, b in pairs)
