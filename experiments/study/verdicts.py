@@ -125,7 +125,7 @@ def positions_move_it(loss: Mapping[str, Values]) -> str:
         return "not run"
     difference = statistics.paired(c[32] - c[4], a[32] - a[4])
     inside = difference.interval(0.9)
-    if not difference.interval().contains(0):
+    if not difference.interval().contains(0.0):
         return "holds"
     return "refuted" if inside.low > -POSITIONS_MARGIN and inside.high < POSITIONS_MARGIN else "undecided"
 

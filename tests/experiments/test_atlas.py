@@ -166,7 +166,7 @@ def test_packaged_table_is_that_of_the_evidence(effects):
     for row, other in zip(rows, packaged, strict=True):
         numbers = [(row.value, row.low, row.high), (other.value, other.low, other.high)]
         assert numbers[0] == pytest.approx(numbers[1], abs=2e-5)
-        zero = {"value": 0, "low": 0, "high": 0}
+        zero = dict.fromkeys(("value", "low", "high"), 0.0)
         assert dataclasses.replace(row, **zero) == dataclasses.replace(other, **zero)
 
 
