@@ -76,7 +76,7 @@ VOLO_FIXED: dict[str, Any] = {
 VOLO_FIXED |= {"pooling_scale": 2, "global_pool": "token", "norm_layer": None}
 
 
-def _find_mlp_dim(values: Mapping[str, Any], default: float) -> Any:
+def _find_mlp_dim(values: Mapping[str, Any], default: float | int) -> Any:
     """Return the hidden dimension of the MLP, one per stage if there are stages."""
     ratio, widths = values.get("mlp_ratio", default), values.get("embed_dim", values.get("embed_dims"))
     several = isinstance(widths, list | tuple)
