@@ -135,6 +135,6 @@ def _overlap(between: dict[str, int]) -> str:
     return "overlapped with " + ", ".join(f"{key} {n}" for key, n in sorted(between.items()))
 
 
-def format_bytes(size: float) -> str:
+def format_bytes(size: float | int) -> str:
     """Format a number of bytes: 1234567 as "1.23 MB"."""
     return f"{count.format_number(float(size))}B"
