@@ -64,10 +64,11 @@ def test_blocked_data_ends_the_run_with_stack_traces(tmp_path, cache):
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     try:
-        (status,), _, (err,) = wait_for_processes(running)
+        running[0].wait(timeout=120)
     finally:
-        for worker in filter(_is_alive, workers):
+        for worker in filter(_is_alive, workers):  # before the output is read, whose pipe they hold open
             os.kill(worker, signal.SIGKILL)
+    (status,), _, (err,) = wait_for_processes(running)
     assert status == 70, err
     assert mentions(err, "data wait", "step")
     assert "loader.py" in err and "train.py" in err
