@@ -237,7 +237,7 @@ class Points:
 
     def __init__(self, name: str, sizes: Sizes, split: str, seed: int):
         self.kind, self.sizes, self.split, self.seed = name, sizes, split, seed
-        self._stream = zlib.crc32(split.encode()) << 32 | seed
+        self._stream = zlib.crc32(split.encode(errors="surrogatepass")) << 32 | seed
 
     def __getitem__(self, index: int) -> Examples:
         return {name: array[0] for name, array in self.get_batch(index, 1).items()}

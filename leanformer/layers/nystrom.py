@@ -20,6 +20,7 @@ from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime import sharing
 
 
+MAX_ITERATIONS = 100  # each is a part of the program, so that a mistyped number would take minutes to compile
 CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
 
 
@@ -157,6 +158,10 @@ class NystromAttention(MultiHeadAttention):
         for name, value in (("landmarks", landmarks), ("iterations", iterations)):
             if value < 1:
                 raise ConfigError(f"model.{name}={value} must be at least 1.")
+        if iterations > MAX_ITERATIONS:
+            raise ConfigError(
+                f"model.iterations={iterations} must be at most {MAX_ITERATIONS}: 30 invert all that float32 resolves."
+            )
         if convolution and (convolution < 1 or convolution % 2 == 0):
             raise ConfigError(
                 f"model.convolution={convolution}: must be odd. Set an odd number of taps, or 0 for no convolution."

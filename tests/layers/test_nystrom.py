@@ -187,6 +187,7 @@ def test_invalid_values_are_refused(rng, x):
         ({"convolution": 4}, ("model.convolution=4",)),
         ({"landmarks": 0}, ("model.landmarks=0", 1)),
         ({"iterations": 0}, ("model.iterations=0", 1)),
+        ({"iterations": 65536}, ("model.iterations=65536", 100)),
         ({"scale": "row"}, ('model.scale="row"', "matrix", "batch")),
         ({"padding": "right"}, ('model.padding="right"', "masked", "zeros")),
     ):
