@@ -166,6 +166,13 @@ def test_changed_settings_are_refused(tmp_path, folder, key, value, parts, capsy
     assert "\n" not in str(error.value) and capsys.readouterr().err == ""
 
 
+def test_number_of_classes_of_the_file_overrides_that_of_the_arguments():
+    """timm draws a new head if they differ."""
+    given = {"num_classes": 22, "model_args": {"num_classes": 11}, "pretrained_cfg": {"num_classes": 33}}
+    assert timm.flatten(given, {})["num_classes"] == 22
+    assert timm.flatten({key: given[key] for key in ("model_args", "pretrained_cfg")}, {})["num_classes"] == 11
+
+
 HARMLESS = [
     *(("vit", key, 0.5) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")),
     *(("llama", key, 7) for key in ("bos_token_id", "transformers_version", "max_position_embeddings", "torch_dtype")),
