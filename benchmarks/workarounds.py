@@ -3,8 +3,8 @@
     python benchmarks/workarounds.py [--config=vit_b_7x16] [--batch=8] [--rounds=9] [--json]
 
 Steps of the same config and weights alternate, in one process; malloc's settings hold for a process and are compared
-between two. "gain" is that of the fastest steps, seconds without / seconds with, minus 1: other programs slow steps down, and never
-speed them up. "median" is that of the rounds.
+between two. "gain" is that of the fastest steps, seconds without / seconds with, minus 1: other programs slow steps
+down, and never speed them up. "median" is that of the rounds.
 """
 
 import argparse
@@ -105,7 +105,8 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     f = parser.parse_args()
     if f.worker:
-        return work(f.config, f.batch, f.worker.endswith("1"))
+        work(f.config, f.batch, f.worker.endswith("1"))
+        return
     malloc.keep_freed()  # as every command does
     rows = [*compare_layers(f.config, f.batch, f.rounds), compare_malloc(f.config, f.batch, f.rounds)]
     timing.show(rows, as_json=f.json)

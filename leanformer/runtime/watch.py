@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,8 +27,17 @@ def give_up(message: str, status: int) -> NoReturn:
     os._exit(status)
 
 
+def _suspend(*_: object) -> None:
+    """Stop this process until SIGCONT, without the timer outside the interpreter, which would go off at once then."""
+    faulthandler.cancel_dump_traceback_later()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 class Watchdog:
-    """Context manager with a thread that ends the process if one activity takes too long.
+    """Context manager with a thread that ends the process if one activity takes too long. Enter it in the main thread.
+
+    Time in which the process was suspended does not count (SIGTSTP, from Ctrl-Z or SLURM; SIGSTOP up to the limit,
+    since it cannot stop the timer outside the interpreter).
 
     Args:
         seconds: time limit of one activity in seconds, three times as long before the second step; 0 for no limit.
@@ -43,17 +53,22 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         if self.seconds:
             self._thread.start()
+            self._previous = signal.signal(signal.SIGTSTP, _suspend)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
         if self.seconds:
             self._thread.join()
+            signal.signal(signal.SIGTSTP, self._previous)
 
     def _watch(self) -> None:
+        resumed = before = time.monotonic()
         while not self._done.wait(self._pause):
+            before, late = time.monotonic(), time.monotonic() - before > 2 * self._pause
+            resumed = before if late else resumed
             now = self._activity()
-            idle, allowed = time.monotonic() - now.since, self.seconds * (1 if now.steps > 1 else FIRST)
+            idle, allowed = before - max(now.since, resumed), self.seconds * (1 if now.steps > 1 else FIRST)
             if idle > allowed:
                 where = "before the first step" if now.step is None else f"in step {now.step}"
                 give_up(f"no progress for {idle:.0f} s (limit {allowed:g} s) {where}. Activity: {now.name}.", HUNG)

@@ -131,7 +131,8 @@ CHANGED = [  # folder, key, value, what the message mentions
     ("deepseek", "qk_rope_head_dim", 4, ("model.rotary_width=4", 6)),
     ("timm vit", "num_heads", 6, ("model.num_heads=6", 3)),
     ("timm vit", "num_heads", ABSENT, ("model.num_heads=12", 3)),
-    ("timm vit", "num_classes", 22, ("model.num_classes=22", 11, "init_from.new_head=True")),
+    ("timm vit", "num_classes", 22, ("num_classes=11", 22)),
+    ("timm vit", "pretrained_cfg.num_classes", 22, ()),
     ("timm vit", "act_layer", "relu", ("act_layer='relu'",)),
     ("timm vit", "norm_layer", "rmsnorm", ("norm_layer='rmsnorm'",)),
     ("timm vit", "global_pool", "avg", ("model.pool=mean", "token")),
@@ -164,13 +165,6 @@ def test_changed_settings_are_refused(tmp_path, folder, key, value, parts, capsy
     with refuses(tmp_path / "config.json", *parts, error=WeightsError) as error:
         check(tmp_path, content, model, FOLDERS[folder][1])
     assert "\n" not in str(error.value) and capsys.readouterr().err == ""
-
-
-def test_number_of_classes_of_the_file_overrides_that_of_the_arguments():
-    """timm draws a new head if they differ."""
-    given = {"num_classes": 22, "model_args": {"num_classes": 11}, "pretrained_cfg": {"num_classes": 33}}
-    assert timm.flatten(given, {})["num_classes"] == 22
-    assert timm.flatten({key: given[key] for key in ("model_args", "pretrained_cfg")}, {})["num_classes"] == 11
 
 
 HARMLESS = [

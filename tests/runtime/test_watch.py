@@ -14,7 +14,7 @@ from leanformer.training.timer import Timer
 
 
 SETUP = """
-import ctypes, threading, time
+import ctypes, os, signal, subprocess, threading, time
 from leanformer.runtime import watch
 from leanformer.training.timer import Timer
 timer = Timer()
@@ -77,6 +77,24 @@ def test_the_first_steps_may_take_three_times_as_long():
     """
     status, errors, _ = run_program(program)
     assert status == 0, errors
+
+
+def test_suspended_run_goes_on():
+    """As after Ctrl-Z and fg: the seconds between do not count."""
+    program = """
+        watch.GRACE = 1
+        with watch.Watchdog(1.0, lambda: timer.activity):
+            timer.begin_step(1)
+            timer.begin_step(2)
+            subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGTSTP)
+            time.sleep(0.3)
+        assert signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL
+        print("done")
+    """
+    status, errors, seconds = run_program(program)
+    assert (status, seconds > 3) == (0, True), errors
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])

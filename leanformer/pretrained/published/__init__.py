@@ -223,6 +223,13 @@ def _of_timm(
     config: Path, content: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Table, dict[str, Any], str]:
     """Return the table of a config of timm, its values, and a warning or ""."""
+    given = content.get("model_args")
+    numbers = [part["num_classes"] for part in (content, given) if isinstance(part, dict) and "num_classes" in part]
+    if len(numbers) == 2 and numbers[0] != numbers[1]:
+        raise WeightsError(
+            f"{config}: num_classes={numbers[0]}, but {numbers[1]} in model_args. timm draws a new head for such "
+            "a file. Set both to the number of classes of the weights."
+        )
     name = content.get("architecture")
     if isinstance(name, str) and (entry := timm.find(name)):
         table, named = entry

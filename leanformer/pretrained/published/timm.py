@@ -206,8 +206,7 @@ def flatten(content: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
     if isinstance(size, list) and len(size) == 3:
         args |= {"in_chans": size[0]} | ({"img_size": size[1:]} if about.get("fixed_input_size") else {})
     args |= {"global_pool": about["global_pool"]} if about.get("global_pool") else {}
+    number = content.get("num_classes", about.get("num_classes"))
+    args |= {} if number is None else {"num_classes": number}
     given = content.get("model_args")
-    args |= given if isinstance(given, dict) else {}
-    # timm draws a new head if the number of the file is not that of the arguments.
-    number = content.get("num_classes", args.get("num_classes", about.get("num_classes")))
-    return args | ({} if number is None else {"num_classes": number})
+    return args | (given if isinstance(given, dict) else {})
