@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from leanformer.errors import ConfigError, first_line
+from leanformer.runtime import cuda
 
 
 TRUE, FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off", "")  # as JAX reads them
@@ -57,6 +58,7 @@ def check(environ: Mapping[str, str]) -> None:
         if environ.get(name, allowed[0]).lower() not in allowed:
             raise ConfigError(f"{name}={environ[name]}: not supported, because {reason}. Unset it.")
     _check_platforms(environ.get("JAX_PLATFORMS", ""))
+    cuda.check(environ)
     for limit, what, command, least in LIMITS:
         value = resource.getrlimit(limit)[0] // UNITS.get(limit, 1)
         if 0 <= value < least:  # RLIM_INFINITY is negative
@@ -72,7 +74,8 @@ def _check_platforms(value: str) -> None:
             raise ConfigError(f"JAX_PLATFORMS={value}: unknown platform {name}. Choose from {', '.join(PLATFORMS)}.")
         if name in GPU_PLATFORMS and not plugins:
             raise ConfigError(
-                f"JAX_PLATFORMS={value}: JAX is installed without GPU support. Install leanformer[cuda], or unset it."
+                f"JAX_PLATFORMS={value}: JAX is installed without GPU support. {cuda.install(cuda.driver_version())}, "
+                "or unset it."
             )
 
 

@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from leanformer.config.rules import check_shares, nearest_divisors
 from leanformer.errors import ConfigError
+from leanformer.runtime import cuda
 from leanformer.runtime.sharing import Axes
 
 
@@ -31,9 +32,12 @@ SMALL = 2**12  # leaves with fewer elements are not split by fsdp: communication
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh over `devices`, by default all devices of all processes.
 
-    Raises ConfigError if the mesh does not fit the devices; the message names the nearest meshes that do.
+    Raises ConfigError if the mesh does not fit the devices; the message names the nearest meshes that do. Raises the
+    error of `cuda.check_platform` too.
     """
-    devices = jax.devices() if devices is None else devices
+    if devices is None:
+        devices = jax.devices()
+        cuda.check_platform(devices[0].platform, os.environ | {"JAX_PLATFORMS": jax.config.jax_platforms or ""})
     requested, count = (data, fsdp, tensor), len(devices)
     rest = count // math.prod(size for size in requested if size != -1)
     shape = tuple(rest if size == -1 else size for size in requested)

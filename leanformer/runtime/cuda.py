@@ -1,0 +1,105 @@
+"""CUDA packages of JAX and GPUs of this host, compared before and after JAX starts.
+
+JAX computes on the CPU, with a warning at most, if its CUDA packages are missing, do not match jaxlib, or cannot start.
+This module does not import JAX.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from leanformer.errors import ConfigError
+
+
+DRIVERS = {13: 580, 12: 525}  # oldest major version of NVIDIA's driver by CUDA version, newest CUDA first
+PLATFORMS = ("cuda", "gpu")
+CPU = "set JAX_PLATFORMS=cpu to compute on the CPU"
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if this host has NVIDIA GPUs that JAX would not use. Call this before JAX starts.
+
+    Does nothing if the variables choose another platform, or no GPU.
+    """
+    if not is_wanted(environ) or not gpus():
+        return
+    installed, driver, jaxlib = packages(), driver_version(), metadata.version("jaxlib")
+    versions = {int(name[8:10]) for name in installed}  # "jax-cuda12-plugin"
+    if not versions:
+        raise ConfigError(
+            f"NVIDIA driver {driver or 'unknown'}: this host has GPUs, but JAX is installed without CUDA. "
+            f"{install(driver)}, or {CPU}."
+        )
+    if len(versions) > 1:
+        raise ConfigError(
+            f"{', '.join(sorted(installed))}: JAX is installed for two versions of CUDA. Run: pip uninstall "
+            f"{' '.join(name for name in sorted(installed) if f'cuda{extra(driver)}' not in name)}."
+        )
+    for name, version in installed.items():
+        if _numbers(version) != _numbers(jaxlib):
+            raise ConfigError(
+                f"{name}=={version}: not the version of jaxlib {jaxlib}, so JAX would not use GPUs. "
+                f"{install(driver, *versions)}, or {CPU}."
+            )
+    for cuda in versions:
+        if driver and int(driver.partition(".")[0]) < DRIVERS.get(cuda, 0):
+            raise ConfigError(
+                f"NVIDIA driver {driver}: CUDA {cuda} requires {DRIVERS[cuda]} or newer. {install(driver)}, update the "
+                f"driver, or {CPU}."
+            )
+
+
+def check_platform(platform: str, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if JAX has started on the CPU although this host has GPUs and the variables choose them.
+
+    Args:
+        platform: platform of JAX's first device.
+    """
+    if platform == "cpu" and is_wanted(environ) and gpus():
+        raise ConfigError(
+            f"NVIDIA driver {driver_version() or 'not loaded'}: JAX could not start on the GPUs of this host, and "
+            f"would compute on the CPU. Its warning above has the reason. Check nvidia-smi, or {CPU}."
+        )
+
+
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    """Return whether the variables let JAX use NVIDIA GPUs."""
+    platforms, visible = environ.get("JAX_PLATFORMS", ""), environ.get("CUDA_VISIBLE_DEVICES", "all")
+    chosen = not platforms or bool(set(PLATFORMS) & set(platforms.split(",")))
+    return chosen and visible not in ("", "-1", "NoDevFiles")
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of JAX's installed CUDA packages by name."""
+    names = [f"jax-cuda{cuda}-{part}" for cuda in DRIVERS for part in ("plugin", "pjrt")]
+    found = {name: next(iter(metadata.Distribution.discover(name=name)), None) for name in names}
+    return {name: package.version for name, package in found.items() if package is not None}
+
+
+def gpus(devices: Path = Path("/dev")) -> int:
+    """Return the number of NVIDIA GPUs of this host or container."""
+    return sum(re.fullmatch(r"nvidia\d+|dxg", path.name) is not None for path in devices.iterdir())  # dxg: WSL
+
+
+def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Return the version of NVIDIA's driver, such as "550.54.15"; None if it is not loaded."""
+    match = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", path.read_text()) if path.is_file() else None
+    return match and match[1]
+
+
+def extra(driver: str | None) -> int:
+    """Return the newest CUDA version that a driver supports; without a driver, the newest."""
+    major = int(driver.partition(".")[0]) if driver else max(DRIVERS.values())
+    return next((cuda for cuda, least in DRIVERS.items() if major >= least), min(DRIVERS))
+
+
+def install(driver: str | None, cuda: int | None = None) -> str:
+    """Return the sentence that installs JAX for a CUDA version, by default the newest for the driver."""
+    return f"Run: pip install --constraint constraints.txt --editable '.[cuda{cuda or extra(driver)}]'"
+
+
+def _numbers(version: str) -> str:
+    """Return the version without suffixes, as JAX compares it."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return match[0] if match else version
