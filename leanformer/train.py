@@ -70,10 +70,14 @@ def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool
         if run.complete:
             print(pages.complete(run))
             return 0
+        device = jax.local_devices()[0]
         with timer("compile"):
             compiled = run.compile_train_step()
+            peaks = {oom_suggestions.STEP: programs.peak_memory(compiled)}
+            if oom_suggestions.memory_limit(device):  # so that an evaluation cannot run out of memory after hours
+                peaks |= evaluators.peak_memory(run, measurements)
         print(pages.start(run, compiled), flush=True)
-        oom_suggestions.check_memory(c, programs.peak_memory(compiled), jax.local_devices()[0], runs=run.vmapped)
+        oom_suggestions.check_memory(c, peaks, device, runs=run.vmapped)
         print(pages.origin(run), flush=True)
         if stop.before_work():
             print(f"Stopped at step {run.start}, before the first step. To resume: {again}", flush=True)

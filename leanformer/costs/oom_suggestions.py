@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,6 +10,9 @@ from ml_collections import ConfigDict
 
 from leanformer.costs import count
 from leanformer.errors import TrainingError
+
+
+STEP = "step"  # name of the training step among programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +66,22 @@ def memory_limit(device: Any) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def check_memory(c: ConfigDict, peak: int, device: Any, *, runs: int = 1) -> None:
-    """Raise TrainingError if a training step that needs `peak` bytes does not fit the device. Call before step 1."""
-    limit = memory_limit(device)
-    if limit and peak > limit:
-        human = count.format_number
-        problem = f"The compiled step{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B per device, "
-        problem += f"{human(float(peak - limit))}B more than the {human(float(limit))}B available."
-        raise TrainingError(describe(c, problem, runs=runs))
+def check_memory(c: ConfigDict, peaks: Mapping[str, int], device: Any, *, runs: int = 1) -> None:
+    """Raise TrainingError if a program does not fit the device. Call before step 1.
+
+    Args:
+        peaks: bytes that the training step, STEP, and the programs of evaluators need, by name.
+    """
+    limit, human = memory_limit(device), count.format_number
+    for name, peak in peaks.items():
+        if limit and peak > limit:
+            problem = f"The compiled {name}{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B per device, "
+            problem += f"{human(float(peak - limit))}B more than the {human(float(limit))}B available."
+            if name == STEP:
+                raise TrainingError(describe(c, problem, runs=runs))
+            key = "probe.examples" if name == "probe" else "eval.batch_size"
+            section, _, leaf = key.partition(".")
+            raise TrainingError(f"{problem} It would fail at its first turn. Lower --config.{key}={c[section][leaf]}.")
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
-from leanformer.programs.memory import memory_by_content, peak_memory
+from leanformer.programs.memory import count_bytes, memory_by_content, peak_memory
 from leanformer.programs.target import Gpu, capability, lower, pretend_attached
 
 
-__all__ = ["Gpu", "capability", "lower", "memory_by_content", "peak_memory", "pretend_attached"]
+__all__ = ["Gpu", "capability", "count_bytes", "lower", "memory_by_content", "peak_memory", "pretend_attached"]
 
 
 def gpus(name: str, number: int) -> list[Any]:

@@ -21,7 +21,7 @@ def memory_by_content(compiled: jax.stages.Compiled, contents: Mapping[str, Any]
         compiled: program.
         contents: its arguments by name: trees of arrays or shapes with shardings.
     """
-    sizes = {name: _count_bytes(tree) for name, tree in contents.items()}
+    sizes = {name: count_bytes(tree) for name, tree in contents.items()}
     return sizes | {"temporaries": _analyse(compiled).temp_size_in_bytes, "all": peak_memory(compiled)}
 
 
@@ -31,6 +31,7 @@ def _analyse(compiled: jax.stages.Compiled) -> Any:
     return memory
 
 
-def _count_bytes(tree: Any) -> int:
+def count_bytes(tree: Any) -> int:
+    """Return the bytes per device of a tree of arrays or shapes with shardings."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)

@@ -10,12 +10,12 @@ Its values become records of kind "norm".
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from leanformer import data
+from leanformer import data, programs
 from leanformer.errors import ConfigError
 from leanformer.runtime import multihost
 from leanformer.training import step as steps
@@ -36,6 +36,7 @@ class Evaluator:
     every: int  # interval in steps; 0 to measure only at the end of the run
     measure: Callable[[TrainState], Any]  # function from the state to the values of a record
     at_start: bool = False  # True to measure the state before the first step too
+    compile: Callable[[], jax.stages.Compiled] | None = None  # function that compiles its program once, if it has one
 
     def due(self, step: int, last: int) -> bool:
         """Return whether to measure at `step`: every `every` steps and at `last`; at step 0 only with `at_start`."""
@@ -57,15 +58,21 @@ def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> 
     """
     c, model, task, every = run.config, run.model, run.task, run.intervals
     splits = {name: data.take_subset(source, c.eval.examples) for name, source in run.held_out.items()}
-    eval_step = jax.jit(model.eval_step(task.objective))
+
+    @functools.cache
+    def compile_eval() -> jax.stages.Compiled:
+        batch = model.abstract_batch(c.eval.batch_size, task.data.specs(train=False))
+        return model.lower(jax.jit(model.eval_step(task.objective)), model.weights, batch).compile()
 
     def evaluate(source: data.Source, state: TrainState) -> dict[str, Any]:
         weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
         with contextlib.closing(streams.evaluation(c, model, task.data, source)) as batches:
-            return steps.evaluate(eval_step, task.objective.metrics, weights, between(batches))
+            return steps.evaluate(compile_eval(), task.objective.metrics, weights, between(batches))
 
     evaluators = {
-        f"{MAIN} {name}".strip(): Evaluator(every.eval[name], lambda state, split=split: evaluate(split, state))
+        f"{MAIN} {name}".strip(): Evaluator(
+            every.eval[name], lambda state, split=split: evaluate(split, state), compile=compile_eval
+        )
         for name, split in splits.items()
     }
     if clash := [name for name in EXTRA if name.partition(" ")[0] in RESERVED]:
@@ -74,10 +81,23 @@ def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> 
     if every.probe:
         streams.check_probe(run.held_out[""], c.probe.examples)
         batch = functools.cache(lambda: streams.probe(model, task.data, run.held_out[""], c.probe.examples))
-        probe_step = jax.jit(model.probe_step(task.objective, c.probe.measures))
+
+        @functools.cache
+        def compile_probe() -> jax.stages.Compiled:
+            inputs = model.abstract_batch(c.probe.examples, task.data.input_specs())
+            step = model.probe_step(task.objective, c.probe.measures)
+            return model.lower(jax.jit(step), model.weights, inputs).compile()
 
         def probe(state: TrainState) -> dict[str, Any]:
-            return steps.probe_record(multihost.fetch(probe_step(state.weights, batch())))
+            return steps.probe_record(multihost.fetch(compile_probe()(state.weights, batch())))
 
-        evaluators[PROBE] = Evaluator(every.probe, probe, at_start=True)
+        evaluators[PROBE] = Evaluator(every.probe, probe, at_start=True, compile=compile_probe)
     return evaluators
+
+
+def peak_memory(run: Run, evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
+    """Compile the programs of evaluators; return the peak bytes per device of each, with the rest of the state."""
+    rest = programs.count_bytes(run.state) - programs.count_bytes(run.model.weights)
+    rest += (run.vmapped - 1) * programs.count_bytes(run.state)
+    compilers = {name: evaluator.compile for name, evaluator in evaluators.items()}
+    return {name: rest + programs.peak_memory(compile()) for name, compile in compilers.items() if compile}

@@ -60,12 +60,13 @@ def test_step_that_exceeds_memory_is_refused_before_training(small, monkeypatch)
     def make_device(limit):
         return types.SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
 
+    peaks = {oom_suggestions.STEP: 70_000_000_000, "probe": 50_000_000_000}
     for enough in (70_000_000_000, None):  # a CPU reports no limit
-        oom_suggestions.check_memory(small, 70_000_000_000, make_device(enough))
+        oom_suggestions.check_memory(small, peaks, make_device(enough))
     with refuses("70 GB", "10 GB", "60 GB", "--config.accumulate=6", error=TrainingError):
-        oom_suggestions.check_memory(small, 70_000_000_000, make_device(60_000_000_000))
+        oom_suggestions.check_memory(small, peaks, make_device(60_000_000_000))
     with refuses(3, "70 GB", "--vmap", error=TrainingError) as caught:
-        oom_suggestions.check_memory(small, 70_000_000_000, make_device(60_000_000_000), runs=3)
+        oom_suggestions.check_memory(small, peaks, make_device(60_000_000_000), runs=3)
     advice = re.findall(r"^  (.*?):", str(caught.value), re.MULTILINE)
     assert len(advice) == 3 and mentions(advice[0], 3) and advice[2] == "--set=accumulate=6"
 

@@ -8,6 +8,9 @@ from commands import command, run
 from messages import refuses
 from small_runs import make_small_config
 
+from leanformer import programs, train
+from leanformer.costs import oom_suggestions
+from leanformer.errors import TrainingError
 from leanformer.training import evaluators, metrics_log, train_setup
 from leanformer.training.evaluators import Evaluator
 
@@ -52,3 +55,19 @@ def test_reserved_record_names_are_refused(name, tmp_path, monkeypatch):
 def test_evaluator_due_steps(every, at_start, steps):
     evaluator = Evaluator(every, optax.global_norm, at_start)
     assert [step for step in range(8) if evaluator.due(step, last=7)] == steps
+
+
+@pytest.mark.parametrize(("kind", "key"), [("eval", "eval.batch_size"), ("probe", "probe.examples")])
+def test_evaluator_that_exceeds_memory_is_refused_before_training(kind, key, plain, tmp_path, monkeypatch, one_device):
+    """The programs of evaluators are compiled before the first step, with the memory of the optimizer's state."""
+    sizes = {"eval.batch_size": 16, "probe.examples": 16} | {key: 512}
+    plain.eval.batch_size, plain.probe.examples, plain.probe.every = *sizes.values(), 1
+    original, peaks = evaluators.peak_memory, {}
+    monkeypatch.setattr(evaluators, "peak_memory", lambda *args: peaks.update(original(*args)) or peaks)
+    monkeypatch.setattr(oom_suggestions, "memory_limit", lambda _: max(peaks.values(), default=2**40) - 1)
+    with refuses(kind, f"--config.{key}=512", error=TrainingError):
+        train.train(plain, tmp_path)
+    assert peaks.keys() == {"eval", "probe"} and not (tmp_path / "metrics.jsonl").exists()
+    run = train_setup.build(plain, examples=64)
+    states = programs.count_bytes((run.state.params, run.state.moments, run.state.ema))
+    assert min(peaks.values()) > states > 4 * programs.count_bytes(run.state.params) - 100
