@@ -31,7 +31,7 @@ from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, multihost, phases
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
-from leanformer.training import inference, model_setup, probing, restoring, run_files, streams
+from leanformer.training import inference, kernel_check, model_setup, probing, restoring, run_files, streams
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 from leanformer.watching.weights import watch_weights
@@ -147,7 +147,8 @@ def main(f: cli.Values) -> None:
     config.check(c)
     probing.head_plans(c.model, heads)
     mesh = meshes.make_fitting_mesh(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
-    model, task = model_setup.build(c, mesh=mesh), tasks.build(c)
+    task = tasks.build(c)
+    model = kernel_check.with_working_attention(model_setup.build(c, mesh=mesh), task)
     names = f.measures if f.measures is not None else [*c.probe.measures, *probing.projections(model)]
     activations, _ = probing.split_names(names)
     read, batch = probing.make_reader(model, task.objective, names), None

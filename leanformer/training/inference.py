@@ -29,7 +29,7 @@ from leanformer.runtime import phases
 from leanformer.stores import downloads
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.tasks.language import TextData
-from leanformer.training import model_setup, restoring
+from leanformer.training import kernel_check, model_setup, restoring
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.restoring import RestoredWeights
@@ -95,7 +95,8 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
     c.unlock()
     c.eval.more = ConfigDict()  # these splits may no longer exist
     c.data.update(data)
-    return OpenRun(folder, c, tasks.build(c), model_setup.build(c, mesh=mesh))
+    task = tasks.build(c)
+    return OpenRun(folder, c, task, kernel_check.with_working_attention(model_setup.build(c, mesh=mesh), task))
 
 
 @dataclasses.dataclass(frozen=True)

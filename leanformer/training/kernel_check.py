@@ -1,0 +1,96 @@
+"""Check of cuDNN's attention on the GPU of a run, before the first step.
+
+cuDNN may refuse a shape on one card or with one version of CUDA, and a kernel has been wrong before. Each call in the
+model is run forward and backward on random numbers and compared with the float32 reference.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from leanformer.errors import ConfigError, first_line
+from leanformer.layers import attention
+from leanformer.layers.attention import FusedCall
+from leanformer.runtime import multihost, phases
+from leanformer.tasks import Task
+from leanformer.training import model_setup
+from leanformer.training import state as states
+from leanformer.training.model_setup import ModelSetup
+
+
+BATCH = 2
+FAILURES = (RuntimeError, NotImplementedError, ValueError)  # errors of JAX when tracing, compiling and running
+ROUNDINGS = 8  # largest error of a correct kernel, in roundings of its dtype relative to the largest number
+
+
+def with_working_attention(model: ModelSetup, task: Task) -> ModelSetup:
+    """Return the model; with XLA's attention if cuDNN's was selected for it, and fails or is wrong on this GPU.
+
+    Does nothing for a GPU that is not attached. All processes must call it, and get the same result.
+
+    Raises:
+        ConfigError: cuDNN is configured, and fails or is wrong.
+    """
+    if model.backend != "cudnn" or not any(model.device is device for device in jax.devices()):
+        return model
+    with phases.announce("Checking cuDNN's attention on this GPU"):
+        problem = next(filter(None, multihost.all_gather_host(_first_problem(model, task))), None)
+    if problem is None:
+        reason = f"{model.backend_reason}; checked on this device"
+        return dataclasses.replace(model, backend_reason=reason)
+    if model.config.model.backend == "cudnn":
+        raise ConfigError(f'model.backend="cudnn": {problem}. Use model.backend="xla".')
+    graphdef, init, _ = model_setup.abstract_model(model.config, "xla")
+    changes = {"backend": "xla", "backend_reason": f"no cuDNN: {problem}", "graphdef": graphdef, "init": init}
+    return dataclasses.replace(model, **changes)
+
+
+def _first_problem(model: ModelSetup, task: Task) -> str | None:
+    try:
+        calls = find_calls(model, task)
+    except FAILURES as error:
+        return f"it fails here: {first_line(error)}"
+    return next(filter(None, map(find_problem, calls)), None)
+
+
+def find_calls(model: ModelSetup, task: Task) -> list[FusedCall]:
+    """Return the distinct calls of cuDNN's kernel in the model; nothing is run."""
+    batch = model.abstract_batch(model.config.eval.batch_size, task.data.specs(train=False))
+    step = model.eval_step(task.objective)
+    with attention.recorded_calls() as calls:
+        jax.eval_shape(step, states.without_shardings(model.weights), states.without_shardings(batch))
+    return sorted(calls, key=str)
+
+
+def find_problem(call: FusedCall) -> str | None:
+    """Return why a call of the kernel fails, or how wrong it is; None if it equals the reference."""
+    rng = np.random.default_rng(0)
+    shapes = (call.queries, call.keys, call.values, (*call.queries[:-1], call.values[-1]))
+    arrays = [jnp.asarray(rng.standard_normal((BATCH, *shape), np.float32), call.dtype) for shape in shapes]
+    keys, tokens = call.keys[0], f"{call.queries[0]} x {call.keys[0]} tokens, head dimension {call.keys[-1]}"
+    lengths = jnp.array([keys, (keys + 1) // 2], jnp.int32) if call.mask.lengths else None
+    mask = dataclasses.replace(call.mask, lengths=lengths)
+
+    def run(backend: str, *arrays: Any) -> Any:
+        out, pull = jax.vjp(
+            lambda *qkv: attention.attend(*qkv, mask=mask, scale=call.scale, backend=backend), *arrays[:3]
+        )
+        return out, *pull(arrays[3])
+
+    expected = jax.jit(run, static_argnums=0)("naive", *(x.astype(jnp.float32) for x in arrays))
+    try:
+        values = jax.device_get(jax.jit(run, static_argnums=0)("cudnn", *arrays))
+    except FAILURES as error:
+        return f"it fails here ({tokens}): {first_line(error)}"
+    error = max(_relative(np.asarray(a, np.float32), np.asarray(b)) for a, b in zip(values, expected, strict=True))
+    limit = ROUNDINGS * float(jnp.finfo(call.dtype).eps)
+    return None if error <= limit else f"it is wrong here ({tokens}): relative error {error:.2g}, at most {limit:.2g}"
+
+
+def _relative(value: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest error relative to the largest expected number; infinity for NaN."""
+    error = np.abs(value - expected).max() / np.abs(expected).max()
+    return float(error) if np.isfinite(error) else float("inf")
