@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -52,14 +53,22 @@ def begin_worker(*_: int) -> None:
     """Prepare a worker process.
 
     It ignores signals to stop, which schedulers and Ctrl-C send to all processes but only the parent handles. It ends
-    with its parent, and uses one core. A signal before this call would end the worker, so the parent may block signals,
-    which are unblocked here.
+    with its parent, uses one core, and sees no GPU. A signal before this call would end the worker, so the parent may
+    block signals, which are unblocked here.
     """
+    hide_gpus()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def hide_gpus() -> None:
+    """Make JAX use the CPU in this process. A reader or a library that starts JAX would take memory of every GPU."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", JAX_PLATFORMS="cpu")
+    if "jax" in sys.modules:  # which has read the variable
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
 
 
 def _end_with_parent() -> None:

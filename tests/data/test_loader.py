@@ -1,16 +1,18 @@
 """Batches: order and augmentation depend on (seed, step) alone."""
 
 import functools
+import os
 import re
 import subprocess
 import sys
+import types
 import warnings
 
 import numpy as np
 import pytest
 from messages import mentions, refuses
 
-from leanformer.data import loader
+from leanformer.data import loader, pool
 from leanformer.data.images.decoding import CorruptImage
 from leanformer.data.loader import NEIGHBOURS, Batches, CorruptLog, stream
 from leanformer.errors import CorruptExample, DataError
@@ -252,6 +254,64 @@ def test_workers_do_not_change_batches(tmp_path):
     command = [sys.executable, str(tmp_path / "workers.py")]
     process = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert process.returncode == 0 and process.stdout == "the same\n", process.stderr
+
+
+GPU_SCRIPT = """
+import concurrent.futures, functools, multiprocessing, os
+import numpy as np
+from leanformer import data
+from leanformer.data import pool
+from leanformer.data.loader import Batches
+
+VARIABLES = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "JAX_COORDINATOR_ADDRESS": "localhost:1"}
+
+class Source:
+    classes = None
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return {}
+    def name(self, index):
+        return str(index)
+
+def look(*_):
+    import jax  # as a library that a reader imports may do
+    seen = jax.default_backend() == "cpu", os.environ["CUDA_VISIBLE_DEVICES"] == "", jax.process_count() == 1
+    return {"seen": np.array([*seen, not jax.distributed.is_initialized()])}
+
+if __name__ == "__main__":
+    os.environ.update(VARIABLES, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="1")
+    for batch in data.stream(Batches(Source(), look, batch_size=4, train=False), workers=1):
+        assert batch["seen"].all(), batch["seen"]
+    assert all(row["seen"].all() for row in pool.map_ordered(look, [1, 2], 1))
+    context = multiprocessing.get_context("forkserver")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=pool.begin_worker) as executor:
+        assert executor.submit(look).result()["seen"].all()
+    prepare = lambda *_: {"platform": np.array([os.environ["JAX_PLATFORMS"] == "cuda"])}
+    for batch in data.stream(Batches(Source(), prepare, batch_size=4, train=False)):  # threads of this process
+        assert batch["platform"].all()
+    print("no GPU")
+"""
+
+
+@pytest.mark.slow
+def test_workers_see_no_gpu_and_no_cluster(tmp_path):
+    """Workers of grain, of pools and of a fork server; threads, which decode only, leave the process as it is."""
+    (tmp_path / "gpus.py").write_text(GPU_SCRIPT)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, str(tmp_path / "gpus.py")]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environ)
+    assert process.returncode == 0 and process.stdout == "no GPU\n", process.stderr
+
+
+def test_worker_hides_gpus_from_a_loaded_jax(monkeypatch):
+    changed = {}
+    jax = types.SimpleNamespace(config=types.SimpleNamespace(update=changed.__setitem__))
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setattr(os, "environ", {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1"})
+    pool.hide_gpus()
+    assert changed == {"jax_platforms": "cpu"}
+    assert os.environ == {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_prepare_gets_the_index_and_repeatable_draws():
