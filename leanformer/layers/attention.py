@@ -26,8 +26,9 @@ from leanformer.layers.forward_mode import with_gradient
 from leanformer.layers.masks import ALL, Lengths, Mask, apply_soft_cap, logits
 
 
-# Checkpoint name of what remat saves of attention: q, k, v as inputs of the matmuls, and the output.
-ATTENDED = "attended"
+# Checkpoint names of what remat saves: of attention q, k, v as inputs of the matmuls, and the output; of unrolled
+# layers also weights in the dtype of activations.
+ATTENDED, WEIGHTS = "attended", "weights"
 
 normal = nnx.initializers.normal(0.02)
 fan_in = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # uniform in ±1/√inputs, the default of PyTorch
@@ -60,6 +61,7 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = N
     """
     (x_axes, w_axes), batch = dimension_numbers
     number = len(x_axes)
+    w = checkpoint_name(w, WEIGHTS)
     if (
         tuple(a % x.ndim for a in x_axes) != tuple(range(x.ndim - number, x.ndim))
         or tuple(w_axes) != tuple(range(number))

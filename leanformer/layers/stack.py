@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from leanformer.errors import ConfigError
 from leanformer.layers import interventions
-from leanformer.layers.attention import ATTENDED, full_lengths
+from leanformer.layers.attention import ATTENDED, WEIGHTS, full_lengths
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import path_scales
@@ -25,13 +25,15 @@ def _fused_attention(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
+_both = jax.checkpoint_policies.save_from_both_policies
+
 # Rematerialisation policies: values saved by the forward pass. "light" saves matmuls with weights, inputs of the
 # attention gradient and dropout masks. It recomputes values that are cheaper to compute than to move through memory:
 # norms, GELU and, without a fused kernel, the T x S attention matrix.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "light": functools.reduce(
-        jax.checkpoint_policies.save_from_both_policies,
+        _both,
         (
             jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
             jax.checkpoint_policies.save_only_these_names("dropout", ATTENDED),
@@ -52,7 +54,7 @@ class Stack(nnx.Module):
         drop_path: stochastic-depth rate per layer; one number means a linear rise from 0 to it.
         remat: rematerialisation policy, a key of REMAT.
         unroll: layers per scan iteration, 1 if None. Unrolling all layers avoids copies of weights and gradients
-            between the stack and a layer; compile time grows with it.
+            between the stack and a layer; compile time grows with it. `model_setup` selects it for GPUs.
 
     Raises:
         ConfigError: attention has dropout in blocks other than `Block`, which do not support it.
@@ -142,8 +144,13 @@ class Stack(nnx.Module):
 
         step: Callable[..., tuple[Any, Any]] = body
         if self.remat != "none":
-            # The backward pass is a separate loop: barriers between the two would only cause copies of slices.
-            step = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
+            # If the backward pass is a separate loop, barriers between the two would only cause copies of slices.
+            # Without a loop, the compiler would reuse the values of the forward pass instead of computing them again.
+            # Weights converted to bfloat16 are small, and converting them again takes a kernel each.
+            barriers, policy = self.unroll > 1 and self.unroll >= len(self.rates), REMAT[self.remat]
+            if barriers:
+                policy = _both(policy, jax.checkpoint_policies.save_only_these_names(WEIGHTS))
+            step = jax.checkpoint(body, policy=policy, prevent_cse=barriers)
         x, (taps, moved, cache) = jax.lax.scan(step, x, (params, statistics, drawn), unroll=self.unroll)
         if train:
             nnx.update(self.layers, moved)

@@ -16,6 +16,7 @@ from leanformer.config.rules import patch_grid
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
+from leanformer.layers.model_base import widths
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.mesh import Placement
 from leanformer.runtime.sharing import Axes
@@ -24,6 +25,11 @@ from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.restoring import is_run
+
+
+# Largest depth of a stack that GPUs run without a loop over layers, if model.unroll is unset: a quarter fewer launches
+# and copies, at no more memory, for two to three times the seconds of compilation (docs/gpus.md).
+UNROLLED = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +176,7 @@ def build(
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]
     backend, reason = _select_backend(c, device)
-    graphdef, init, weights = abstract_model(c, backend)
+    graphdef, init, weights = abstract_model(c, backend, device)
     axes = states.declared_axes(graphdef, weights)
     return ModelSetup(
         config=c,
@@ -186,9 +192,17 @@ def build(
     )
 
 
-def abstract_model(c: ConfigDict, backend: str = "naive") -> tuple[Any, Callable[[jax.Array], Any], Any]:
-    """Return a model's definition, the function that initialises its weights from a key, and their shapes."""
+def abstract_model(
+    c: ConfigDict, backend: str = "naive", device: Any = None
+) -> tuple[Any, Callable[[jax.Array], Any], Any]:
+    """Return a model's definition, the function that initialises its weights from a key, and their shapes.
+
+    `device` is the one to compile for, if any: GPUs run stacks of up to UNROLLED layers without a loop.
+    """
     arguments = c.model.to_dict() | {"backend": backend, "dtype": jnp.dtype(c.dtype)}
+    depth = max(widths(c.model.depth))
+    if arguments.get("unroll") is None and device is not None and device.platform == "gpu" and depth <= UNROLLED:
+        arguments["unroll"] = depth
     return states.split(lambda rngs: models.build(rngs=rngs, **arguments))
 
 

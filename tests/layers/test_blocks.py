@@ -1,6 +1,7 @@
 """Stochastic depth, the scanned stack, and taps."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +136,19 @@ def test_program_size_depends_on_unroll_and_not_on_depth(x):
         and "stablehlo.while" not in unrolled
         and count_lines(unrolled) > 2 * count_lines(scanned)
     )
+
+
+@pytest.mark.parametrize(("unroll", "casts", "barriers"), [(1, 2, 0), (DEPTH, 1, DEPTH), (DEPTH + 1, 1, DEPTH)])
+def test_unrolled_layers_are_recomputed_but_their_weights_are_not_cast_again(x, unroll, casts, barriers):
+    """Without barriers the compiler would save every activation; a cast takes a kernel."""
+    block = lambda rngs: Block(MultiHeadAttention(WIDTH, 3, 5, dtype=jnp.bfloat16, rngs=rngs), CONFIG, rngs=rngs)  # noqa: E731
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: Stack(block, DEPTH, unroll=unroll, rngs=nnx.Rngs(3))))
+    loss = lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(x)[0]))  # noqa: E731
+    text = jax.jit(jax.grad(loss)).lower(params).as_text()
+    layers = 1 if unroll == 1 else DEPTH
+    weights = rf"stablehlo.convert .* : \(tensor<{WIDTH}x3x5xf32>\) -> tensor<{WIDTH}x3x5xbf16>"
+    assert len(re.findall(weights, text)) == 3 * casts * layers  # queries, keys and values
+    assert len(re.findall(r"stablehlo\.optimization_barrier %\w+, %", text)) == barriers  # of several arrays
 
 
 def test_tap_receives_every_array_stacked_over_layers(stack, x):

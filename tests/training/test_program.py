@@ -5,7 +5,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from flax import nnx
 
+from leanformer.layers.stack import Stack
 from leanformer.programs import target
 from leanformer.runtime import mesh
 from leanformer.training import train_setup
@@ -47,6 +49,22 @@ def test_gpus_update_a_leaf_in_one_kernel():
         [line for line in text.splitlines() if "barrier" in line and "<768x1000xf32>" in line] for text in texts
     ]
     assert list(map(len, barriers)) == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "unrolled"),
+    [
+        *(("vit_b_7x16", {}, 7), ("vit_b_7x16", {"depth": 12}, 12), ("vit_b_7x16", {"depth": 13}, 1)),
+        *(("vit_b_7x16", {"unroll": 1}, 1), ("davit_b_lean", {}, 5)),
+    ],
+)
+def test_gpus_run_up_to_twelve_layers_without_a_loop(name, changes, unrolled):
+    c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
+    c.model.update(changes)
+    for device, expected in ((target.Gpu("9.0"), unrolled), (None, changes.get("unroll", 1))):
+        model = train_setup.build(c, examples=10_000, device=device).model
+        stacks = [module for _, module in nnx.iter_modules(model.merge(model.weights)) if isinstance(module, Stack)]
+        assert stacks and {stack.unroll for stack in stacks} == {expected}
 
 
 def test_several_gpus_overlap_communication(monkeypatch):
