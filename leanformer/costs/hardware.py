@@ -26,7 +26,7 @@ DEVICES = {
     "v100": "Tesla V100-SXM2-16GB",
     "p100": "Tesla P100-SXM2-16GB",
 }
-FIRST_BFLOAT16 = 8.0  # compute capability of the first GPUs with bfloat16 units, Ampere
+FIRST_BFLOAT16 = 8.0  # compute capability of the first GPUs with bfloat16 and TF32 units, Ampere
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +108,12 @@ def without_bfloat16(device: Any) -> str | None:
         "with conversions, and no utilisation is reported. Use --config.dtype=float32, or a GPU with compute "
         f"capability {FIRST_BFLOAT16} or higher"
     )
+
+
+def has_tensor_float32(device: Any) -> bool:
+    """Return whether a GPU multiplies float32 matrices in TF32, with 10 bits of mantissa, unless told otherwise."""
+    capability = getattr(device, "compute_capability", None)
+    return device.platform in ("gpu", "cuda") and capability is not None and float(capability) >= FIRST_BFLOAT16
 
 
 def bandwidth(name: str, group: Sequence[int]) -> float:

@@ -122,7 +122,8 @@ def attend(
     if backend == "naive":
         weights = _dropped(probabilities(q, k, mask, scale, soft_cap), dropout, key)
         v = jnp.repeat(v, q.shape[2] // v.shape[2], axis=2)
-        return jnp.einsum("bnts,bsnh->btnh", weights, v.astype(weights.dtype)).astype(v.dtype)
+        out = jnp.einsum("bnts,bsnh->btnh", weights, v.astype(weights.dtype), precision="highest")
+        return out.astype(v.dtype)
     raise ValueError(f"backend={backend!r} is not one of {backends.BACKENDS}.")
 
 

@@ -129,11 +129,13 @@ def logits(
 ) -> Float[Array, "b n t s"]:
     """Return Q Kᵀ × scale per query head, in the dtype of q and k; the lowest finite number at hidden keys.
 
-    The scale is 1/√H by default. With a soft cap c, logits are c tanh(logit / c), within ±c.
+    Float32 products are exact to float32 on GPUs too, which would otherwise use TF32. The scale is 1/√H by default. With
+    a soft cap c, logits are c tanh(logit / c), within ±c.
     """
     if q.shape[2] != k.shape[2]:
         k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    products = jnp.einsum("btnh,bsnh->bnts", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    products = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest")
+    products *= q.shape[-1] ** -0.5 if scale is None else scale
     return mask.mask_logits(apply_soft_cap(products, soft_cap), q.shape[1])
 
 

@@ -103,9 +103,11 @@ def _format_optimizer(o: ConfigDict) -> str:
 
 
 def precision(dtype: str, device: Any) -> str:
-    """Return the data types of activations and parameters, with a note for GPUs without bfloat16 units."""
-    without = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
-    return f"{dtype} activations, float32 parameters" + (f". {without}" if without else "")
+    """Return the data types of activations and parameters, with a note on what a GPU makes of them."""
+    note = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
+    if dtype == "float32" and hardware.has_tensor_float32(device) and not jax.config.jax_default_matmul_precision:
+        note = "Matmuls in TF32, with 10 bits of mantissa; JAX_DEFAULT_MATMUL_PRECISION=highest keeps all 23"
+    return f"{dtype} activations, float32 parameters" + (f". {note}" if note else "")
 
 
 def dry_run(run: Run) -> str:

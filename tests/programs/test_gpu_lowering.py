@@ -59,6 +59,13 @@ def find_matrices(text, sizes):
     return [name for name in names if f"tensor<{name}>" in text]
 
 
+def find_tf32(text):
+    """Return the matmuls of float32 matrices that GPUs compute in TF32, which has 10 bits of mantissa."""
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert products
+    return [line for line in products if re.search(r": \(tensor<[\dx]*f32>", line) and "HIGHEST" not in line]
+
+
 def find_call_sizes(text):
     """Return B, N, T and S of every call of the forward kernel."""
     shape = r"intermediate_tensor_shape[^}]*?dimensions\W+(\d+)\W+(\d+)\W+(\d+)\W+(\d+)"
@@ -80,11 +87,17 @@ def test_programs_lower_and_training_runs_forward_kernel_once(name):
     forward, backward = count_calls(text)
     assert forward == backward and (forward > 0) == (run.model.backend == "cudnn")
     assert find_matrices(text, find_call_sizes(text)) == []
+    bfloat16 = run.config.dtype == "bfloat16"
+    gradients = run.config.model.name in ("xcit", "davit")  # of attention between channels: (B, N, H, H) x (B, T, N, H)
+    assert not (bfloat16 and find_tf32(text)) or gradients
 
-    forward, backward = count_calls(lower_eval_step(run).as_text())
+    text = lower_eval_step(run).as_text()
+    forward, backward = count_calls(text)
     assert (forward > 0) == (run.model.backend == "cudnn") and backward == 0
+    assert not (bfloat16 and find_tf32(text))
     if run.config.probe.every:
-        assert "stablehlo" in lower_probe_step(run).as_text()
+        text = lower_probe_step(run).as_text()
+        assert not (bfloat16 and find_tf32(text)) and "f64" in text  # singular values in float64
     # Programs depend on the device only by the backend: what lowers for compute capability 8.0 lowers for 9.0.
     assert run.model.backend == model_setup._select_backend(run.config, HOPPER)[0]
 

@@ -56,6 +56,14 @@ def test_header_has_advice_for_gpus_without_bfloat16_units():
         assert mentions(row, dtype) and "--config" not in row
 
 
+def test_header_names_the_precision_of_float32_on_gpus():
+    ampere = types.SimpleNamespace(device_kind="NVIDIA A30", platform="gpu", compute_capability="8.0")
+    assert mentions(pages.precision("float32", ampere), "TF32", 10, "JAX_DEFAULT_MATMUL_PRECISION=highest")
+    assert "TF32" not in pages.precision("bfloat16", ampere)
+    with jax.default_matmul_precision("highest"):
+        assert "TF32" not in pages.precision("float32", ampere)
+
+
 def test_step_that_exceeds_memory_is_refused_before_training(small, monkeypatch):
     def make_device(limit):
         return types.SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
