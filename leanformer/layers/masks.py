@@ -129,8 +129,8 @@ def logits(
 ) -> Float[Array, "b n t s"]:
     """Return Q Kᵀ × scale per query head, in the dtype of q and k; the lowest finite number at hidden keys.
 
-    Float32 products are exact to float32 on GPUs too, which would otherwise use TF32. The scale is 1/√H by default. With
-    a soft cap c, logits are c tanh(logit / c), within ±c.
+    Float32 products are exact to float32 on GPUs too, which would otherwise use TF32. The scale is 1/√H by default.
+    With a soft cap c, logits are c tanh(logit / c), within ±c.
     """
     if q.shape[2] != k.shape[2]:
         k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
