@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import timing
+from ml_collections import ConfigDict
 
 from leanformer.costs import count
 from leanformer.data.text.masking import num_masked
@@ -46,6 +47,19 @@ def is_text(name: str) -> bool:
     return name.startswith(("gpt2", "bert"))
 
 
+def script(name: str) -> Path:
+    """Return the script of a config's peer."""
+    return HERE / f"peers_{'huggingface' if is_text(name) else 'timm'}.py"
+
+
+def describe(c: ConfigDict, batch: int) -> dict[str, Any]:
+    """Return the argument of a peer's script."""
+    peer = {"model": c.model.to_dict(), "batch": batch, "clip_norm": c.optim.clip_norm}
+    if "mean" in c.data:
+        return peer | {"mean": c.data.mean, "std": c.data.std}
+    return peer | {"num_masked": num_masked(c.mask_share, c.model.max_length) if c.task == "masked" else 0}
+
+
 def serve_steps(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
     """Run our side: one training step per input line."""
     malloc.keep_freed()  # as every command does
@@ -54,11 +68,7 @@ def serve_steps(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
     c = step.run.config
     for _ in range(2):  # warm-up
         step.train()
-    peer = {"model": c.model.to_dict(), "batch": batch, "clip_norm": c.optim.clip_norm}
-    if is_text(name):
-        peer["num_masked"] = num_masked(c.mask_share, c.model.max_length) if c.task == "masked" else 0
-    else:
-        peer |= {"mean": c.data.mean, "std": c.data.std}
+    peer = describe(c, batch)
     parameters = count.parameters(step.run.state.params)
     print(json.dumps({"versions": f"jax {jax.__version__}", "parameters": parameters, "peer": peer}), flush=True)
     for _ in sys.stdin:
@@ -69,8 +79,7 @@ def measure(name: str, f: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a config. Raise ConfigError unless both sides have the same number of parameters."""
     flags = [f"--{flag}={value}" for flag in ("batch", "unroll") if (value := getattr(f, flag))]
     ours = timing.Worker(sys.executable, __file__, f"--worker={name}", *flags, *(["--tiny"] * f.tiny))
-    script = HERE / f"peers_{'huggingface' if is_text(name) else 'timm'}.py"
-    peer = timing.Worker(f.python, str(script), json.dumps(ours.description["peer"]))
+    peer = timing.Worker(f.python, str(script(name)), json.dumps(ours.description["peer"]))
     counts = [worker.description["parameters"] for worker in (ours, peer)]
     is_same = counts[0] == counts[1]
     times = timing.compare_workers(ours, peer, f.rounds) if is_same else {}

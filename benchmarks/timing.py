@@ -36,12 +36,15 @@ def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> trai
 
 
 def make_batch(run: train_setup.Run) -> dict[str, jax.Array]:
-    """Return a batch of random pixels, labels, tokens, targets and their positions, as the run requires."""
+    """Return a batch of random pixels, labels, tokens, lengths, targets and their positions, as the run requires."""
     m, rng = run.config.model, np.random.default_rng(0)
     limits = {"image": 256, "label": m.get("num_classes")}
     limits |= {"tokens": m.get("vocabulary"), "targets": m.get("vocabulary"), "places": m.get("max_length")}
+    limits["lengths"] = m.get("max_length")
     shapes = run.batch.items()
-    result = {name: rng.integers(0, limits[name], leaf.shape).astype(leaf.dtype) for name, leaf in shapes}
+    result = {
+        name: rng.integers(name == "lengths", limits[name], leaf.shape).astype(leaf.dtype) for name, leaf in shapes
+    }
     return meshes.put_batch(run.model.mesh, result)
 
 

@@ -67,10 +67,29 @@ def find_calls(model: ModelSetup, task: Task) -> list[FusedCall]:
 
 def find_problem(call: FusedCall) -> str | None:
     """Return why a call of the kernel fails, or how wrong it is; None if it equals the reference."""
+    tokens = f"{call.queries[0]} x {call.keys[0]} tokens, head dimension {call.keys[-1]}"
+    try:
+        error, limit = relative_error(call, "cudnn"), largest_error(call.dtype)
+    except FAILURES as failure:
+        return f"it fails here ({tokens}): {first_line(failure)}"
+    return None if error <= limit else f"it is wrong here ({tokens}): relative error {error:.2g}, at most {limit:.2g}"
+
+
+def largest_error(dtype: Any) -> float:
+    """Return the largest `relative_error` of a correct implementation in a dtype."""
+    return ROUNDINGS * float(jnp.finfo(dtype).eps)
+
+
+def relative_error(call: FusedCall, backend: str) -> float:
+    """Return the largest error of the output and the gradients of a call of attention on random numbers.
+
+    It is relative to the largest number of each array of the float32 reference, and infinite for NaN. Raises what JAX
+    raises if the backend fails.
+    """
     rng = np.random.default_rng(0)
     shapes = (call.queries, call.keys, call.values, (*call.queries[:-1], call.values[-1]))
     arrays = [jnp.asarray(rng.standard_normal((BATCH, *shape), np.float32), call.dtype) for shape in shapes]
-    keys, tokens = call.keys[0], f"{call.queries[0]} x {call.keys[0]} tokens, head dimension {call.keys[-1]}"
+    keys = call.keys[0]
     lengths = jnp.array([keys, (keys + 1) // 2], jnp.int32) if call.mask.lengths else None
     mask = dataclasses.replace(call.mask, lengths=lengths)
 
@@ -80,17 +99,8 @@ def find_problem(call: FusedCall) -> str | None:
         )
         return out, *pull(arrays[3])
 
-    expected = jax.jit(run, static_argnums=0)("naive", *(x.astype(jnp.float32) for x in arrays))
-    try:
-        values = jax.device_get(jax.jit(run, static_argnums=0)("cudnn", *arrays))
-    except FAILURES as error:
-        return f"it fails here ({tokens}): {first_line(error)}"
-    error = max(_relative(np.asarray(a, np.float32), np.asarray(b)) for a, b in zip(values, expected, strict=True))
-    limit = ROUNDINGS * float(jnp.finfo(call.dtype).eps)
-    return None if error <= limit else f"it is wrong here ({tokens}): relative error {error:.2g}, at most {limit:.2g}"
-
-
-def _relative(value: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest error relative to the largest expected number; infinity for NaN."""
-    error = np.abs(value - expected).max() / np.abs(expected).max()
+    run = jax.jit(run, static_argnums=0)
+    expected = run("naive", *(x.astype(jnp.float32) for x in arrays))
+    pairs = zip(jax.device_get(run(backend, *arrays)), jax.device_get(expected), strict=True)
+    error = max(np.abs(np.asarray(a, np.float32) - b).max() / np.abs(b).max() for a, b in pairs)
     return float(error) if np.isfinite(error) else float("inf")

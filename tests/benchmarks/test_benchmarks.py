@@ -1,6 +1,9 @@
 """Smoke tests of benchmarks with logic beyond timing."""
 
+import importlib
+import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -8,6 +11,10 @@ import sys
 import pytest
 from commands import ROOT, subprocess_environment
 from messages import mentions
+
+from leanformer.cli.commands import COMMANDS
+from leanformer.costs import count
+from leanformer.training import model_setup
 
 
 PEER = """#!{python}
@@ -62,17 +69,108 @@ def test_real_peers_have_equal_parameter_counts():
 
 @pytest.mark.slow
 def test_gpu_benchmark_on_a_cpu(tmp_path):
-    """It is refused without a GPU; with --tiny a failed measurement is a row, and the next call resumes."""
+    """It is refused without a GPU; with --tiny a failed measurement is a row, and a killed command resumes."""
     refused = run_benchmark("gpu.py", f"--out={tmp_path}")
     assert refused.returncode == 2 and mentions(refused.stderr, "GPU", "CPU")
-    options = [f"--out={tmp_path}", "--tiny", "--only=train vit_b_7x16 256 *,probe vit_b_7x16"]
-    for minutes in (0, 5):
-        result = run_benchmark("gpu.py", *options, f"--minutes={minutes}")
-        assert result.returncode == 0, result.stderr
-        rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-        statuses = {name: row["status"] for name, row in rows.items()}
-        if not minutes:
-            assert set(statuses.values()) == {"no time left"} and len(statuses) == 3
-    cudnn, xla = (rows[f"train vit_b_7x16 256 {kind}"] for kind in ("cudnn", "xla"))
-    assert cudnn["status"] == "failed" and xla["attention"] == "xla" and xla["examples/s"] > 0
-    assert statuses["probe vit_b_7x16"] == "measured" and "## train" in (tmp_path / "table.md").read_text()
+    options = [f"--out={tmp_path}", "--tiny", "--only=attention float32,probe vit_b_7x16,peer vit_b_7x16"]
+    options += [f"--python={tmp_path}/none"]
+    result = run_benchmark("gpu.py", *options, "--minutes=0")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert {row["status"] for row in rows.values()} == {"no time left"} and len(rows) == 3
+
+    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", *options, "--minutes=5"]
+    variables = subprocess_environment() | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables, cwd=ROOT)
+    first = json.loads(process.stdout.readline())  # written and printed as soon as it is measured
+    process.kill()
+    process.communicate()
+    written = json.loads((tmp_path / "results.json").read_text())["rows"]["attention float32"]
+    assert written == first and first["status"] == "measured"
+    assert all(row["xla"] <= row["limit"] and mentions(row["cudnn"], "refused") for row in first["rows"])
+
+    result = run_benchmark("gpu.py", *options, "--minutes=5")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert rows["attention float32"] == first and rows["probe vit_b_7x16"]["status"] == "measured"
+    assert rows["peer vit_b_7x16"]["status"] == "failed"
+    page = (tmp_path / "table.md").read_text()
+    assert mentions(page, "## attention", "## probe") and mentions(page.splitlines()[4], "peer vit_b_7x16")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Return the module benchmarks/gpu.py."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("gpu")
+
+
+def test_gpu_measurements_exist_and_start_with_what_is_learned_first(gpu, tmp_path):
+    every, tiny = (gpu.measurements(tmp_path, "python", tiny) for tiny in (False, True))
+    assert [*every][: len(tiny)] == [*tiny] and {kind for kind, _ in tiny.values()} == {*gpu.gpu_rows.FUNCTIONS} - {
+        "machine"
+    }
+    for function, arguments in every.values():
+        inspect.signature(gpu.gpu_rows.FUNCTIONS[function]).bind(**arguments, tiny=True)
+        assert "config" not in arguments or (ROOT / "configs" / f"{arguments['config']}.py").is_file()
+    assert [*every][:3] == ["attention bfloat16", "attention float32", "train vit_b_7x16 256 auto"]
+
+
+def test_study_runs_have_equal_parameters_or_rank(gpu, tmp_path):
+    counts = {}
+    for name in gpu.STUDY:
+        words = gpu.study_command(name, tmp_path)[3:]
+        c = COMMANDS["train"].parse(words).config
+        if name.endswith("_0"):
+            _, _, (params, _) = model_setup.abstract_model(c)
+            counts[name[:-2]] = count.parameters(params)
+        assert c.seed == int(name[-1])
+    assert abs(counts["gpt2_4x16_wide"] / counts["gpt2_12x12"] - 1) < 1e-4 > abs(counts["gpt2_4x16"] - 64150609)
+    assert counts["nearest_rank64"] == counts["nearest_rank32"]
+
+
+def make_results(**rows):
+    """Return results of gpu.py: rows by the name of their measurement, `_` for spaces."""
+    results = {name.replace("_", " "): {"table": name.split("_")[0], "rows": [row]} for name, row in rows.items()}
+    results = {name: {"name": name, "status": "measured"} | result for name, result in results.items()}
+    return {"machine": {"share of peak": 0.8}, "rows": results}
+
+
+RIGHT = {
+    "attention_b": {"attention": "A", "dtype": "bfloat16", "limit": 0.06, "xla": 0.01, "cudnn": 0.01},
+    "agree_v": {"config": "v", "agrees": True, "largest difference": "1e-5", "limit": 1e-3},
+    "resume_d": {"deterministic": True, "arrays": 3, "equal arrays": 3},
+    "train_v_8_auto": {"config": "v", "examples/s": 100.0},
+    "train_v_8_auto_unroll=1": {"config": "v", "examples/s": 101.0},
+    "train_v_8_xla": {"config": "v", "examples/s": None},
+    "peer_v": {"config": "v", "ours : best": 1.2},
+    "pipeline_v": {"config": "v", "fed/s": 99.0, "workers": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "parts"),
+    [
+        ("attention_b", {"cudnn": 0.5}, ["cudnn", 0.5, 0.06]),
+        ("attention_b", {"xla": math.inf}, ["xla", "inf"]),
+        ("attention_b", {"cudnn": "refused: x"}, ["refused: x"]),
+        ("agree_v", {"agrees": False}, ["1e-5", 0.001]),
+        ("resume_d", {"equal arrays": 2}, ["deterministic=True"]),
+        ("resume_d", {"deterministic": False}, ["deterministic=True"]),
+        ("train_v_8_auto_unroll=1", {"examples/s": 120.0}, ["train v 8 auto unroll=1", "1.20"]),
+        ("peer_v", {"ours : best": 0.9}, [0.9]),
+        ("pipeline_v", {"fed/s": 50.0}, [50, 100, 4]),
+    ],
+)
+def test_page_says_what_to_change(gpu, name, changes, parts):
+    (nothing,) = gpu.gpu_advice.advise(make_results(**RIGHT))
+    (sentence,) = gpu.gpu_advice.advise(make_results(**RIGHT | {name: RIGHT[name] | changes}))
+    assert mentions(sentence, *parts) and sentence != nothing
+
+
+def test_page_names_failures_and_slow_machines(gpu):
+    results = make_results(**RIGHT)
+    results["rows"]["probe v"] = {"name": "probe v", "table": "probe", "status": "failed", "note": "status 9"}
+    results["machine"]["share of peak"] = 0.3
+    failed, slow = gpu.gpu_advice.advise(results)
+    assert mentions(failed, "probe v", "status 9") and mentions(slow, "30%")
