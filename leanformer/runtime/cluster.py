@@ -129,6 +129,19 @@ def _parse_tasks_per_node(text: str) -> list[int]:
     return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
 
 
+def list_nodes(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the nodes of a SLURM job step, the coordinator's first: [a1, a2, b] for "a[1-2],b"."""
+    names = []
+    for prefix, ranges, suffix in re.findall(
+        r"([^,\[\]]+)(?:\[([^\]]+)\])?([^,\[\]]*)", environ.get("SLURM_STEP_NODELIST", "")
+    ):
+        for part in ranges.split(","):
+            first, _, last = part.partition("-")
+            numbers = range(int(first), int(last or first) + 1) if first else [None]
+            names += [f"{prefix}{'' if n is None else str(n).zfill(len(first))}{suffix}" for n in numbers]
+    return names
+
+
 def _divide_gpus(environ: Mapping[str, str], local: int, here: int | None) -> tuple[int, ...] | None:
     """Return the GPUs of the process with index `local` among the `here` processes on its node.
 

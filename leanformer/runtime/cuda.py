@@ -5,7 +5,8 @@ This module does not import JAX.
 """
 
 import re
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -86,6 +87,46 @@ def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | No
     """Return the version of NVIDIA's driver, such as "550.54.15"; None if it is not loaded."""
     match = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", path.read_text()) if path.is_file() else None
     return match and match[1]
+
+
+def uuids(environ: Mapping[str, str], chosen: Sequence[int] | None) -> list[str]:
+    """Return the UUIDs of the GPUs of this process; [] if they are not known.
+
+    Args:
+        chosen: positions among the visible GPUs; all if empty, not known if None.
+    """
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    if chosen is None or not is_wanted(environ):
+        return []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    present = done.stdout.split()
+    names = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    visible = [present[int(name)] if name.isdecimal() and int(name) < len(present) else name for name in names]
+    visible = visible or present
+    return [visible[i] for i in chosen if i < len(visible)] if chosen else visible
+
+
+def check_shared(processes: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Raise ConfigError if two processes use one GPU, or have different numbers of GPUs.
+
+    Args:
+        processes: host and UUIDs of the GPUs of each process, in order.
+    """
+    owners: dict[str, int] = {}
+    for index, (host, names) in enumerate(processes):
+        for name in names:
+            if (other := owners.setdefault(name, index)) != index:
+                raise ConfigError(
+                    f"{name}: processes {other} and {index} on {host} use the same GPU. Start one process per node, or "
+                    "set JAX_LOCAL_DEVICE_IDS for each."
+                )
+    numbers = {len(names) for _, names in processes}
+    if len(numbers) > 1:
+        counted = ", ".join(f"process {i} on {host} {len(names)}" for i, (host, names) in enumerate(processes))
+        raise ConfigError(f"The processes have different numbers of GPUs: {counted}. Check CUDA_VISIBLE_DEVICES.")
 
 
 def extra(driver: str | None) -> int:

@@ -6,25 +6,29 @@ within HEARTBEAT seconds. A process that fails reports its error first, and the 
 
 import contextlib
 import faulthandler
+import ipaddress
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 
 from leanformer.errors import USER_ERROR, ConfigError
 from leanformer.runtime import cluster as clusters
-from leanformer.runtime import multihost, signals
+from leanformer.runtime import cuda, multihost, signals
 from leanformer.runtime.jax_internals import coordinator_address
 
 
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
 LEAVE = 300  # seconds that a process waits at its normal end for the other processes to end
+ESTABLISHED = "01"  # state of a connection in /proc/net/tcp
 LINGER = 5  # seconds that process 0 stays after a failure so that the other processes can read the error
 REMEDY = (
     "Start all processes with the same address. Every host must reach it, and its port must be free on the host of "
@@ -44,6 +48,7 @@ def start(
     _kind[:] = [cluster.kind]
     if cluster.processes == 1:
         return
+    _check_address(cluster)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM instead of interrupt.py
     # JAX alone would abort without a message for the user.
@@ -66,10 +71,32 @@ def start(
         raise ConfigError(f"{_describe_target(cluster)}: {error}\n{REMEDY}") from error
     finally:
         timer.cancel()
+    cuda.check_shared(multihost.all_gather_host([socket.gethostname(), cuda.uuids(os.environ, cluster.devices)]))
     if not multihost.is_primary():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     _watcher.start()
     signals.report_to(fail)  # until training handles signals, the process that gets one ends all of them
+
+
+def _check_address(cluster: clusters.Cluster) -> None:
+    """Raise ConfigError if the coordinator's name is that of another host and resolves to this one.
+
+    Some systems list every name as 127.0.1.1; then all processes but those on one host would wait in vain.
+    """
+    host = cluster.coordinator.rpartition(":")[0] if cluster.coordinator else next(iter(_nodes(cluster)), "")
+    if host in ("", "localhost") or host.partition(".")[0] == socket.gethostname().partition(".")[0]:
+        return
+    with contextlib.suppress(OSError):  # `_diagnose` reports a name that cannot be resolved
+        address = ipaddress.ip_address(socket.gethostbyname(host))
+        if address.is_loopback and not re.match(r"[\d.:\[\]]+$", host):
+            raise ConfigError(
+                f"Coordinator {host} resolves to {address} on {socket.gethostname()}, which is this host itself. "
+                "Correct /etc/hosts, or pass --coordinator with an address that every host reaches."
+            )
+
+
+def _nodes(cluster: clusters.Cluster) -> list[str]:
+    return clusters.list_nodes(os.environ) if cluster.kind == "SLURM" else []
 
 
 def _check_port(port: int) -> None:
@@ -104,7 +131,10 @@ def _diagnose(cluster: clusters.Cluster) -> str:
     """Return the result of a test connection to the coordinator, as a clause."""
     address = cluster.coordinator or coordinator_address()
     if cluster.process == 0 or address is None:
-        return f"not all of the other {cluster.processes - 1} processes have connected"
+        connected = _connected_hosts(int(address.rpartition(":")[2])) if address else []
+        missing = [name for name in _nodes(cluster)[1:] if not _addresses(name) & set(connected)]
+        known = f"connected: {', '.join(connected) or 'none'}" + (f"; missing: {', '.join(missing)}" if missing else "")
+        return f"not all of the other {cluster.processes - 1} processes have connected ({known})"
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
@@ -113,6 +143,30 @@ def _diagnose(cluster: clusters.Cluster) -> str:
     except OSError as error:
         return f"the coordinator cannot be reached ({error.strerror or error})"
     return "process 0 answers, but other processes have not connected"
+
+
+def _addresses(host: str) -> set[str]:
+    """Return the addresses of a host; none if its name cannot be resolved."""
+    with contextlib.suppress(OSError):
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    return set()
+
+
+def _connected_hosts(port: int, folder: Path = Path("/proc/net")) -> list[str]:
+    """Return the addresses of other hosts with a connection to a port of this one, by Linux's tables."""
+    hosts = set()
+    for path in (folder / "tcp", folder / "tcp6"):
+        for line in path.read_text().splitlines()[1:] if path.is_file() else ():
+            _, local, remote, state, *_ = line.split()
+            if state == ESTABLISHED and int(local.rpartition(":")[2], 16) == port:
+                words = bytes.fromhex(remote.partition(":")[0])  # 32-bit words in the order of the machine
+                packed = b"".join(
+                    words[i : i + 4][:: 1 if sys.byteorder == "big" else -1] for i in range(0, len(words), 4)
+                )
+                address: Any = ipaddress.ip_address(packed)
+                address = getattr(address, "ipv4_mapped", None) or address
+                hosts |= set() if address.is_loopback else {str(address)}
+    return sorted(hosts)
 
 
 def _watch_peers() -> None:

@@ -99,8 +99,8 @@ def relative_error(call: FusedCall, backend: str) -> float:
         )
         return out, *pull(arrays[3])
 
-    run = jax.jit(run, static_argnums=0)
-    expected = run("naive", *(x.astype(jnp.float32) for x in arrays))
-    pairs = zip(jax.device_get(run(backend, *arrays)), jax.device_get(expected), strict=True)
+    compiled = jax.jit(run, static_argnums=0)
+    expected = compiled("naive", *(x.astype(jnp.float32) for x in arrays))
+    pairs = zip(jax.device_get(compiled(backend, *arrays)), jax.device_get(expected), strict=True)
     error = max(np.abs(np.asarray(a, np.float32) - b).max() / np.abs(b).max() for a, b in pairs)
     return float(error) if np.isfinite(error) else float("inf")

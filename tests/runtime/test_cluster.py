@@ -3,7 +3,7 @@
 import pytest
 from messages import refuses
 
-from leanformer.runtime.cluster import Cluster, detect
+from leanformer.runtime.cluster import Cluster, detect, list_nodes
 
 
 # As printed by `srun env` on two nodes; the second node has fewer tasks.
@@ -75,3 +75,16 @@ def test_flags_override_environment():
 def test_incomplete_or_invalid_settings_are_refused(given, environ, parts):
     with refuses(*parts):
         detect(environ, **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("node7", ["node7"]),
+        ("a1,b-2", ["a1", "b-2"]),
+        ("node[08-10,12],x,r[1-2]-ib", ["node08", "node09", "node10", "node12", "x", "r1-ib", "r2-ib"]),
+    ],
+)
+def test_nodes_of_a_slurm_step(text, names):
+    assert list_nodes({"SLURM_STEP_NODELIST": text}) == names

@@ -91,3 +91,29 @@ def test_installed_packages_are_found(tmp_path, monkeypatch):
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jax-cuda13-pjrt\nVersion: 0.99\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert cuda.packages()["jax-cuda13-pjrt"] == "0.99"
+
+
+@pytest.mark.parametrize(
+    ("visible", "chosen", "expected"),
+    [
+        *((None, (), ["GPU-a", "GPU-b", "GPU-c"]), ("2,0", (), ["GPU-c", "GPU-a"]), ("2,0", (1,), ["GPU-a"])),
+        *(("GPU-b", (0,), ["GPU-b"]), (None, (1,), ["GPU-b"]), (None, None, []), ("", (), [])),
+    ],
+)
+def test_gpus_of_a_process(visible, chosen, expected, tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf 'GPU-a\\nGPU-b\\nGPU-c\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert cuda.uuids(environ, chosen) == expected
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")  # no driver
+    assert cuda.uuids(environ, chosen) == []
+
+
+def test_processes_that_share_a_gpu_are_refused():
+    cuda.check_shared([("n1", ["a", "b"]), ("n2", ["c", "d"])])
+    cuda.check_shared([("n1", []), ("n2", [])])
+    with refuses("GPU-a", "processes 0 and 2", "n1", "JAX_LOCAL_DEVICE_IDS"):
+        cuda.check_shared([("n1", ["GPU-a"]), ("n1", ["GPU-b"]), ("n1", ["GPU-a"])])
+    with refuses("process 0 on n1 2", "process 1 on n2 1", "CUDA_VISIBLE_DEVICES"):
+        cuda.check_shared([("n1", ["a", "b"]), ("n2", ["c"])])

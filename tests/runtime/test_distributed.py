@@ -7,10 +7,11 @@ import shutil
 import signal
 import socket
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from messages import mentions
+from messages import mentions, refuses
 from processes import find_free_port, read_records_by_step, start_processes, wait_for_processes
 
 from leanformer.runtime import distributed, multihost
@@ -218,6 +219,66 @@ def test_diagnosis_of_a_failed_connection(address, process, parts):
         server.listen()
         address = address.replace("TAKEN", str(server.getsockname()[1]))
         assert mentions(distributed._diagnose(Cluster("flags", 3, process, address)), *parts)
+
+
+NODES = {"SLURM_STEP_NODELIST": "here,there[1-2]"}
+SLURM, FLAGS = Cluster("SLURM", 3, 1), Cluster("flags", 3, 1, "there1:5")
+
+
+@pytest.mark.parametrize(("cluster", "host"), [(SLURM, "here"), (FLAGS, "there1")])
+def test_name_of_another_host_that_resolves_to_this_one_is_refused(cluster, host, monkeypatch):
+    for name, value in NODES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(socket, "gethostname", lambda: "there2.cluster")
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    with refuses(host, "127.0.1.1", "there2.cluster", "/etc/hosts"):
+        distributed._check_address(cluster)
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    distributed._check_address(cluster)  # its own name
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.7")
+    monkeypatch.setattr(socket, "gethostname", lambda: "there2")
+    distributed._check_address(cluster)
+
+
+@pytest.mark.parametrize("address", ["localhost:5", "127.0.0.1:5", "no-such-host.invalid:5"])
+def test_local_and_unknown_addresses_are_left_to_the_connection(address):
+    distributed._check_address(Cluster("flags", 2, 1, address))
+
+
+def test_missing_processes_are_named(tmp_path, monkeypatch):
+    """From the connections to the coordinator's port 1234 (0x04D2): 10.0.0.7, 10.0.0.9 over IPv6, and this host."""
+    row = "   0: {}:{:04X} {}:C000 {} 00000000:00000000 00:00000000\n"
+    lines = [
+        ("0100000A", 1234, "0700000A", "01"),
+        ("0100000A", 1234, "0800000A", "0A"),
+        ("0100007F", 1234, "0100007F", "01"),
+    ]
+    (tmp_path / "tcp").write_text(
+        "head\n" + "".join(row.format(*line) for line in [*lines, ("0100000A", 9, "0600000A", "01")])
+    )
+    mapped = "0000000000000000FFFF00000900000A"
+    (tmp_path / "tcp6").write_text("head\n" + row.format(mapped, 1234, mapped, "01"))
+    find = distributed._connected_hosts
+    assert find(1234, tmp_path) == ["10.0.0.7", "10.0.0.9"] and find(5, tmp_path / "none") == []
+    monkeypatch.setattr(distributed, "_connected_hosts", lambda port: find(port, tmp_path))
+    monkeypatch.setattr(distributed, "_addresses", lambda name: {{"there1": "10.0.0.9"}.get(name, "10.0.0.5")})
+    monkeypatch.setattr(distributed, "coordinator_address", lambda: "here:1234")
+    for name, value in NODES.items():
+        monkeypatch.setenv(name, value)
+    message = distributed._diagnose(Cluster("SLURM", 3, 0))
+    assert mentions(message, 2, "10.0.0.7", "10.0.0.9", "there2") and "there1" not in message
+
+
+def test_connections_of_this_host_are_read():
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        server.listen()
+        with socket.create_connection(server.getsockname()):
+            assert distributed._connected_hosts(server.getsockname()[1]) == []  # from this host itself
+        (line,) = [
+            x for x in Path("/proc/net/tcp").read_text().splitlines() if f":{server.getsockname()[1]:04X} 00000000" in x
+        ]
+        assert line.split()[3] == "0A"
 
 
 @pytest.mark.parametrize(("port", "parts"), [("FREE", [1]), ("TAKEN", [os.strerror(errno.EADDRINUSE)])])
