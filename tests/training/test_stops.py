@@ -1,0 +1,98 @@
+"""A stop signal in every phase of a run, in one process and in one of two: the state is saved, and the run resumes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT
+from messages import mentions
+from processes import find_free_port, make_environment, wait_for_processes
+
+from leanformer import train
+from leanformer.training import metrics_log, restoring, timer
+
+
+# The phase in which the signal comes, from step 2 on, and the step of the saved state: the next step that ends.
+PHASES = {"compile": None, "data wait": 2, "evaluation": 2, "probe": 3, "checkpoint": 3}
+PROGRAM = """
+import os, sys
+sys.path.insert(0, "tests/training")
+from test_stops import signal_in
+from leanformer.__main__ import run
+if sys.argv.pop(1) == sys.argv[-1]:  # this process gets the signal
+    signal_in(os.environ["PHASE"])
+run("train")
+"""
+
+
+def signal_in(phase, patch=setattr):
+    """Send SIGTERM to this process when a phase begins for the first time after step 1."""
+    original, sent = timer.Timer.__call__, []
+
+    def call(self, name):
+        step = self.activity.step or 0
+        if name == phase and not sent and (step >= 2 or phase == "compile"):
+            sent.append(step)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, name)
+
+    patch(timer.Timer, "__call__", call)
+    return sent
+
+
+@pytest.fixture
+def short(plain):
+    plain.update(total_steps=6, log_every=1)
+    plain.eval.every = plain.probe.every = 2
+    plain.checkpoint.every, plain.optim.ema, plain.eval.examples = 3, 0.0, 64
+    return plain
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypatch, one_device, capsys):
+    sent = signal_in(phase, monkeypatch.setattr)
+    assert train.train(short, tmp_path) == 75 and len(sent) == 1
+    steps = [] if PHASES[phase] is None else [*restoring.steps_in(tmp_path / "checkpoints")]
+    assert max(steps, default=None) == PHASES[phase] and mentions(capsys.readouterr().err, "SIGTERM")
+    assert train.train(short, tmp_path) == 0
+    records = metrics_log.read_records(tmp_path / "metrics.jsonl")
+    for kind, expected in (("train", range(1, 7)), ("eval", (2, 4, 6)), ("probe", (0, 2, 4, 6))):
+        assert [record["step"] for record in records if record["kind"] == kind] == [*expected], kind
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_signal_to_one_of_two_processes_saves_in_any_phase(phase, tmp_path, cache):
+    keys = {"total_epochs": 0.0, "total_steps": 200, "batch_size": 32, "log_every": 1, "model.width": 24}
+    keys |= {"model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "optim.warmup_epochs": 0.0}
+    keys |= {"eval.every": 2, "eval.batch_size": 500, "eval.examples": 500, "probe.every": 2, "probe.examples": 4}
+    keys |= {"checkpoint.every": 3}
+    words = ["--config=configs/quickstart.py", f"--workdir={tmp_path}", f"--coordinator=localhost:{find_free_port()}"]
+    words += [*(f"--config.{key}={value}" for key, value in keys.items()), "--processes=2"]
+    environ = make_environment(cache) | {
+        "PHASE": phase,
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "--process=1", *words, f"--process={i}"],
+            cwd=ROOT,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    statuses, _, err = wait_for_processes(running)
+    assert statuses == [75, 75], err
+    assert mentions(err[1], "SIGTERM")
+    steps = [] if phase == "compile" else [*restoring.steps_in(tmp_path / "checkpoints")]
+    assert (not steps) if phase == "compile" else 2 <= max(steps) <= 60, steps
