@@ -43,7 +43,8 @@ def with_working_attention(model: ModelSetup, task: Task) -> ModelSetup:
         return dataclasses.replace(model, backend_reason=reason)
     if model.config.model.backend == "cudnn":
         raise ConfigError(f'model.backend="cudnn": {problem}. Use model.backend="xla".')
-    graphdef, init, _ = model_setup.abstract_model(model.config, "xla", model.device)
+    unroll = model_setup.select_unroll(model.config, model.mesh, model.device)
+    graphdef, init, _ = model_setup.abstract_model(model.config, "xla", unroll)
     changes = {"backend": "xla", "backend_reason": f"no cuDNN: {problem}", "graphdef": graphdef, "init": init}
     return dataclasses.replace(model, **changes)
 
