@@ -100,7 +100,10 @@ def run_sbatch(folder, srun_status):
     """Run slurm.sbatch with a fake srun that exits with a given status; return its status and its calls of SLURM."""
     (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
     (folder / ".venv" / "bin" / "activate").touch()
-    for name, body in {"srun": f'echo "$@" > said; exit {srun_status}', "scontrol": 'echo "$@" >> said'}.items():
+    for name, body in {
+        "srun": f'echo "$@" > said; env > variables; exit {srun_status}',
+        "scontrol": 'echo "$@" >> said',
+    }.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
     environ = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "77", "SLURM_CPUS_PER_TASK": "12"}
@@ -116,6 +119,14 @@ def test_slurm_requeues_after_preemption_or_crash(tmp_path, srun_status, requeue
     assert "python -m leanformer.train --config=" in calls[0] and calls[0].endswith(" --dry_run")
     assert calls[1:] == (["requeue 77"] if requeued else [])
     assert status == (0 if requeued else srun_status)
+
+
+def test_slurm_keeps_programs_and_limits_memory(tmp_path):
+    """A restart then computes with the kernels that were measured before, and NCCL finds memory."""
+    run_sbatch(tmp_path, 0)
+    variables = (tmp_path / "variables").read_text().splitlines()
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION=0.75" in variables
+    assert "JAX_COMPILATION_CACHE_DIR=runs/vit_b_7x16.compiled" in variables
 
 
 def test_slurm_stops_requeueing_after_repeated_crashes(tmp_path):

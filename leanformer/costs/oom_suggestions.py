@@ -12,6 +12,13 @@ from leanformer.costs import count
 from leanformer.errors import TrainingError
 
 
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+NCCL = {  # messages by what NCCL's errors contain
+    "/dev/shm": "/dev/shm is too small for NCCL; containers have 64 MiB. Start them with --shm-size=8g, or mount a "
+    "volume of memory there as launch/kubernetes.yaml does.",
+    "out of memory": "NCCL found no GPU memory outside JAX's pool, which has 75 % of it by default. Set "
+    f"{FRACTION}=0.7, or lower if it is set already.",
+}
 STEP = "step"  # name of the training step among programs
 
 
@@ -86,10 +93,13 @@ def check_memory(c: ConfigDict, peaks: Mapping[str, int], device: Any, *, runs: 
 
 @contextlib.contextmanager
 def explained(c: ConfigDict, *, runs: int = 1) -> Iterator[None]:
-    """Raise TrainingError with settings to try in place of JAX's error if a device is out of memory."""
+    """Raise TrainingError with settings to try in place of JAX's error if a device, or NCCL, is out of memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        text = str(error)
+        if "NCCL" in text and (remedy := next((r for sign, r in NCCL.items() if sign in text), None)):
+            raise TrainingError(remedy) from error
+        if "RESOURCE_EXHAUSTED" not in text:
             raise
         raise TrainingError(describe(c, runs=runs)) from error

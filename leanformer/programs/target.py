@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from leanformer.runtime.jax_internals import cudnn_checks as checks
+from leanformer.runtime.jax_internals import cudnn_checks, require
 
 
 CUDNN = 91100  # version assumed for a GPU that is not attached; JAX uses 9.11 on all of compute capability >= 8.0
@@ -36,7 +36,8 @@ def capability(device: Any) -> tuple[int, ...]:
 def pretend_attached(device: Any) -> Iterator[None]:
     """Make JAX's checks before a cuDNN call answer for `device` instead of for the attached GPU, within a `with` block.
 
-    Does nothing for an attached device and for a device that is not a GPU.
+    Does nothing for an attached device and for a device that is not a GPU. Raises ConfigError if this version of JAX
+    has moved its checks.
     """
     if device.platform != "gpu" or any(device is attached for attached in jax.devices()):
         yield
@@ -47,7 +48,8 @@ def pretend_attached(device: Any) -> Iterator[None]:
         "check_compute_capability": lambda least: actual >= tuple(map(int, least.split("."))),
         "is_cuda_compute_capability_equal": lambda one: actual == tuple(map(int, one.split("."))),
     }
-    originals = {name: getattr(checks, name) for name in answers}
+    checks = cudnn_checks()
+    originals = {name: require(getattr(checks, name, None), f"cudnn's {name}") for name in answers}
     try:
         for name, answer in answers.items():
             setattr(checks, name, answer)

@@ -22,7 +22,7 @@ import jax
 
 from leanformer.errors import USER_ERROR, ConfigError
 from leanformer.runtime import cluster as clusters
-from leanformer.runtime import cuda, multihost, signals
+from leanformer.runtime import cuda, jax_internals, multihost, signals
 from leanformer.runtime.jax_internals import coordinator_address
 
 
@@ -48,6 +48,7 @@ def start(
     _kind[:] = [cluster.kind]
     if cluster.processes == 1:
         return
+    jax_internals.check_processes()
     _check_address(cluster)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM instead of interrupt.py

@@ -5,33 +5,70 @@
 - `xla_bridge.backends_are_initialized`: True once devices are in use; XLA's flags have no effect from then on.
 - `cudnn.fused_attention_stablehlo`: checks of this machine's GPU, which `programs.pretend_attached` replaces by
   checks of the GPU that a program is compiled for.
+
+A version of JAX may have moved them. Then only what needs them is refused, with a message.
 """
 
+import importlib
 from typing import Any
 
-from jax._src import distributed
-from jax._src.cudnn import fused_attention_stablehlo as cudnn_checks
-from jax._src.xla_bridge import backends_are_initialized
+import jax
+
+from leanformer.errors import ConfigError
 
 
-__all__ = ["backends_are_initialized", "cudnn_checks"]  # imported here for other modules
+def _find(module: str, name: str) -> Any | None:
+    try:
+        return getattr(importlib.import_module(f"jax._src.{module}"), name)
+    except (ImportError, AttributeError):
+        return None
+
+
+_state = _find("distributed", "global_state")
+_initialized = _find("xla_bridge", "backends_are_initialized")
+_cudnn = _find("cudnn", "fused_attention_stablehlo")
+
+
+def require(value: Any | None, what: str) -> Any:
+    """Return the value. Raises ConfigError if it is None, because this version of JAX has moved it."""
+    if value is None:
+        raise ConfigError(
+            f"jax=={jax.__version__}: {what} requires internals that this version has moved. Install the version in "
+            "constraints.txt."
+        )
+    return value
+
+
+def check_processes() -> None:
+    """Raise ConfigError if a run of several processes is not possible with this version of JAX."""
+    require(_state, "a run of several processes")
+
+
+def backends_are_initialized() -> bool:
+    """Return whether devices are in use. Raises ConfigError if this version of JAX does not tell."""
+    return require(_initialized, "setting flags of XLA")()
+
+
+def cudnn_checks() -> Any:
+    """Return the module with JAX's checks of cuDNN. Raises ConfigError if this version of JAX has none."""
+    return require(_cudnn, "compiling for a GPU that is not attached")
 
 
 def key_value_store() -> Any | None:
     """Return the coordinator's key-value store; None in a single process."""
-    return distributed.global_state.client
+    return _state and _state.client
 
 
 def process_count() -> int:
     """Return the number of processes without starting a device."""
-    return distributed.global_state.num_processes if key_value_store() else 1
+    return _state.num_processes if _state and key_value_store() else 1
 
 
 def process_index() -> int:
     """Return the index of this process without starting a device."""
-    return distributed.global_state.process_id if key_value_store() else 0
+    return _state.process_id if _state and key_value_store() else 0
 
 
 def coordinator_address() -> str | None:
     """Return the address of the coordinator, also if JAX found it from the cluster's environment."""
-    return distributed.global_state.coordinator_address
+    return _state and _state.coordinator_address
