@@ -25,9 +25,11 @@ from leanformer.errors import first_line
 from leanformer.reports import plots
 from leanformer.runtime import determinism, multihost, phases
 from leanformer.runtime import mesh as meshes
+from leanformer.runtime.watch import Watchdog
 from leanformer.tasks import artifacts
 from leanformer.training import inference, progress, run_files, streams
 from leanformer.training import step as steps
+from leanformer.training.timer import Timer
 
 
 SHOWN = 5  # printed classes, and printed errors
@@ -48,12 +50,15 @@ def main(f: cli.Values) -> None:
         artifacts.warn_missing_classes(workdir, named)
     source = task.data.open(c.data.eval_split, named)
     artifacts.check_tokenizer(workdir, source)
-    restored = run.restore(f.step, best=f.best)
-    weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
-    eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
-    batches = streams.evaluation(c, run.model, task.data, source)
-    with phases.announce("Compiling the evaluation step, and evaluating"):
-        values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
+    timer = Timer()
+    with Watchdog(c.hang_seconds, lambda: timer.activity):
+        timer.touch("restore")
+        restored = run.restore(f.step, best=f.best)
+        weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
+        eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
+        batches = timer.watched(streams.evaluation(c, run.model, task.data, source), "evaluation")
+        with phases.announce("Compiling the evaluation step, and evaluating"):
+            values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
     print(progress.format_page(f"Evaluation of {workdir}", progress.round_values(values)))

@@ -30,10 +30,12 @@ from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, multihost, phases
 from leanformer.runtime import mesh as meshes
+from leanformer.runtime.watch import Watchdog
 from leanformer.tasks import artifacts
 from leanformer.training import inference, kernel_check, model_setup, probing, restoring, run_files, streams
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
+from leanformer.training.timer import Timer
 from leanformer.watching.weights import watch_weights
 
 
@@ -157,14 +159,16 @@ def main(f: cli.Values) -> None:
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:
         print("Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows.\n")
-    for step, of, weights in iterate_models(model, workdir, f):
-        with phases.announce(f"Compiling the probe, and measuring {of}"):
-            entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
-        snapshots.append({"of": of, "step": step, "measures": entries})
-        print(
-            f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.format_table(entries)}",
-            flush=True,
-        )
+    timer = Timer()
+    with Watchdog(c.hang_seconds, lambda: timer.activity):
+        for step, of, weights in timer.watched(iterate_models(model, workdir, f), "restore and probe"):
+            with phases.announce(f"Compiling the probe, and measuring {of}"):
+                entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
+            snapshots.append({"of": of, "step": step, "measures": entries})
+            print(
+                f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.format_table(entries)}",
+                flush=True,
+            )
     if not snapshots:
         raise CheckpointError(f"{(workdir or Path()) / 'checkpoints'} contains no checkpoint. Train the model first.")
     swept = probing.sweep(c, mesh, batch, heads, f.seeds) if heads and batch else None

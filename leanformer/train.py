@@ -66,6 +66,7 @@ def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool
             print(pages.dry_run(run))
             return 0
         stack.enter_context(run)  # locks the workdir
+        timer.touch("restore")
         state = run.restore()
         if run.complete:
             print(pages.complete(run))

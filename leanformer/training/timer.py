@@ -7,7 +7,7 @@ after its last checkpoint is not counted.
 import collections
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from leanformer.runtime import phases
@@ -57,6 +57,13 @@ class Timer:
     def touch(self, name: str) -> None:
         """Record progress; `name` is the next activity."""
         self.activity = self.activity._replace(since=time.monotonic(), name=name)
+
+    def watched[T](self, items: Iterable[T], name: str) -> Iterator[T]:
+        """Yield the items, and record progress before each; `name` is the activity."""
+        self.touch(name)
+        for item in items:
+            yield item
+            self.touch(name)
 
     def begin_step(self, step: int) -> None:
         """Record the start of step `step`."""

@@ -1,9 +1,11 @@
-"""A stop signal in every phase of a run, in one process and in one of two: the state is saved, and the run resumes."""
+"""Stop signals, in one process and in one of two, and hangs in every phase of a run."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from commands import ROOT
@@ -11,6 +13,8 @@ from messages import mentions
 from processes import find_free_port, make_environment, wait_for_processes
 
 from leanformer import train
+from leanformer.runtime import watch
+from leanformer.tasks import artifacts
 from leanformer.training import metrics_log, restoring, timer
 
 
@@ -60,6 +64,48 @@ def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypat
     records = metrics_log.read_records(tmp_path / "metrics.jsonl")
     for kind, expected in (("train", range(1, 7)), ("eval", (2, 4, 6)), ("probe", (0, 2, 4, 6))):
         assert [record["step"] for record in records if record["kind"] == kind] == [*expected], kind
+
+
+@pytest.mark.parametrize("phase", ["restore", "compile", "evaluation", "probe", "checkpoint"])
+def test_hang_in_any_phase_is_ended(phase, short, tmp_path, monkeypatch, one_device):
+    """Here the watchdog, which ends the process, ends the hang."""
+    short.hang_seconds, found, go_on, original = 0.5, [], threading.Event(), timer.Timer.touch
+
+    def touch(self, name):
+        original(self, name)
+        if name == phase and not go_on.is_set():
+            assert go_on.wait(60)
+            raise ZeroDivisionError  # in place of the end of the process
+
+    def give_up(message, status):
+        if mentions(message, phase):
+            found.append((message, status))
+            go_on.set()
+
+    monkeypatch.setattr(timer.Timer, "touch", touch)
+    monkeypatch.setattr(watch, "give_up", give_up)
+    with pytest.raises(ZeroDivisionError):
+        train.train(short, tmp_path)
+    message, status = found[0]
+    assert mentions(message, phase) and status == watch.HUNG
+
+
+@pytest.mark.parametrize("command", ["evaluate", "probe"])
+def test_hang_of_other_commands_is_ended(command, short, tmp_path, monkeypatch, one_device):
+    short.total_steps, short.eval.every, short.probe.every = 1, 0, 0
+    assert train.train(short, tmp_path) == 0
+    c = artifacts.load_config(tmp_path)
+    seen, original = [], watch.Watchdog.__init__
+    monkeypatch.setattr(
+        watch.Watchdog,
+        "__init__",
+        lambda self, seconds, activity: seen.append((seconds, activity)) or original(self, seconds, activity),
+    )
+    assert importlib.import_module(f"leanformer.{command}").main([f"--workdir={tmp_path}"]) == 0
+    ((seconds, activity),) = seen
+    assert seconds == c.hang_seconds == 600 and mentions(
+        activity().name, {"evaluate": "evaluation"}.get(command, command)
+    )
 
 
 @pytest.fixture(scope="module")
