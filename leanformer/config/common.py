@@ -125,7 +125,7 @@ def section(name: str, **arguments: Any) -> ConfigDict:
     # little or no time); "block", everything (least memory at about a third more time)
     m.remat = "light"
     # layers per iteration of the scan over layers; larger values run faster and compile longer; if unset, 1, and on a
-    # single GPU all layers of stacks of up to 12
+    # single GPU all layers of models of one stage and up to 12 layers
     m.unroll = placeholder(int)
     m.backend = "auto"  # attention implementation: "xla", "cudnn", "naive", or "auto" (selected and logged at start)
     softmax(m)

@@ -16,7 +16,6 @@ from leanformer.config.rules import patch_grid
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
-from leanformer.layers.model_base import widths
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.mesh import Placement
 from leanformer.runtime.sharing import Axes
@@ -206,13 +205,14 @@ def abstract_model(
 
 
 def select_unroll(c: ConfigDict, mesh: Mesh, device: Any) -> int | None:
-    """Return the default of model.unroll: all layers, up to UNROLLED, on a single GPU; None elsewhere.
+    """Return the default of model.unroll: all layers of a single stack, up to UNROLLED, on a single GPU; else None.
 
-    On several GPUs the scheduler would keep more activations (41 % more memory for vit_b_7x16 on mesh.data=8), and
-    overlap the gradients with fewer matmuls.
+    Models of several stages take minutes to compile with loops already (DaViT-B: 150 CPU seconds). On several GPUs the
+    scheduler would keep more activations (41 % more memory for vit_b_7x16 on mesh.data=8), and overlap the gradients
+    with fewer matmuls.
     """
-    depth = max(widths(c.model.depth))
-    return depth if device.platform == "gpu" and mesh.size == 1 and depth <= UNROLLED else None
+    depth, single = c.model.depth, device.platform == "gpu" and mesh.size == 1
+    return depth if single and isinstance(depth, int) and depth <= UNROLLED else None
 
 
 def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:
