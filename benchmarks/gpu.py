@@ -41,7 +41,7 @@ from leanformer.runtime import files, malloc
 
 
 RESULT_PREFIX = "RESULT "  # of the last output line of a measurement
-ORIGINAL, LEAN, BATCH = "vit_b_12x12", "vit_b_7x16", 256
+ORIGINAL, LEAN, BATCH = "vit_b_12x12", gpu_rows.LEAN, 256
 GPT = ("gpt2_tinystories_4x16", "gpt2_tinystories_12x12")
 NYSTROM = "nystromformer_text"  # 4,096 tokens
 MEASURED, FAILED, NO_TIME = "measured", "failed", "no time left"

@@ -11,7 +11,8 @@ FED = 0.95  # least share of the speed of a training step with data from files
 
 def advise(results: dict[str, Any]) -> list[str]:
     """Return sentences; the first ones are about wrong results."""
-    sentences = [*_wrong(results), *_slow(results)]
+    tiny = results["machine"].get("tiny")
+    sentences = [*_wrong(results), *(("Models are tiny: their speeds mean nothing.",) if tiny else _slow(results))]
     return sentences or ["Nothing, by what was measured so far."]
 
 

@@ -24,7 +24,7 @@ import timing
 
 from leanformer import data
 from leanformer.costs import hardware
-from leanformer.errors import ConfigError
+from leanformer.errors import ConfigError, first_line
 from leanformer.layers.attention import FusedCall
 from leanformer.layers.masks import Mask
 from leanformer.runtime import determinism
@@ -62,6 +62,8 @@ CALLS = {  # attention of the models: T, S, N, H and mask
     "GPT 2048 tokens": (2048, 2048, 8, 128, CAUSAL),
     "BERT 10x24": (128, 128, 24, 32, FULL),
 }
+SINGLE, LIMIT = 1e-5, kernel_check.largest_error(jnp.bfloat16)  # largest errors of attention in float32 and bfloat16
+LEAN = "vit_b_7x16"
 AGREE = 1e-3  # largest relative difference of the loss of ten steps between devices, with float32 matmuls
 
 
@@ -87,18 +89,20 @@ def machine(tiny: bool) -> dict[str, Any]:
 
 def attention(dtype: str, tiny: bool) -> list[dict[str, Any]]:
     """Compare every attention backend with the float32 reference, forward and backward."""
-    rows = []
+    rows, precise = [], dtype == "float32"
+    if precise:  # XLA's kernels would use TF32
+        jax.config.update("jax_default_matmul_precision", "highest")
     for name, (queries, keys, heads, width, mask) in CALLS.items():
         if tiny:
             queries, keys, heads, width = min(queries, 6), min(keys, 6), 2, 8
         shapes = [(tokens, heads, width) for tokens in (queries, keys, keys)]
         call = FusedCall(*shapes, jnp.dtype(dtype), mask, None)
-        row: dict[str, Any] = {"attention": name, "dtype": dtype, "limit": kernel_check.largest_error(call.dtype)}
+        row: dict[str, Any] = {"attention": name, "dtype": dtype, "limit": SINGLE if precise else LIMIT}
         for backend in ("xla", "cudnn"):
             try:
                 row[backend] = float(f"{kernel_check.relative_error(call, backend):.2g}")
             except kernel_check.FAILURES as error:
-                row[backend] = f"refused: {str(error).strip().splitlines()[0][:80]}"
+                row[backend] = f"refused: {first_line(error)[:80].rstrip('.')}"
         rows.append(row)
     return rows
 
@@ -136,7 +140,8 @@ def peer(config: str, batch: int, python: str, tiny: bool) -> dict[str, Any]:
     """Measure PyTorch, eager and compiled, and ours after it, in bfloat16."""
     if importlib.util.find_spec("torch") is None and python == sys.executable:
         return {"config": config, "note": "PyTorch is not installed here; --python=INTERPRETER names one that has it"}
-    sizes = peers.TINY.get(config, peers.TEXT) if tiny else {}
+    tiny_sizes = peers.TEXT if peers.is_text(config) else peers.TINY[LEAN]
+    sizes = tiny_sizes if tiny else {}
     c, batch = timing.build(config, 2, "bfloat16", "xla", **sizes).config, 2 if tiny else batch
     device = "cpu" if jax.devices()[0].platform == "cpu" else "cuda"
     row: dict[str, Any] = {"config": config, "batch": batch}

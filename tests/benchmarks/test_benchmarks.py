@@ -174,3 +174,5 @@ def test_page_names_failures_and_slow_machines(gpu):
     results["machine"]["share of peak"] = 0.3
     failed, slow = gpu.gpu_advice.advise(results)
     assert mentions(failed, "probe v", "status 9") and mentions(slow, "30%")
+    results["machine"]["tiny"] = True
+    assert "30%" not in " ".join(gpu.gpu_advice.advise(results))
