@@ -10,9 +10,11 @@ JOBS   ?= 2
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
 	  { echo "leanformer needs Python 3.12 or newer, found $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@echo "Installing into $(VENV): a minute or two."
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev]'
+	@touch $@
 
 demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and probe it, compare its cost, make its page; minutes on two cores.
 	$(RUN) -m leanformer.train --config=configs/quickstart.py --workdir=$(DEMO)
@@ -20,7 +22,8 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 	$(RUN) -m leanformer.probe --workdir=$(DEMO)
 	$(RUN) -m leanformer.cost --config=configs/quickstart.py --against=configs/quickstart_baseline.py
 	$(RUN) -m leanformer.compare $(DEMO)
-	@echo "Page: $(DEMO)/compare/run.html    Plots: $(DEMO)/plots and $(DEMO)/probe    Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
+	@echo "Plots: $(DEMO)/plots and $(DEMO)/probe"
+	@echo "Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
 
 test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
