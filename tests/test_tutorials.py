@@ -33,7 +33,8 @@ SMALLER = {  # config changes by workdir, added to command lines of the pages th
 def read_command_lines(page):
     """Return the words of each command line in the bash blocks of a page."""
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
-    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def follow(page, folder):

@@ -13,6 +13,7 @@ from leanformer.runtime import files, text
 
 UNSAID = ("wall_s", "examples_seen", "tokens_seen", "examples")  # numbers that are not printed
 SMOOTHING = 0.3  # weight of the newest interval in the speed from which the time left is estimated
+NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a name and its number in one line
 WAITING = 0.1  # smallest fraction of time spent waiting for data that is printed
 
 
@@ -52,7 +53,8 @@ class Progress:
         if kind == "train":
             parts += self._estimate(step / self._total, values)
         heading = [] if kind == "train" else [kind]
-        line = text.wrap("  ".join([f"step {step}/{self._total}", *heading, *parts]), indent="    ")
+        parts = [part.replace(" ", NO_BREAK) for part in (f"step {step}/{self._total}", *heading, *parts)]
+        line = text.wrap("  ".join(parts), indent="    ").replace(NO_BREAK, " ")
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 
     def _estimate(self, done: float, values: Mapping[str, Any]) -> list[str]:
@@ -77,7 +79,8 @@ def format_duration(seconds: int | float) -> str:
 def _format_train(values: Mapping[str, Any]) -> list[str]:
     parts = [f"loss {format_value('loss', values['loss'])}"] if "loss" in values else []
     if values.get("examples_per_s") is not None:
-        parts.append(f"{values['examples_per_s']:.3g} examples/s")
+        speed = values["examples_per_s"]
+        parts.append(f"{f'{speed:.3g}' if speed < 100 else f'{speed:,.0f}'} examples/s")
     if values.get("skipped"):
         parts.append(f"{find('skipped').label} {values['skipped']:g}")
     if (values.get("data_wait") or 0) >= WAITING:
