@@ -105,18 +105,23 @@ def models() -> Iterator[str]:
         c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # that of the data
         doc = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()[0].rstrip(".")
         parameters = count.format_number(float(count.parameters(step.build(c, None).state.params)))
-        sizes = [_format_size(c.model.get(key, "")) for key in SIZES]
-        row = [f"`{file.stem}`", parameters, *sizes, SIZES_IN_WORDS.sub("", doc)]
+        row = [f"`{file.stem}`", parameters, *_format_sizes(c.model), SIZES_IN_WORDS.sub("", doc)]
         by_task.setdefault(c.task, []).append(row)
     for task, rows in by_task.items():
         yield from [f"## {config.KINDS[task].name[0].upper()}{config.KINDS[task].name[1:]}", ""]
-        titles = ["config", "parameters", "layers", "heads", "head dim", "width", "MLP", "what"]
+        titles = ["config", "parameters", "layers", "heads x dim", "width, MLP", "what"]
         yield from table(titles, rows, right=range(1, len(titles) - 1))
 
 
-def _format_size(value: Any) -> str:
-    """Format a size, or the sizes of the stages of a model, which may be in several lines."""
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _format_sizes(model: Mapping[str, Any]) -> list[str]:
+    """Return layers, heads x head dimension, and width with MLP width; a line per stage if a model has several."""
+    depth, *sizes = (model.get(key, "") for key in SIZES)
+    stages = max(len(size) if isinstance(size, tuple) else 1 for size in sizes)
+    columns = [size if isinstance(size, tuple) else (size,) * stages for size in sizes]
+    rows = [*zip(*columns, strict=True)]
+    pairs = [[f"{heads} x {dim}" for heads, dim, *_ in rows], [f"{width}, {mlp}" for *_, width, mlp in rows]]
+    layers = depth if isinstance(depth, tuple) else (depth,)
+    return ["<br>".join(map(str, dict.fromkeys(lines) if stages == 1 else lines)) for lines in (layers, *pairs)]
 
 
 def measures() -> Iterator[str]:
