@@ -33,8 +33,8 @@ from leanformer.analysis import published, step
 from leanformer.costs import count, hardware, oom_suggestions
 from leanformer.errors import ConfigError
 from leanformer.reports import costs as pages
-from leanformer.runtime import mesh as meshes, text
-from leanformer.runtime import phases
+from leanformer.runtime import mesh as meshes
+from leanformer.runtime import phases, text
 from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.training import checks, train_setup
 

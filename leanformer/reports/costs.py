@@ -21,15 +21,14 @@ SOURCES = {
 }
 
 
-NOTES = (
-    "The program is read after XLA's SPMD partitioner; backends later merge collectives and overlap them with matmuls.\n"
-    "Bytes moved: sent by each device of a ring of n; (n-1)/n of the result in an all-gather or all-to-all, 2(n-1)/n in "
-    'an all-reduce, all of it in a permute. "sliced": all-reduces of which a device keeps one slice; backends with '
-    "reduce-scatter move half, which the lower bounds assume. Temporaries are those of XLA for CPUs with attention "
-    '"xla"; a fused kernel stores no T x S matrices.\n'
-    "Lower bounds on step time: dense bfloat16 peaks; NVLink within hosts of eight, 450 GB/s in each direction (A100: "
-    "300); between hosts, by assumption, one NIC per device with 50 GB/s (A100: 25). Real steps are slower."
-)
+NOTES = """\
+The program is read after XLA's SPMD partitioner; backends later merge collectives and overlap them with matmuls.
+Bytes moved: sent by each device of a ring of n; (n-1)/n of the result in an all-gather or all-to-all, 2(n-1)/n in an \
+all-reduce, all of it in a permute. "sliced": all-reduces of which a device keeps one slice; backends with \
+reduce-scatter move half, which the lower bounds assume. Temporaries are those of XLA for CPUs with attention "xla"; a \
+fused kernel stores no T x S matrices.
+Lower bounds on step time: dense bfloat16 peaks; NVLink within hosts of eight, 450 GB/s in each direction (A100: 300); \
+between hosts, by assumption, one NIC per device with 50 GB/s (A100: 25). Real steps are slower."""
 
 
 BOUNDS = {

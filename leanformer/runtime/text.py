@@ -15,12 +15,12 @@ def columns() -> int:
     return max(LEAST, shutil.get_terminal_size((UNKNOWN, 0)).columns)
 
 
-def wrap(text: str, indent: str = "") -> str:
-    """Wrap the lines of a text between words, which stay whole; continued lines begin with `indent`."""
+def wrap(lines: str, indent: str = "") -> str:
+    """Wrap lines between words, which stay whole; continued lines begin with `indent`."""
     fill = textwrap.TextWrapper(
         columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
-    return "\n".join(fill.fill(line) if len(line) > columns() else line for line in text.splitlines())
+    return "\n".join(fill.fill(line) if len(line) > columns() else line for line in lines.splitlines())
 
 
 def page(title: str, rows: Iterable[tuple[str, object]]) -> str:
