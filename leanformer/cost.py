@@ -202,4 +202,4 @@ def main(f: cli.Values) -> None:
     else:
         print(pages.table(name, costs, other, f.files.get("against", "")))
         if effect:
-            print(text.wrap(effect))
+            print(text.wrap(str(effect)))
