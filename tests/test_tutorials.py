@@ -77,7 +77,7 @@ def test_text_tutorial(tmp_path):
     text = lzma.decompress((BUNDLED / "austen-test.txt.xz").read_bytes())[:200_000]
     (tmp_path / "data" / "novel" / "book.txt").write_bytes(text)
     outputs = follow("own_text.md", tmp_path)
-    assert "bits_per_byte" in outputs["evaluate"][0] and outputs["generate"][0].startswith("It is a")
+    assert "bits per byte" in outputs["evaluate"][0] and outputs["generate"][0].startswith("It is a")
     assert (tmp_path / "runs" / "depth" / "compare" / "compare.html").is_file()
     exported = {path.name for path in (tmp_path / "novel_gpt2").iterdir()}
     assert {"model.safetensors", "tokenizer.json", "README.md"} <= exported
