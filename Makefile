@@ -17,10 +17,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and probe it, compare its cost, make its page; minutes on two cores.
-	$(RUN) -m leanformer.train --config=configs/quickstart.py --workdir=$(DEMO)
+	$(RUN) -m leanformer.train --config=configs/quickstart.py \
+	  --workdir=$(DEMO)
 	$(RUN) -m leanformer.evaluate --workdir=$(DEMO)
 	$(RUN) -m leanformer.probe --workdir=$(DEMO)
-	$(RUN) -m leanformer.cost --config=configs/quickstart.py --against=configs/quickstart_baseline.py
+	$(RUN) -m leanformer.cost --config=configs/quickstart.py \
+	  --against=configs/quickstart_baseline.py
 	$(RUN) -m leanformer.compare $(DEMO)
 	@echo "Plots: $(DEMO)/plots and $(DEMO)/probe"
 	@echo "Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
