@@ -10,22 +10,27 @@ JOBS   ?= 2
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
 	  { echo "leanformer needs Python 3.12 or newer, found $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@echo "Installing into $(VENV): a minute or two."
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev]'
+	@touch $@
 
 demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and probe it, compare its cost, make its page; minutes on two cores.
-	$(RUN) -m leanformer.train --config=configs/quickstart.py --workdir=$(DEMO)
+	$(RUN) -m leanformer.train --config=configs/quickstart.py \
+	  --workdir=$(DEMO)
 	$(RUN) -m leanformer.evaluate --workdir=$(DEMO)
 	$(RUN) -m leanformer.probe --workdir=$(DEMO)
-	$(RUN) -m leanformer.cost --config=configs/quickstart.py --against=configs/quickstart_baseline.py
+	$(RUN) -m leanformer.cost --config=configs/quickstart.py \
+	  --against=configs/quickstart_baseline.py
 	$(RUN) -m leanformer.compare $(DEMO)
-	@echo "Page: $(DEMO)/compare/run.html    Plots: $(DEMO)/plots and $(DEMO)/probe    Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
+	@echo "Plots: $(DEMO)/plots and $(DEMO)/probe"
+	@echo "Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
 
 test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.moto $(VENV)/.torch lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, all configs lowered for GPUs, array shapes checked everywhere.
+test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.moto $(VENV)/.torch lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, all configs lowered for GPUs, array shapes checked everywhere.
 	$(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
 	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
 

@@ -32,6 +32,14 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
 html_title = f"leanformer {release}"
+html_static_path = ["_static"]
+html_css_files = ["manual.css"]
+html_favicon = "_static/favicon.svg"
+html_theme_options = {
+    "source_repository": "https://github.com/leanformer/leanformer",
+    "source_branch": "main",
+    "footer_icons": [{"name": "GitHub", "url": "https://github.com/leanformer/leanformer", "html": "Repository"}],
+}
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]
 html_copy_source = False

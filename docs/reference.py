@@ -1,13 +1,15 @@
 """Generated pages of the manual: commands, config keys, models and measures, from the code itself."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from leanformer import config
+from leanformer import quantities as words
 from leanformer.__main__ import COMMANDS as SUMMARIES
 from leanformer.analysis import step
 from leanformer.cli import COMMANDS, key_docs
@@ -18,12 +20,15 @@ from leanformer.costs import count
 
 ROOT = Path(__file__).parents[1]
 SIZES = ("depth", "num_heads", "head_dim", "width", "mlp_dim")
+# The end of a description that repeats the sizes, such as ": 7 layers, 16 heads of dimension 64, MLP 1536".
+SIZES_IN_WORDS = re.compile(r"[:;] (\d+ layers?|depths?|\d+ heads)\b.*$")
 
 
 def write(folder: Path) -> None:
     """Write all generated pages; a page that is the same stays as it is, so that Sphinx does not read it again."""
     folder.mkdir(exist_ok=True)
     pages = {"commands": commands(), "config_keys": config_keys(), "models": models(), "measures": measures()}
+    pages["quantities"] = quantities()
     for name, lines in pages.items():
         text = "\n".join(lines) + "\n"
         path = folder / f"{name}.md"
@@ -31,9 +36,9 @@ def write(folder: Path) -> None:
             path.write_text(text)
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Format rows as a Markdown table."""
-    cells = [titles, ["---"] * len(titles), *rows]
+def table(titles: Sequence[str], rows: Sequence[Sequence[Any]], right: Container[int] = ()) -> list[str]:
+    """Format rows as a Markdown table, with the columns `right` aligned to the right."""
+    cells = [titles, ["---:" if i in right else "---" for i in range(len(titles))], *rows]
     return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells] + [""]
 
 
@@ -94,15 +99,29 @@ def models() -> Iterator[str]:
     """Yield the page of the configs that ship with leanformer."""
     yield from ["# Models", "", "Configs that ship with leanformer: `--config=NAME`. Parameters are counted exactly."]
     yield from ["`python -m leanformer.cost --config=NAME` adds FLOPs and memory.", ""]
-    rows = []
+    by_task: dict[str, list[Sequence[Any]]] = {}
     for file in sorted(SHIPPED.glob("*.py")):
         c = config.load(str(file))
         c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # that of the data
         doc = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()[0].rstrip(".")
-        parameters = count.parameters(step.build(c, None).state.params)
-        sizes = [key_docs.format_value(c.model.get(key, "")) for key in SIZES]
-        rows.append([f"`{file.stem}`", c.task, f"{parameters:,}", *sizes, doc])
-    yield from table(["config", "task", "parameters", "depth", "heads", "head dim", "width", "MLP", "what"], rows)
+        parameters = count.format_number(float(count.parameters(step.build(c, None).state.params)))
+        row = [f"`{file.stem}`", parameters, *_format_sizes(c.model), SIZES_IN_WORDS.sub("", doc)]
+        by_task.setdefault(c.task, []).append(row)
+    for task, rows in by_task.items():
+        yield from [f"## {config.KINDS[task].name[0].upper()}{config.KINDS[task].name[1:]}", ""]
+        titles = ["config", "parameters", "layers", "heads x dim", "width, MLP", "what"]
+        yield from table(titles, rows, right=range(1, len(titles) - 1))
+
+
+def _format_sizes(model: Mapping[str, Any]) -> list[str]:
+    """Return layers, heads x head dimension, and width with MLP width; a line per stage if a model has several."""
+    depth, *sizes = (model.get(key, "") for key in SIZES)
+    stages = max(len(size) if isinstance(size, tuple) else 1 for size in sizes)
+    columns = [size if isinstance(size, tuple) else (size,) * stages for size in sizes]
+    rows = [*zip(*columns, strict=True)]
+    pairs = [[f"{heads} x {dim}" for heads, dim, *_ in rows], [f"{width}, {mlp}" for *_, width, mlp in rows]]
+    layers = depth if isinstance(depth, tuple) else (depth,)
+    return ["<br>".join(map(str, dict.fromkeys(lines) if stages == 1 else lines)) for lines in (layers, *pairs)]
 
 
 def measures() -> Iterator[str]:
@@ -112,3 +131,17 @@ def measures() -> Iterator[str]:
     for title, entries in kinds.items():
         rows = [[f"`{name}`", measure.what, f"`{', '.join(measure.needs)}`"] for name, measure in entries.items()]
         yield from [f"## {title}", "", *table(["name", "matrix or value", "arrays"], rows)]
+
+
+def quantities() -> Iterator[str]:
+    """Yield the page of scores and costs: the words that pages, charts and the terminal use."""
+    yield from [
+        "# Scores and costs",
+        "",
+        "Names in `metrics.jsonl`, `summary.json` and `--metric=NAME`, and what they are.",
+        "",
+    ]
+    parts = {"Scores": words.SCORES, "Costs": words.COSTS, "Training": words.PROGRESS}
+    for title, entries in parts.items():
+        rows = [[f"`{name}`", q.axis, q.what, q.direction] for name, q in entries.items()]
+        yield from [f"## {title}", "", *table(["name", "in words", "meaning", "direction"], rows)]

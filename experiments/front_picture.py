@@ -1,4 +1,4 @@
-"""The picture on the front page, from the data in experiments/evidence.
+"""The picture on the front page, and one per claim of the findings, from the data in experiments/evidence.
 
 Question: do more heads help, and does conditioning tell?
 Command: python -m experiments.front_picture
@@ -7,6 +7,7 @@ equal parameters the error falls with heads (middle; lines are the fit of experi
 head dimension). The two diagnostic tasks disagree on the number of heads (right). Bars and bands are 95 % intervals.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import surface, tables
+from experiments.tables import Estimate
 from leanformer import conditioning
 from leanformer.analysis import statistics
 
@@ -22,7 +24,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 TOKENS = 17  # of the quickstart, with the class token
 DARK = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 DARK |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#d0d3d9")
-FIRST, SECOND = "#2b8cbe", "#e6802c"  # readable on white and on black
+FIRST, SECOND = "#2b8cbe", "#cf6a1e"  # contrast of at least 3:1 to white and to the dark background
 FONT = 13  # legible at the 390 pixels of a telephone
 
 
@@ -90,15 +92,89 @@ def draw_tasks(axes: Axes) -> None:
     axes.minorticks_off()
 
 
+def draw_estimates(axes: Axes, rows: Mapping[str, Estimate], color: str, shift: float = 0.0, label: str = "") -> None:
+    """Plot estimates with their intervals, a row each from the top, around a line at 0; `shift` moves them down."""
+    places = [row + shift for row in range(len(rows))]
+    values, low, high = np.array([tuple(estimate) for estimate in rows.values()]).T
+    axes.errorbar(values, places, xerr=(values - low, high - values), fmt="o", color=color, capsize=3, label=label)
+    axes.axvline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [*rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+
+
+def draw_sizes(axes: Axes) -> None:
+    """Plot the change of the error per doubling of each size, at both budgets."""
+    from experiments.figures import shapes
+
+    for i, (budget, effects) in enumerate(zip(("120,000", "270,000"), shapes.values()["params"], strict=True)):
+        rows = {name.replace(", ", ",\n"): effects[key] for name, key in shapes.CHANGES.items()}
+        draw_estimates(axes, rows, (FIRST, SECOND)[i], 0.24 * i - 0.12, f"{budget} parameters")
+    axes.set(xlabel="change of the error per doubling, %\n(left is better)")
+    axes.figure.legend(loc="outside upper right", frameon=False)
+
+
+def draw_interventions(axes: Axes) -> None:
+    """Plot the change of accuracy by heads and by interventions on conditioning."""
+    from experiments.figures import conditioning as figures
+
+    score = figures.mediation_values()["score"]
+    rows = {"8 heads\ninstead of 2": score["heads"]}
+    rows |= {SHORT.get(words, words): score[f"{name} beside base"] for name, words in figures.LEVERS.items()}
+    draw_estimates(axes, rows | {"control": score["control"]}, FIRST)
+    axes.set(xlabel="change of top-1 accuracy, points\n(right is better)")
+
+
+def draw_kappa(axes: Axes) -> None:
+    """Plot how much heads and interventions lower the condition number."""
+    from experiments.figures import conditioning as figures
+
+    kappa = figures.mediation_values()["kappa"]
+    rows = {"8 heads\ninstead of 2": kappa["heads"]}
+    rows |= {SHORT.get(words, words): kappa[f"{name} beside base"] for name, words in figures.LEVERS.items()}
+    draw_estimates(axes, rows | {"control": kappa["control"]}, SECOND)
+    axes.set(xlabel="change of log10 κ\n(left: better conditioned)")
+
+
+def draw_listops(axes: Axes) -> None:
+    """Plot the accuracy on ListOps of two layers with two heads each, and of one layer with four heads."""
+    rows = {}
+    for (depth, heads), group in tables.group(tables.read("listops"), "depth", "num_heads").items():
+        layers = "1 layer" if depth == "1" else f"{depth} layers"
+        rows[f"{layers}\nx {heads} heads"] = Estimate.mean(row["top1"] for row in group)
+    draw_estimates(axes, rows, FIRST)
+    axes.set(xlabel="top-1 accuracy on ListOps, %\n(right is better)", xlim=(35, 50))
+
+
+SHORT = {
+    "λI added to queries, keys, values": "λI added",
+    "initialisation by shifted singular values": "shifted singular\nvalues",
+}
+CLAIMS = {  # names of the pictures in docs/claims, with the panels
+    "conditioning": draw_conditioning,
+    "sizes": draw_sizes,
+    "interventions": draw_interventions,
+    "kappa": draw_kappa,
+    "budgets": draw_budgets,
+    "tasks": draw_tasks,
+    "listops": draw_listops,
+}
+
+
 def main() -> None:
-    """Write docs/front.png and docs/front_dark.png."""
-    for name, style in (("front", {}), ("front_dark", DARK)):
+    """Write docs/front.png, docs/claims/NAME.png, and NAME_dark.png of each."""
+    (DOCS / "claims").mkdir(exist_ok=True)
+    for suffix, style in (("", {}), ("_dark", DARK)):
         with plt.rc_context({"font.size": FONT, "axes.spines.top": False, "axes.spines.right": False, **style}):
             figure, panels = plt.subplots(1, 3, figsize=(10.67, 4), layout="constrained")
             for axes, draw in zip(panels, (draw_conditioning, draw_budgets, draw_tasks), strict=True):
                 draw(axes)
-            figure.savefig(DOCS / f"{name}.png", dpi=150)
+            figure.savefig(DOCS / f"front{suffix}.png", dpi=150)
             plt.close(figure)
+            for name, draw in CLAIMS.items():
+                figure, axes = plt.subplots(figsize=(5.6, 4), layout="constrained")
+                draw(axes)
+                figure.savefig(DOCS / "claims" / f"{name}{suffix}.png", dpi=130)
+                plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def main(f: cli.Values) -> None:
     out = Path(f.out or Path(f.words[0]) / FOLDER).expanduser()
     data = runs.read(f.words, f.metric)
     if len(data.runs) == 1 and not data.left_out:
-        print(run_page.text(data.runs[0]))
+        print(run_page.summary(data.runs[0]))
         print("Page:", run_page.write(data.runs[0], out))
         return
     compared = comparison.compare(

@@ -34,7 +34,7 @@ from leanformer.costs import count, hardware, oom_suggestions
 from leanformer.errors import ConfigError
 from leanformer.reports import costs as pages
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime import phases
+from leanformer.runtime import phases, text
 from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.training import checks, train_setup
 
@@ -202,4 +202,4 @@ def main(f: cli.Values) -> None:
     else:
         print(pages.table(name, costs, other, f.files.get("against", "")))
         if effect:
-            print(effect)
+            print(text.wrap(str(effect)))

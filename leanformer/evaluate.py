@@ -61,7 +61,7 @@ def main(f: cli.Values) -> None:
             values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
-    print(progress.format_page(f"Evaluation of {workdir}", progress.round_values(values)))
+    print(progress.format_page(f"Evaluation of {workdir}", progress.format_scores(values)))
     if not multihost.is_primary():
         return
     counted = matrices.get(f"{[*weights][-1]}confusion")

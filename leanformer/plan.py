@@ -42,6 +42,7 @@ from leanformer.costs import hardware
 from leanformer.costs.count import format_count, format_number
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
+from leanformer.runtime.text import wrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +239,7 @@ def main(f: cli.Values) -> None:
         fit = fit_runs([*f.runs, str(trained)], f.metric)
     ranked = f"ranked by {fit.source}" if fit else "not ranked, spread over all sizes"
     number = math.prod(map(len, axes.values()))
-    print(f"{len(inside):,} of {number:,} architectures of {c.model.name} spend the budget, {ranked}.")
+    print(wrap(f"{len(inside):,} of {number:,} architectures of {c.model.name} spend the budget, {ranked}."))
     sizes = {shape: _dimensions(c, costs, shape) for shape in inside}
     named: dict[str, Shape] = {}
     notes, first = [*(fit.notes if fit else ()), *budget.notes()], None
@@ -254,7 +255,7 @@ def main(f: cli.Values) -> None:
         print(title + format_table(best, columns, fit.surface if fit else None, first))
         named |= {f"{c.model.name}_{prefix}{i}_{'x'.join(map(str, s))}": s for i, s in enumerate(chosen, 1)}
     notes += published.summarise(c.model.to_dict(), named.values(), functools.partial(costs.of, "params"))
-    print(*notes, sep="\n", end="\n" * bool(notes))
+    print(*map(wrap, notes), sep="\n", end="\n" * bool(notes))
     if not fit:
         print("To rank them, train proxy runs for a few epochs: the same command with --proxies=20")
         print("--set=total_epochs=EPOCHS --out=DIR, or pass finished runs with --runs.")

@@ -28,7 +28,7 @@ import numpy as np
 from leanformer import cli, config, tasks
 from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
-from leanformer.runtime import determinism, files, multihost, phases
+from leanformer.runtime import determinism, files, multihost, phases, text
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.watch import Watchdog
 from leanformer.tasks import artifacts
@@ -63,7 +63,11 @@ def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> It
 
 def check_flags(f: cli.Values) -> list[int]:
     """Return the numbers of heads of --heads. Raises ConfigError if the flags cannot be combined."""
-    if (f.workdir is None) == (f.config is None):
+    if f.workdir is not None and f.config is not None:
+        raise ConfigError(
+            f"--workdir={f.workdir} --config: both specify the model, and the run has a config of its own. Pass one."
+        )
+    if f.workdir is None and f.config is None:
         raise ConfigError(
             "The model is not specified. Pass exactly one of --workdir=DIR and --config=FILE, or only --weights=FILE."
         )
@@ -158,17 +162,16 @@ def main(f: cli.Values) -> None:
         batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:
-        print("Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows.\n")
+        note = "Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows."
+        print(f"{text.wrap(note)}\n")
     timer = Timer()
     with Watchdog(c.hang_seconds, lambda: timer.activity):
         for step, of, weights in timer.watched(iterate_models(model, workdir, f), "restore and probe"):
             with phases.announce(f"Compiling the probe, and measuring {of}"):
                 entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
             snapshots.append({"of": of, "step": step, "measures": entries})
-            print(
-                f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.format_table(entries)}",
-                flush=True,
-            )
+            title = text.wrap(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}")
+            print(f"{title}\n\n{tables.format_table(entries)}", flush=True)
     if not snapshots:
         raise CheckpointError(f"{(workdir or Path()) / 'checkpoints'} contains no checkpoint. Train the model first.")
     swept = probing.sweep(c, mesh, batch, heads, f.seeds) if heads and batch else None
@@ -180,4 +183,5 @@ def main(f: cli.Values) -> None:
     content = about | {"model": c.model.to_dict(), "snapshots": snapshots, "sweep": swept, **run_files.provenance()}
     run_files.write_json(out / "probe.json", content)
     if multihost.is_primary():
-        print(f"Wrote {', '.join(['probe.json', *draw(out, snapshots, spectra, swept, f.workdir)])} to {out}.")
+        names = ["probe.json", *draw(out, snapshots, spectra, swept, f.workdir)]
+        print(text.wrap(f"Wrote {', '.join(names)} to {out}."))

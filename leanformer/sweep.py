@@ -31,23 +31,15 @@ from leanformer.analysis import comparison as analysis
 from leanformer.analysis import runs
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison
-from leanformer.runtime import files, interrupt
+from leanformer.runtime import interrupt, text
 from leanformer.sweeps import executor
 from leanformer.sweeps.grid import SweepRun, make_runs
-from leanformer.tasks import scores
 from leanformer.training import run_files
 
 
 def table(all_runs: Sequence[SweepRun]) -> str:
     """Format one line per finished run: name, final score and loss."""
-    lines = []
-    for member in all_runs:
-        if member.finished:
-            summary = files.read_json(member.workdir / "summary.json")
-            final, (score, _) = summary["final"], scores.read(summary.get("score", {"top1": None}))
-            shown = "  ".join(f"{key} {final[key]:.4f}" for key in dict.fromkeys((score.name, "loss")) if key in final)
-            lines.append(f"  {member.workdir.name:<60} {shown}")
-    return "\n".join(lines)
+    return "\n".join(text.wrap(f"  {run.workdir.name}  {run.final_score}", "    ") for run in all_runs if run.finished)
 
 
 def _compare(folder: Path, all_runs: Sequence[SweepRun]) -> None:

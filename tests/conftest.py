@@ -48,6 +48,7 @@ EXTERNAL_FLAGS = os.environ.setdefault("LEANFORMER_TEST_XLA_FLAGS", os.environ.g
 FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {FAST_COMPILE} {EXTERNAL_FLAGS}".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["COLUMNS"] = "1000"  # stored pages are not wrapped: where lines break depends on the numbers in them
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LEANFORMER_TEST_CACHE"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 

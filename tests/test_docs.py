@@ -26,7 +26,7 @@ REQUIRED = {"train": ("config", "workdir"), "sweep": ("workdir",)}  # flags that
 def find_command_lines():
     """Yield (page, command, words) of every command line on the pages, with values in place of placeholders."""
     for page in PAGES:
-        for name, rest in COMMAND.findall(page.read_text()):
+        for name, rest in COMMAND.findall(re.sub(r" \\\n +", " ", page.read_text())):
             words = shlex.split(rest.replace("[", "").replace("]", ""))
             if {"...", "…"} & {*words}:
                 words = [word for word in words if word not in ("...", "…")]
@@ -48,6 +48,13 @@ def test_command_lines_parse(monkeypatch):
             pytest.fail(f"{page}: leanformer {name} {shlex.join(words)}\n{error}")
         parsed.append((page, name))
     assert len(parsed) >= 50 and len({name for _, name in parsed}) == len(COMMANDS)
+
+
+def test_shell_blocks_are_not_wider_than_a_page():
+    """The manual shows 80 characters at 1280 pixels; longer lines of other blocks are wrapped by its style."""
+    blocks = ((page, b) for page in PAGES for b in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S))
+    lines = [(page.name, line) for page, block in blocks for line in block.splitlines() if page.name != "README.md"]
+    assert len(lines) > 50 and [(page, line) for page, line in lines if len(line) > 80] == []
 
 
 def test_scripts_on_the_pages_exist():

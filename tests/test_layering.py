@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [  # a module imports only from its own package and from packages above it in this list
-    ["errors"],
+    ["errors", "quantities"],
     ["config", "costs"],
     ["runtime"],
     ["programs"],

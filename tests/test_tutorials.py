@@ -33,7 +33,8 @@ SMALLER = {  # config changes by workdir, added to command lines of the pages th
 def read_command_lines(page):
     """Return the words of each command line in the bash blocks of a page."""
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
-    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def follow(page, folder):
@@ -76,7 +77,7 @@ def test_text_tutorial(tmp_path):
     text = lzma.decompress((BUNDLED / "austen-test.txt.xz").read_bytes())[:200_000]
     (tmp_path / "data" / "novel" / "book.txt").write_bytes(text)
     outputs = follow("own_text.md", tmp_path)
-    assert "bits_per_byte" in outputs["evaluate"][0] and outputs["generate"][0].startswith("It is a")
+    assert "bits per byte" in outputs["evaluate"][0] and outputs["generate"][0].startswith("It is a")
     assert (tmp_path / "runs" / "depth" / "compare" / "compare.html").is_file()
     exported = {path.name for path in (tmp_path / "novel_gpt2").iterdir()}
     assert {"model.safetensors", "tokenizer.json", "README.md"} <= exported

@@ -14,18 +14,6 @@ from leanformer.analysis.runs import Run
 from leanformer.analysis.statistics import Interval
 
 
-@dataclasses.dataclass(frozen=True)
-class CostMetric:
-    """Cost metric of a configuration."""
-
-    name: str  # name in tables and records
-    unit: str
-    what: str
-    # Function from a run to its cost; None if the run did not record it, and for seconds and memory of a run that was
-    # trained with others as one program.
-    of: Callable[[Run], Any]
-
-
 def _total_flops(run: Run) -> float | None:
     flops, steps, examples = (run.cost(name) for name in ("train_flops", "steps", "examples_seen"))
     if examples is None and steps is not None:  # runs of earlier versions did not record the examples
@@ -41,20 +29,19 @@ def _peak_memory(run: Run) -> int | None:
     return run.cost("memory_bytes") if run.vmapped_runs == 1 else None
 
 
-COST_METRICS = {
-    currency.name: currency
-    for currency in (
-        CostMetric("params", "parameters", "parameters, including embeddings and head", lambda run: run.cost("params")),
-        CostMetric("flops", "FLOP", "training FLOPs of the whole run, including attention's T² matmuls", _total_flops),
-        CostMetric("seconds", "s", "seconds in training steps, on the machine of the runs", _step_seconds),
-        CostMetric("bytes", "B", "peak memory per device, of the compiled step", _peak_memory),
-    )
+# Functions from a run to its cost, by key of `quantities.COSTS`. They return None if the run did not record it, and for
+# seconds and memory of a run that was trained with others as one program.
+COST_METRICS: dict[str, Callable[[Run], Any]] = {
+    "params": lambda run: run.cost("params"),
+    "flops": _total_flops,
+    "seconds": _step_seconds,
+    "bytes": _peak_memory,
 }
 
 
 def median_cost(shape: RunGroup, currency: str) -> float | None:
     """Return the median cost over a configuration's runs; None if no run has recorded it."""
-    costs = [cost for run in shape.runs if (cost := COST_METRICS[currency].of(run)) is not None]
+    costs = [cost for run in shape.runs if (cost := COST_METRICS[currency](run)) is not None]
     return float(middles.median(costs)) if costs else None
 
 

@@ -10,17 +10,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from leanformer.conditioning.spectrum import FLOOR
 from leanformer.conditioning.theory import formula, gaussian
+from leanformer.quantities import CONDITION, find
 
 
-MEASURED, THEORY, FORMULA, SEEDS = "#1f6f8b", "#d1603d", "#777777", "#333333"
+MEASURED, THEORY, FORMULA, SEEDS = "#1f6f8b", "#c2512f", "#767676", "#333333"
+# Hues of similar luminance, with a contrast of at least 3:1 to white and to the background of dark pages.
+LAYERS = LinearSegmentedColormap.from_list("layers", ["#3b6fd0", "#0f8a94", "#5a8a1f", "#a97a00", "#d05a35"])
 COLUMNS = 4
 NAMED = 8  # approximate number of layers in a legend
 DENSE = 64  # up to this many heads, the theory is drawn at every head count
@@ -37,7 +40,7 @@ def plot_by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None
         _theory_line(axes, entry["theory"])
         _bound_line(axes, entry["layers"])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _finish(axes, "layer", "condition number")
+        _finish(axes, "layer", CONDITION.label)
     return _legend(figure)
 
 
@@ -55,7 +58,7 @@ def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]]
             axes.plot(steps, middles[:, layer], color=color, marker="o", markersize=3, lw=1.4, label=label)
         _theory_line(axes, entry["theory"])
         _bound_line(axes, [layer for snapshot in snapshots for layer in snapshot[name]["layers"]])
-        _finish(axes, "training step", "median condition number")
+        _finish(axes, find("step").label, f"median {CONDITION.label}")
     return _legend(figure)
 
 
@@ -73,7 +76,7 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     trades = {}
     for point in sorted(sweep["points"], key=lambda point: point["heads"]):
         trades.setdefault(point["trade"], []).append(point)
-    figure, panels = _panels(trades, f"{sweep['measure']} {sweep['when']}", share=True)
+    figure, panels = _panels(trades, f"{sweep['measure'].replace('_', ' ')} {sweep['when']}", share=True)
     for axes, (trade, points) in panels:
         heads = [point["heads"] for point in points]
         middle, low, high = (_values([point["pooled"] for point in points], key) for key in ("median", "q10", "q90"))
@@ -90,7 +93,7 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_title(f"{trade}: {_format_shape_range([point['shape'] for point in points])}", fontsize=9)
     for axes, _ in panels:  # only after all panels are drawn, since they share an axis
-        _finish(axes, "number of heads", "condition number")
+        _finish(axes, "number of heads", CONDITION.label)
     return _legend(figure)
 
 
@@ -128,7 +131,8 @@ def _panels(
         axes.remove()
     for axes, (name, entry) in zip(grid, entries.items(), strict=False):
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
-        axes.set_title(f"{name}, {shape[0]} x {shape[1]}" if shape else name, fontsize=9)
+        words = name.replace("_", " ")
+        axes.set_title(f"{words}, {shape[0]} x {shape[1]}" if shape else words, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10)
     return figure, list(zip(grid, entries.items(), strict=False))
@@ -186,19 +190,22 @@ def _finish(axes: Axes, across: str, up: str) -> None:
 
 
 def _legend(figure: Figure | None) -> Figure | None:
-    """Add one legend for all panels, to their right."""
+    """Add one legend for all panels, to their right; below a single panel."""
     if figure is not None:
         named = {}
         for axes in figure.axes:
             handles, labels = axes.get_legend_handles_labels()
             named |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in named}
-        figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize=8)
+        place: dict[str, Any] = {"loc": "outside right upper"}
+        if len(figure.axes) == 1:
+            place = {"loc": "outside lower center", "ncols": 2}
+        figure.legend(named.values(), named.keys(), **place, frameon=False, fontsize=8)
     return figure
 
 
 def _layer_styles(count: int) -> list[tuple[Any, str]]:
-    """Return a colour per layer, from dark (first) to light (last), and a label; "_" hides some of many layers."""
-    colors, every = mpl.colormaps["viridis"](np.linspace(0, 0.85, count)), math.ceil(count / NAMED)
+    """Return a colour per layer, from blue (first) to red (last), and a label; "_" hides some of many layers."""
+    colors, every = LAYERS(np.linspace(0, 1, count)), math.ceil(count / NAMED)
     named = {*range(0, count, every), count - 1}
     return [(color, f"layer {i}" if i in named else "_") for i, color in enumerate(colors)]
 

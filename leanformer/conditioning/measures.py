@@ -18,6 +18,7 @@ from leanformer.conditioning import attention_matrix
 from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read
 from leanformer.errors import ConfigError
 from leanformer.layers.masks import ALL
+from leanformer.quantities import Quantity
 
 
 Named = Mapping[str, Any]  # arrays by name; also "mask", a `masks.Mask`, and "soft_cap", the soft cap of logits or None
@@ -88,6 +89,15 @@ def measure(name: str) -> Measure:
     ('out',)
     """
     return (ACTIVATIONS | WEIGHTS)[name.rpartition(".")[2]]
+
+
+def quantity(name: str) -> Quantity:
+    """Return the words for a name of `by_name`: label and sentence.
+
+    >>> quantity("attention_branch").label
+    'attention branch'
+    """
+    return Quantity(name.replace("_", " "), measure(name).what)
 
 
 def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Any:

@@ -14,16 +14,16 @@ import numpy as np
 from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, measure
 from leanformer.conditioning.spectrum import digest
 from leanformer.conditioning.theory import gaussian
-from leanformer.runtime import terminal
+from leanformer.runtime import text
 
 
 # Matrices whose rows sum to 1, and products of two matrices, do not resemble one with independent Gaussian entries.
 UNLIKE_GAUSSIAN = ("attention_probabilities", "landmark_probabilities", "query_key_product", "value_output_product")
-LINE = 120  # maximum characters per line of a table
 LEGEND = (
-    "Cells: median [10 %, 90 %] over the matrices of a layer; * marks a flag, listed below. Gaussian: exact\n"
-    "distribution for a Gaussian matrix of this shape. Formula: its asymptote (√D + √N) / |√D - √N|;\n"
-    "marked if over 10 % off. Singular: numerically singular in float32, so the condition number is a lower bound."
+    "κ, the condition number, is the largest over the smallest singular value; 1 is the best. Cells: median "
+    "[10 %, 90 %] over the matrices of a layer; * marks a flag, listed below. Gaussian: exact distribution for a "
+    "Gaussian matrix of this shape. Formula: its asymptote (√D + √N) / |√D - √N|; marked if over 10 % off. Singular: "
+    "numerically singular in float32, so the condition number is a lower bound."
 )
 
 
@@ -82,21 +82,15 @@ def format_table(entries: dict[str, Any]) -> str:
     labels = ["", "quantity", "matrix", "per layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "formula", "singular"]
     columns = [_column(name, entry, depth) for name, entry in entries.items()]
-    margin, widths = max(map(len, labels)), [max(map(len, column)) for column in columns]
-    blocks, begin = [], 0
-    if terminal.is_narrow(margin + max(widths)):
-        blocks, begin = [terminal.list_cells(labels, columns)], len(columns)
-    while begin < len(columns):
-        end = begin + 1
-        while end < len(columns) and margin + sum(w + 2 for w in widths[begin : end + 1]) <= LINE:
-            end += 1
-        shown = list(zip(columns[begin:end], widths[begin:end], strict=True))
-        rows = [
-            "  ".join([f"{label:<{margin}}", *(f"{c[i]:>{w}}" for c, w in shown)]) for i, label in enumerate(labels)
-        ]
-        blocks.append("\n".join(rows))
-        begin = end
-    return "\n\n".join([*blocks, "\n".join([LEGEND, *_flags(entries)])]) + "\n"
+    rows = [[label, *(column[i] for column in columns)] for i, label in enumerate(labels)]
+    table = text.table(rows[0], rows[1:], indent="")
+    notes = "\n".join(text.wrap(line) for line in [LEGEND, *_meanings(entries), *_flags(entries)])
+    return f"{table}\n\n{notes}\n"
+
+
+def _meanings(entries: Mapping[str, Any]) -> list[str]:
+    """Return one line per measure: what its matrix or value is."""
+    return [f"{name}: {entry['what']}." for name, entry in entries.items()]
 
 
 def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
@@ -149,9 +143,5 @@ def format_sweep(sweep: dict[str, Any]) -> str:
         rank = "-" if p["pooled"]["effective_rank"] is None else f"{p['pooled']['effective_rank']:.3g}"
         rows.append((p["trade"], str(p["heads"]), str(p["head_dim"]), matrix, cell, medians, rank, *rest))
         flags += [f"{p['trade']}, {p['heads']} heads: {flag}" for flag in p["pooled"]["flags"]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    if terminal.is_narrow(sum(widths)):
-        lines = [terminal.list_cells(rows[0], rows[1:])]
     title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"
-    return "\n".join([title, *lines, *flags]) + "\n"
+    return "\n".join([text.wrap(title), text.table(rows[0], rows[1:], indent=""), *map(text.wrap, flags)]) + "\n"

@@ -49,7 +49,7 @@ def find(name: str, flag: str = "config") -> Path:
 
 
 def load(name: str, flag: str = "config") -> ConfigDict:
-    """Return the config of "FILE", or of "FILE:ARGUMENT"; `get_config` gets the argument.
+    """Return the config of `FILE`, or of `FILE:ARGUMENT`; `get_config` gets the argument.
 
     Args:
         name: file, with its argument.

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from leanformer.costs import count, hardware
+from leanformer.runtime import text
 from leanformer.training.progress import format_page
 
 
@@ -22,13 +23,12 @@ SOURCES = {
 
 NOTES = """\
 The program is read after XLA's SPMD partitioner; backends later merge collectives and overlap them with matmuls.
-Bytes moved: sent by each device of a ring of n; (n-1)/n of the result in an all-gather or all-to-all, 2(n-1)/n in an
-all-reduce, all of it in a permute. "sliced": all-reduces of which a device keeps one slice; backends with
-reduce-scatter move half, which the lower bounds assume. Temporaries are those of XLA for CPUs with attention "xla"; a
+Bytes moved: sent by each device of a ring of n; (n-1)/n of the result in an all-gather or all-to-all, 2(n-1)/n in an \
+all-reduce, all of it in a permute. "sliced": all-reduces of which a device keeps one slice; backends with \
+reduce-scatter move half, which the lower bounds assume. Temporaries are those of XLA for CPUs with attention "xla"; a \
 fused kernel stores no T x S matrices.
-Lower bounds on step time: dense bfloat16 peaks; NVLink within hosts of eight, 450 GB/s in each direction (A100: 300);
-between hosts, by assumption, one NIC per device with 50 GB/s (A100: 25). Real steps are slower.
-"""
+Lower bounds on step time: dense bfloat16 peaks; NVLink within hosts of eight, 450 GB/s in each direction (A100: 300); \
+between hosts, by assumption, one NIC per device with 50 GB/s (A100: 25). Real steps are slower."""
 
 
 BOUNDS = {
@@ -43,8 +43,10 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
     """Format the costs of a config for a terminal, with ratios to `other`, the costs of the config `against`."""
 
     def row(key: str, unit: str = "", of: str = "") -> str:
-        text = f"{costs[key]:,}{unit}"
-        return text if other is None else f"{text:<24} against {other[key]:,}{unit}{of}: {costs[key] / other[key]:.3f}"
+        value = f"{costs[key]:,}{unit}"
+        return (
+            value if other is None else f"{value:<24} against {other[key]:,}{unit}{of}: {costs[key] / other[key]:.3f}"
+        )
 
     rows = {"parameters": row("params")}
     rows |= {f"  {module}": f"{number:,}" for module, number in costs["modules"].items()}
@@ -78,7 +80,7 @@ def mesh_table(name: str, costs: dict[str, Any]) -> str:
             ratio = f"communication takes {loop['sending_to_products']:.3f} of the matmul time"
             rows[f"  {kind} {loop['name']} x {loop['turns']}"] = ratio
     pages.append(format_page("lower bounds on step time (peak matmul throughput and bandwidth)", rows))
-    return "\n".join([*pages, NOTES])
+    return "\n".join([*pages, text.wrap(NOTES) + "\n"])
 
 
 def gpu_table(name: str, f: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ from leanformer import data, programs, tasks
 from leanformer.config import Intervals
 from leanformer.config.rules import LENGTHS
 from leanformer.costs import count, hardware, oom_suggestions
-from leanformer.runtime import files, multihost
+from leanformer.quantities import find
+from leanformer.runtime import files, multihost, text
 from leanformer.training import loggers, loop, progress, restoring, run_files
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
@@ -43,7 +44,7 @@ def start(run: Run, compiled: Any) -> str:
         "precision": precision(c.dtype, device),
         "attention": f"{model.backend} ({model.backend_reason})",
         **run.task.data.notes(),
-        "score": f"{score.name}, {'higher' if score.higher else 'lower'} is better",
+        "score": f"{find(score.name).label}, {'higher' if score.higher else 'lower'} is better",
         "compiled in": f"{run.timer.seconds()['compile']:.1f} s",
     }
     return progress.format_page("leanformer", rows)
@@ -203,9 +204,12 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
 
     with loggers.DRAWING, files.name_file_in_errors(workdir / "plots"):
         drawn = plots.plot_run(records, workdir / "plots")
-    final = progress.round_values({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
+    final = progress.format_scores(
+        {key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")}
+    )
     phases = ", ".join(f"{name} {spent:.1f}" for name, spent in seconds.items())
     goodput = f"{100 * seconds['steps'] / wall:.1f} % ({phases} s)"
-    rows = final | {"wall_s": round(wall, 1), "goodput": goodput, "summary": workdir / "summary.json"}
-    print(progress.format_page("Done.", rows))
-    print("Plots:", *drawn)
+    rows = final | {find("wall_s").axis: round(wall, 1), find("goodput").label: goodput}
+    print(progress.format_page("Done.", rows | {"summary": workdir / "summary.json"}))
+    names = ", ".join(path.name for path in drawn)
+    print(text.wrap(f"Plots in {workdir / 'plots'}: {names}."))

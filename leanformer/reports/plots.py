@@ -9,11 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from leanformer.conditioning import charts, tables
+from leanformer.quantities import find
 from leanformer.runtime import files
 
 
 NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # largest numbers of classes for names, and for numbers, in a matrix
-TEXT_COLOR, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
+TEXT_COLOR = "#333333"
+# At least 3:1 on white; pages replace them in dark mode (style.css) by lighter ones, at least 3:1 on black.
+SERIES = ("#1f6f8b", "#c2512f", "#4f7a37", "#7b5ea7", "#946c00", "#b0507f")
+TIP = "tip "  # prefix of the group id of an artist whose id is shown on hover
 
 
 def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -31,40 +35,56 @@ def make_run_plots(records: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 
     Plots without data are left out.
     """
-    accuracy = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, EMA weights"}
+    accuracy = {key: find(key).label for key in ("top1", "top5", "ema_top1")}
     train_loss = "training (augmented examples, smoothed targets)"
     plans = [
         ("loss", "loss", {("train", "loss"): train_loss, ("eval", "loss"): "evaluation"}),
-        ("accuracy", "accuracy", {("eval", key): label for key, label in accuracy.items()}),
+        ("accuracy", "accuracy (%)", {("eval", key): label for key, label in accuracy.items()}),
         ("lr", "learning rate", {("train", "lr"): "learning rate"}),
     ]
     shown = {"step", "examples", "loss", "ema_loss", "ema_top5", *accuracy}
     numbers = (name for r in records if r["kind"] == "eval" for name, x in r.items() if isinstance(x, int | float))
     others = [name for name in dict.fromkeys(numbers) if name not in shown and not name.startswith("ema_")]
-    series = {name: {("eval", name): name, ("eval", f"ema_{name}"): f"{name}, EMA weights"} for name in others}
-    plans += [(name, name.replace("_", " "), keys) for name, keys in series.items()]
+    series = {name: {("eval", key): find(key).label for key in (name, f"ema_{name}")} for name in others}
+    plans += [(name, find(name).axis, keys) for name, keys in series.items()]
     figures = {name: _draw(records, label, keys) for name, label, keys in plans}
     figures["conditioning"] = _conditioning(records)
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
+def probe_snapshots(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the measures of every probe by step, in the format of `charts`; of those with all measures of the last."""
+    measures = {record["step"]: measured_values(record) for record in records if record["kind"] == "probe"}
+    return {
+        step: tables.from_record(values)
+        for step, values in measures.items()
+        if values.keys() >= measures[max(measures)].keys()
+    }
+
+
+def measured_values(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the measures of a probe's record by name, without its other entries."""
+    return {name: values for name, values in record.items() if isinstance(values, dict)}
+
+
 def _conditioning(records: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Plot condition numbers over training steps, one panel per measure that the last probe has."""
-    probes = [record for record in records if record["kind"] == "probe"]
-    measures = {r["step"]: {name: values for name, values in r.items() if isinstance(values, dict)} for r in probes}
-    complete = {step: values for step, values in measures.items() if values.keys() >= measures[max(measures)].keys()}
-    snapshots = [tables.from_record(values) for values in complete.values()]
-    return charts.plot_over_steps([*complete], snapshots) if snapshots else None
+    snapshots = probe_snapshots(records)
+    return charts.plot_over_steps([*snapshots], [*snapshots.values()]) if snapshots else None
 
 
 def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
-    axes, drawn = style_axes(figure.subplots(), "step", label), 0
+    axes, drawn = style_axes(figure.subplots(), find("step").label, label), 0
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):
-        points = [(r["step"], r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
+        scale = find(key).scale
+        points = [(r["step"], scale * r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
         if points:
             marker = "o" if kind == "eval" else None
-            axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, lw=1.5, label=series)
+            (line,) = axes.plot(
+                *zip(*points, strict=True), color=color, marker=marker, markersize=4, lw=1.5, label=series
+            )
+            line.set_gid(f"{TIP}{series}: {points[-1][1]:.4g} at step {points[-1][0]:,}")
             drawn += 1
     if drawn > 1:
         axes.legend(frameon=False)
@@ -87,15 +107,15 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title
 
 
 def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
-    """Return a plot of a confusion matrix V V, normalised per label, with names and numbers of few classes."""
+    """Return a plot of a confusion matrix V V, in percent per label, with names and numbers of few classes."""
     totals = matrix.sum(axis=1, keepdims=True)
-    shares = np.divide(matrix, totals, out=np.zeros(matrix.shape), where=totals > 0)
+    shares = 100 * np.divide(matrix, totals, out=np.zeros(matrix.shape), where=totals > 0)
     number = len(classes)
     side = min(12.0, 3.0 + 0.36 * number)
     figure = Figure(figsize=(side + 1, side), dpi=150, layout="constrained")
     axes = figure.subplots()
-    picture = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
-    figure.colorbar(picture, ax=axes, shrink=0.8, label="fraction of the label's examples")
+    picture = axes.imshow(shares, vmin=0, vmax=100, cmap="Blues", interpolation="nearest")
+    figure.colorbar(picture, ax=axes, shrink=0.8, label="% of the label's examples")
     axes.set(xlabel="prediction", ylabel="label")
     axes.set_title(files.printable(title), fontsize=10, color=TEXT_COLOR)
     if number <= NAMED_CLASSES:
@@ -104,6 +124,6 @@ def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) 
         axes.set_yticks(range(number), names, fontsize=7)
     for (row, column), share in np.ndenumerate(shares) if number <= NUMBERED_CLASSES else ():
         if matrix[row, column]:
-            axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=6)
-            axes.texts[-1].set_color("white" if share > 0.5 else TEXT_COLOR)
+            axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=6)
+            axes.texts[-1].set_color("white" if share > 50 else TEXT_COLOR)
     return figure

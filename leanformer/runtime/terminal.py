@@ -11,16 +11,13 @@ import errno
 import io
 import os
 import select
-import shutil
 import sys
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 ESCAPED = "backslashreplace"  # for file names that are not UTF-8, which Python reads as surrogates
 PATIENCE = 10.0  # seconds to wait for a blocked terminal, such as one stopped with Ctrl-S, before output is dropped
 AT_ONCE = select.PIPE_BUF  # bytes that a pipe reported as ready takes without blocking
-NARROW = 60  # columns; on a terminal with fewer, tables that do not fit have one cell per line
 NAMES = {1: "The standard output", 2: "The standard error"}
 
 
@@ -129,15 +126,3 @@ def _descriptor(stream: io.TextIOBase) -> int | None:
         return stream.fileno()
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def is_narrow(width: int) -> bool:
-    """Return whether a table of this width should have one cell per line (`list_cells`)."""
-    return shutil.get_terminal_size((NARROW, 0)).columns < min(width, NARROW)
-
-
-def list_cells(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a table with one cell per line, for a narrow terminal."""
-    return "\n\n".join(
-        "\n".join(f"{name}: {cell}".strip() for name, cell in zip(head, row, strict=True)) for row in rows
-    )

@@ -17,10 +17,10 @@ from submitit.slurm.slurm import SlurmInfoWatcher
 from leanformer import cli
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError, first_line
-from leanformer.runtime import signals
+from leanformer.runtime import signals, text
 from leanformer.sweeps import member_process
 from leanformer.sweeps.grid import SweepRun, VmapGroup, group_runs, parse_assignment, select_unfinished
-from leanformer.training import checks
+from leanformer.training import checks, progress
 
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that stop a sweep
@@ -57,7 +57,7 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
     for member in pending:  # a run that is extended must not keep the summary of the shorter run if it fails now
         (member.workdir / "summary.json").unlink(missing_ok=True)
     number = format_count(len(members), "run")
-    print(f"{number} in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run.")
+    print(text.wrap(f"{number} in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run."))
     logs = {} if executor is None else run(units, executor, places, f)
     return {member: log for unit, log in logs.items() for member in unit.runs if not member.finished}
 
@@ -73,7 +73,7 @@ def make_executor(logs: Path, f: cli.Values) -> submitit.AutoExecutor:
 
     Raises ConfigError if SLURM is not installed, or --slurm is given without it or has an unknown parameter.
     """
-    parameters = [(text, *parse_assignment(text, "--slurm")) for text in f.slurm]
+    parameters = [(flag, *parse_assignment(flag, "--slurm")) for flag in f.slurm]
     if parameters and f.cluster != "slurm":
         raise ConfigError(f"--slurm={f.slurm[0]}: --cluster={f.cluster} does not use it. Pass --cluster=slurm.")
     try:
@@ -84,14 +84,14 @@ def make_executor(logs: Path, f: cli.Values) -> submitit.AutoExecutor:
             "the cluster, or pass --cluster=local."
         ) from error
     executor.update_parameters(timeout_min=f.minutes, name="leanformer")
-    for text, key, value in parameters:
+    for flag, key, value in parameters:
         try:
             if key in NOT_TEXT:
                 raise NameError(key)
             executor.update_parameters(**{f"slurm_{key}": value})
         except (NameError, ValueError) as error:
             names = ", ".join(sorted(submitit.SlurmExecutor._valid_parameters() - NOT_TEXT))
-            raise ConfigError(f"--slurm={text}: unknown parameter or wrong value. Choose from {names}.") from error
+            raise ConfigError(f"--slurm={flag}: unknown parameter or wrong value. Choose from {names}.") from error
     return executor
 
 
@@ -117,7 +117,7 @@ def run(
             with executor.batch():
                 jobs = {member: executor.submit(member_process.run, member.command) for member in units}
         except FailedJobError as error:
-            given = " ".join(f"--slurm={text}" for text in f.slurm) or "no --slurm"
+            given = " ".join(f"--slurm={flag}" for flag in f.slurm) or "no --slurm"
             raise ConfigError(
                 f"SLURM refused the job array ({given}): {first_line(error)}. Correct the values of --slurm, or "
                 "--minutes, and run the same command again."
@@ -169,18 +169,24 @@ def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, st
 
 def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]) -> dict[Unit, str]:
     """Execute runs on this machine. After Ctrl-C, SIGTERM or SIGHUP, let the active runs save, then raise."""
-    jobs, running = {}, {}
+    jobs, running, waiting = {}, {}, [*units]
+    begun, ended = time.monotonic(), 0
     try:
-        for member in units:
-            while len(running) >= len(places):
-                time.sleep(0.2)
-                running = {place: job for place, job in running.items() if not job.done()}
-            place = min(set(range(len(places))) - running.keys())
-            # A terminal sends Ctrl-C to all processes, and submitit would kill the run at once.
-            with _handle_signals(signal.SIG_IGN, signal.SIGINT):
-                job = executor.submit(member_process.run, member.command, places[place], os.getpid())
-            print(f"Started {member.workdir.name}", flush=True)
-            running[place] = jobs[member] = job
+        while waiting or running:
+            for place, (member, job) in [*running.items()]:
+                if job.done():
+                    del running[place]
+                    ended += 1
+                    print(text.wrap(_progress_line(member, ended, len(units), time.monotonic() - begun)), flush=True)
+            while waiting and len(running) < len(places):
+                member = waiting.pop(0)
+                place = min(set(range(len(places))) - running.keys())
+                # A terminal sends Ctrl-C to all processes, and submitit would kill the run at once.
+                with _handle_signals(signal.SIG_IGN, signal.SIGINT):
+                    job = executor.submit(member_process.run, member.command, places[place], os.getpid())
+                running[place] = member, job
+                jobs[member] = job
+            time.sleep(0.2)
         return dict(_failures(jobs))
     except KeyboardInterrupt:
         left = [job for job in jobs.values() if not job.done()]
@@ -191,6 +197,14 @@ def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]
         for job in left:
             job.exception()  # waits for it
         raise
+
+
+def _progress_line(unit: Unit, ended: int, total: int, seconds: float) -> str:
+    """Return the line about a run that ended: its score, and the time left if all take as long as those so far."""
+    parts = [f"[{ended}/{total}] {unit.workdir.name}", *(run.final_score or "failed" for run in unit.runs)]
+    if ended < total:
+        parts.append(f"about {progress.format_duration(seconds / ended * (total - ended))} left")
+    return "  ".join(parts)
 
 
 def _stop(number: int, _: Any) -> NoReturn:

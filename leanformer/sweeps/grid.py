@@ -17,7 +17,10 @@ from leanformer.config.common import current_name
 from leanformer.config.rules import LENGTHS
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
-from leanformer.training import run_files, vmap
+from leanformer.quantities import find
+from leanformer.runtime import files
+from leanformer.tasks import scores
+from leanformer.training import progress, run_files, vmap
 from leanformer.training.restoring import steps_in
 
 
@@ -31,6 +34,16 @@ class SweepRun:
     @property
     def finished(self) -> bool:
         return (self.workdir / "summary.json").is_file()
+
+    @property
+    def final_score(self) -> str:
+        """Final score and loss in words, as far as the run recorded them; empty if it has not finished."""
+        if not self.finished:
+            return ""
+        summary = files.read_json(self.workdir / "summary.json")
+        final, (score, _) = summary["final"], scores.read(summary.get("score", {"top1": None}))
+        names = [name for name in dict.fromkeys((score.name, "loss")) if final.get(name) is not None]
+        return "  ".join(f"{find(name).label} {progress.format_value(name, final[name])}" for name in names)
 
     @functools.cached_property
     def config(self) -> ConfigDict:

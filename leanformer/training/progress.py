@@ -2,16 +2,19 @@
 
 import statistics
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import tqdm
 
-from leanformer.runtime import files
+from leanformer.quantities import find
+from leanformer.runtime import files, text
 
 
-UNSAID = ("wall_s", "examples_seen", "tokens_seen")  # numbers that are not printed
+UNSAID = ("wall_s", "examples_seen", "tokens_seen", "examples")  # numbers that are not printed
+SMOOTHING = 0.3  # weight of the newest interval in the speed from which the time left is estimated
+NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a name and its number in one line
+WAITING = 0.1  # smallest fraction of time spent waiting for data that is printed
 
 
 class Progress:
@@ -20,6 +23,7 @@ class Progress:
     def __init__(self, *, start: int, total: int):
         self._total = total
         self._shown: tuple[float, float] | None = None  # completed fraction of the run and wall_s at the last line
+        self._pace: float | None = None  # seconds for the whole run, smoothed over intervals between lines
         terminal = sys.stderr.isatty()
         self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
@@ -36,31 +40,56 @@ class Progress:
     def print(self, step: int, kind: str, values: dict[str, Any]) -> None:
         """Print a record."""
         if kind == "probe":  # one number per measure; metrics.jsonl, TensorBoard and `probe` have the layers
-            medians = {name: _format(name, _median(measure["median"])) for name, measure in values.items()}
+            medians = {name: format_value(name, _median(measure["median"])) for name, measure in values.items()}
             for name, measure in values.items():
                 if singular := sum(map(bool, measure.get("singular", ()))):
                     medians[name] += f" (numerically singular in {singular} of {len(measure['median'])} layers)"
-            values = {("κ of " if "singular" in values[name] else "") + name: text for name, text in medians.items()}
+            values = {("κ of " if "singular" in values[name] else "") + name: shown for name, shown in medians.items()}
             kind = "probe, medians over layers:"
-        text = "  ".join(f"{name} {_format(name, value)}" for name, value in values.items() if name not in UNSAID)
+        parts = _format_train(values) if kind == "train" else _format_record(values)
         if self._bar is not None and kind == "train":
-            self._bar.set_postfix_str(text)
+            self._bar.set_postfix_str("  ".join(parts))
             return
-        left = ""
-        if kind == "train" and "wall_s" in values:
-            done = step / self._total
-            # Estimated from the last interval, because the first one includes compilation.
-            if self._shown and done > self._shown[0]:
-                then, wall_s = self._shown
-                left = f"  left {clock((values['wall_s'] - wall_s) / (done - then) * (1 - done))}"
-            self._shown = done, values["wall_s"]
-        line = f"step {step}/{self._total}  {kind}  {text}{left}"
+        if kind == "train":
+            parts += self._estimate(step / self._total, values)
+        heading = [] if kind == "train" else [kind]
+        parts = [part.replace(" ", NO_BREAK) for part in (f"step {step}/{self._total}", *heading, *parts)]
+        line = text.wrap("  ".join(parts), indent="    ").replace(NO_BREAK, " ")
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 
+    def _estimate(self, done: float, values: Mapping[str, Any]) -> list[str]:
+        """Return the time left, from the smoothed speed without the first interval, which includes compilation."""
+        if "wall_s" not in values:
+            return []
+        if self._shown and done > self._shown[0]:
+            before, then = self._shown
+            newest = (values["wall_s"] - then) / (done - before)
+            self._pace = newest if self._pace is None else self._pace + SMOOTHING * (newest - self._pace)
+        self._shown = done, values["wall_s"]
+        return [] if self._pace is None else [f"{format_duration(self._pace * (1 - done))} left"]
 
-def clock(seconds: int | float) -> str:
-    """Format a duration as HH:MM:SS, or in hours from one day on."""
-    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:.0f} h"
+
+def format_duration(seconds: int | float) -> str:
+    """Format a duration with its largest unit: seconds, minutes from two on, hours from two on."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _format_train(values: Mapping[str, Any]) -> list[str]:
+    parts = [f"loss {format_value('loss', values['loss'])}"] if "loss" in values else []
+    if values.get("examples_per_s") is not None:
+        speed = values["examples_per_s"]
+        parts.append(f"{f'{speed:.3g}' if speed < 100 else f'{speed:,.0f}'} examples/s")
+    if values.get("skipped"):
+        parts.append(f"{find('skipped').label} {values['skipped']:g}")
+    if (values.get("data_wait") or 0) >= WAITING:
+        parts.append(f"{find('data_wait').label} {values['data_wait']:.0%}")
+    return parts
+
+
+def _format_record(values: Mapping[str, Any]) -> list[str]:
+    return [f"{find(name).label} {format_value(name, value)}" for name, value in values.items() if name not in UNSAID]
 
 
 def _median(values: list[float | None]) -> float | None:
@@ -68,10 +97,12 @@ def _median(values: list[float | None]) -> float | None:
     return statistics.median(valid) if valid else None
 
 
-def _format(name: str, value: Any) -> str:
-    if name in ("data_wait", "mfu") and value is not None:
-        return f"{100 * value:.1f}%"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def format_value(name: str, value: Any) -> str:
+    """Return a recorded value with its unit, with four significant digits."""
+    if not isinstance(value, float):
+        return str(value)
+    unit = find(name).unit
+    return f"{find(name).scale * value:.4g}{unit and f' {unit}'}"
 
 
 def round_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +112,12 @@ def round_values(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def format_scores(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a record for printing, by their names in words and with their units."""
+    scaled = {name: find(name).scale * x if isinstance(x, float) else x for name, x in values.items()}
+    return {find(name).axis: x for name, x in round_values(scaled).items()}
+
+
 def format_page(title: str, rows: dict[str, Any]) -> str:
-    """Format a title and aligned rows."""
-    rows = {files.printable(name): value for name, value in rows.items()}
-    width = max(map(len, rows))
-    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()), ""])
+    """Format a title and aligned rows, wrapped to the columns of the terminal."""
+    return text.page(title, ((files.printable(name), value) for name, value in rows.items()))

@@ -1,5 +1,6 @@
 """Compare command: groups, pairs, Pareto fronts and pages, and refusal of runs that cannot be compared."""
 
+import html
 import json
 import re
 import time
@@ -13,7 +14,9 @@ from golden import check_page
 from messages import mentions, refuses
 from scipy import stats
 
+from leanformer import quantities
 from leanformer.analysis import comparison, frontier, runs
+from leanformer.conditioning import measures
 from leanformer.errors import WorkdirError
 from leanformer.reports import comparison as reports
 from leanformer.reports.comparison import charts, tables
@@ -23,10 +26,16 @@ def run_compare(*words):
     return run_in_process(["", "", "leanformer.compare", *map(str, words)])
 
 
-def extract_text(html):
-    """Return the text of a page as a reader sees it, a line per element."""
-    html = re.sub(r"<(style|title)\b.*?</\1>", "", html, flags=re.DOTALL)
-    return "\n".join(line for line in re.sub(r"<[^>]*>", "\n", html).splitlines() if line.strip())
+def extract_text(page):
+    """Return the text of a page as a reader sees it, a line per element, without that in plots."""
+    page = re.sub(r"<(style|title|svg|script)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return "\n".join(line for line in re.sub(r"<[^>]*>", "\n", page).splitlines() if line.strip())
+
+
+@pytest.fixture(autouse=True)
+def few_pages(monkeypatch):
+    """Write no pages of runs, each of which takes a second. Tests of links set MOST_PAGES themselves."""
+    monkeypatch.setattr(reports, "MOST_PAGES", 0)
 
 
 @pytest.fixture(scope="module")
@@ -221,13 +230,50 @@ def test_all_files_are_written_and_need_no_network(folder, tmp_path):
     check_page("compare", out, [folder, tmp_path])
     page = (tmp_path / "out" / "compare.html").read_text()
     check_page("compare_html", extract_text(page), [folder, tmp_path])
-    assert page.count("data:image/svg+xml;base64,") == 5 and "prefers-color-scheme: dark" in page
-    assert not re.findall(r"(?:src|href)=\"(?!data:)", page) and "http" not in page and "<script" not in page
+    # 4 costs, and one of scores, differences, curves, conditioning
+    assert page.count("<svg") == 8 and "prefers-color-scheme: dark" in page
+    assert "http" not in page and not re.findall(r"src=\"(?!data:)", page)
+    assert len(re.findall(r"<title>depth=\d,num_heads=\d: [\d.]+ ± [\d.]+", page)) >= 4  # shown on hover
+    ids = re.findall(r"\bid=\"([^\"]*)\"", page)
+    assert len(ids) == len(set(ids)) and set(re.findall(r"href=\"#([^\"]*)", page)) <= set(ids)
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert content["margin"] == 0.02 and len(content["pairs"]) == 6
     assert content["fronts"].keys() == frontier.COST_METRICS.keys()
     plots = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert plots == {"scores", "differences", "fronts", "curves", "conditioning"}
+
+
+def test_configurations_have_links_to_the_pages_of_their_runs(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "MOST_PAGES", 4)  # the best configuration; a second would make 6 pages
+    assert run_compare(folder, f"--out={tmp_path / 'out'}")[0] == 0
+    page = (tmp_path / "out" / "compare.html").read_text()
+    links = re.findall(r"href=\"([^#\"][^\"]*)\">seed (\d)<", page)
+    assert [seed for _, seed in links] == ["0", "1", "2"]
+    for link, seed in links:
+        assert f"<h1>made,depth=3,num_heads=4,seed={seed}</h1>" in (tmp_path / "out" / link).read_text()
+
+
+def test_headline_has_gain_interval_and_cost_in_words(sweep_result):
+    text = tables.headline(sweep_result)
+    pair = next(p for p in sweep_result.pairs if (p.first, p.second) == ("depth=3,num_heads=4", "depth=2,num_heads=2"))
+    gain, low, high = (f"{100 * x:.2f}" for x in (pair.difference.value, pair.interval.low, pair.interval.high))
+    assert mentions(text, f"{pair.first} beats {pair.second}", f"{gain} points", f"{low} to {high}", "3 times")
+    head, rows = tables.pairs(sweep_result)
+    column = next(i for i, title in enumerate(head) if title.startswith("equivalent"))
+    for row, compared in zip(rows, sweep_result.pairs, strict=True):
+        assert (row[column] == "inconclusive") == (compared.better is None and compared.same == "inconclusive")
+
+
+def test_headline_shows_a_gain_of_the_lower_score_as_positive(tmp_path):
+    for depth, value in ((2, 0.2), (3, 0.5)):
+        for seed in range(3):
+            noise = 0.001 * (seed + depth * seed)
+            run = tmp_path / f"depth={depth},seed={seed}"
+            fake_runs.write_run(run, value + noise, seed=seed, changes={"model.depth": depth}, score="error")
+    result = comparison.compare(runs.read([str(tmp_path)]))
+    (pair,) = result.pairs
+    text = tables.describe_pair(result, pair)
+    assert text.startswith("depth=2 beats depth=3 by 0.3") and "-" not in text and mentions(text, "0.67 times")
 
 
 def test_names_are_escaped(tmp_path):
@@ -252,7 +298,9 @@ def test_page_of_a_single_run(folder, tmp_path):
     check_page("compare_run", out, [folder, tmp_path])
     check_page("compare_run_html", extract_text(page).partition("\nkey\n")[0], [folder, tmp_path])  # not every key
     assert mentions(page, "pets, train", 7, f"--workdir={workdir}", "model.num_heads")
-    assert page.count("data:image/svg+xml") == 6  # loss, accuracy, rate, confusion, layers, steps
+    assert page.count("<svg") == 6  # loss, accuracy, rate, confusion, layers, steps
+    explained = (quantities.CONDITION.what, measures.quantity("attention_output").what, quantities.find("top1").what)
+    assert all(html.escape(words) in page for words in explained)
 
 
 def test_table_of_forty_shapes_is_shortened(tmp_path):

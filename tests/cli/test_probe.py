@@ -101,12 +101,20 @@ def test_entries_have_shape_count_and_quantiles(description):
         assert all({"median", "q10", "q90", "count"} <= layer.keys() for layer in entry["layers"])
 
 
-def test_measures_table(description):
+def test_measures_table(description, monkeypatch):
     entries, _ = description
     text = tables.format_table(entries)
-    assert max(map(len, text.split(tables.LEGEND)[0].splitlines())) <= tables.LINE
     check_page("probe_table", text)
     assert mentions(text, "5 x 12", "5 x 6", "0 of 16", "0 of 2")
+    assert all(mentions(text, f"{name}: {entry['what']}.") for name, entry in entries.items())
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = tables.format_table(entries).splitlines()
+    assert max(map(len, lines)) <= 80 and sum(line.startswith("layer 1 ") for line in lines) > 1
+
+
+def test_two_models_are_refused_by_what_was_given(tmp_path):
+    words = ["", "", "leanformer.probe", f"--workdir={tmp_path}", "--config=quickstart"]
+    check_refused(words, f"--workdir={tmp_path}", "--config")
 
 
 def test_non_finite_values_are_flagged(tiny_model, reader, images):

@@ -63,4 +63,4 @@ def test_single_run_has_no_row_of_vmapped_runs(vmapped_runs, rows, monkeypatch):
     costs = {"params": 1000, "vmapped_runs": vmapped_runs}
     monkeypatch.setattr(runs.Run, "cost", lambda _, key: costs.get(key))
     result = run_page._format_costs(object.__new__(runs.Run))
-    assert len(result) == 1 + rows and [value for _, value in result][1:] == ["3"] * rows
+    assert len(result) == 1 + rows and [value for *_, value in result][1:] == ["3"] * rows

@@ -12,7 +12,6 @@ from messages import mentions
 
 from leanformer import __main__ as start
 from leanformer import cli
-from leanformer.reports.comparison import tables
 from leanformer.runtime import terminal
 from leanformer.runtime.terminal import Output
 
@@ -72,14 +71,6 @@ def test_blocked_output_is_dropped_and_counted(pipe, monkeypatch):
         print("c", file=stream, flush=True)
         assert os.read(read, 99_999).endswith(b"[6004 bytes were not printed, because the terminal was blocked]\nc\n")
     os.close(read)
-
-
-def test_narrow_terminal_gets_one_cell_per_line(monkeypatch):
-    head, rows = ["configuration", "error"], [["12 heads", "0.25 +- 0.01" + 60 * "0"], ["8 heads", "-"]]
-    for columns, lines in (("10", 5), ("59", 5), ("60", 3), ("200", 3), ("nonsense", 3)):
-        monkeypatch.setenv("COLUMNS", columns)
-        text = tables.align_columns(head, rows)
-        assert len(text.splitlines()) == lines and ("error: -" in text) == (lines == 5)
 
 
 PROGRAM = r"""

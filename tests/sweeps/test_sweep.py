@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import fake_runs
 import pytest
@@ -41,6 +42,38 @@ def test_runs_are_the_product_of_the_grid(tmp_path):
     assert result[1].workdir == tmp_path / "quickstart,num_heads=2,lr=1e-3,seed=1"
     for word in ("--config.model.num_heads=2", "--config.seed=1", "--config.model.depth=1", f"--config={CONFIGS[0]}"):
         assert word in result[1].command
+
+
+class FakeJob:
+    """Job of a run that ends at the second look, with a score or without."""
+
+    def __init__(self, workdir, value):
+        self.looks, self.workdir, self.value = 0, workdir, value
+
+    def done(self):
+        self.looks += 1
+        if self.looks == 2 and self.value is not None:
+            fake_runs.write_run(self.workdir, self.value)
+        return self.looks >= 2
+
+    def exception(self):
+        return None
+
+    def stdout(self):
+        return "log"
+
+    stderr = stdout
+
+
+def test_every_run_that_ends_prints_score_and_time_left(tmp_path, capsys, monkeypatch):
+    runs = sweep.make_runs(CONFIGS[:1], ["model.num_heads=2,4,8"], [], 1, tmp_path)
+    jobs = {tuple(run.command): FakeJob(run.workdir, value) for run, value in zip(runs, (0.5, 0.75, None), strict=True)}
+    fake = types.SimpleNamespace(submit=lambda _, command, *place: jobs[tuple(command)])
+    monkeypatch.setattr(executor.time, "sleep", lambda _: None)
+    failed = executor._run_here(fake, runs, [{}])
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"[1/3] {runs[0].workdir.name}  top-1 accuracy 50 %  loss 0.5") and first.endswith("s left")
+    assert "75 %" in second and "left" not in third and third.endswith("failed") and [*failed] == [runs[2]]
 
 
 def test_path_values_make_flat_folder_names(tmp_path):
@@ -275,7 +308,7 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     assert second_sweep.returncode == 0, err
     assert (
         mentions(out, "4 runs", "2 already finished")
-        and len(re.findall(r"^  \S+,seed=\d +top1 ", out, re.MULTILINE)) == 4
+        and len(re.findall(r"^  \S+,seed=\d +top-1 accuracy ", out, re.MULTILINE)) == 4
     )
     assert len([*tmp_path.glob("*/summary.json")]) == 4
     assert all(path.stat().st_mtime_ns == time_before for path, time_before in modified.items())

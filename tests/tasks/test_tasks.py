@@ -176,4 +176,4 @@ def test_custom_task_is_swept(points, tmp_path):
     status, out, err = run([*command, "--seeds=2"], env=subprocess_environment() | variables)
     assert status == 0, err
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
-    assert len(re.findall(r"^  points,seed=\d +error ", out, re.MULTILINE)) == 2
+    assert len(re.findall(r"^  points,seed=\d +normalised error ", out, re.MULTILINE)) == 2

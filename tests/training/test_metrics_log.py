@@ -5,6 +5,7 @@ import math
 import types
 
 import jax
+import numpy as np
 import pytest
 from messages import mentions, refuses
 from small_runs import make_small_config
@@ -150,16 +151,44 @@ def test_config_file_records_versions_and_devices(tmp_path, tiny):
     assert result["versions"]["jax"] and result["devices"] and "git" in result
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])
-def test_clock_format(seconds, expected):
-    assert progress.clock(seconds) == expected
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(5, "5 s"), (119, "119 s"), (380, "6 min"), (7100, "118 min"), (400_000, "111 h")]
+)
+def test_format_of_durations(seconds, expected):
+    assert progress.format_duration(seconds) == expected
 
 
-def test_time_left_uses_the_speed_of_recent_steps(tmp_path, capsys, monkeypatch):
-    """Earlier steps, which include compilation, are ignored: 40 s for the first, 1 s for each of the next two."""
+@pytest.fixture
+def print_train(tmp_path, capsys, monkeypatch):
+    """Return a function from train records (step, values) to the printed lines, as piped, with 80 columns."""
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
-    with metrics_log.Recorder(tmp_path, start=0, total=10) as record:
-        for step, wall_s in ((1, 40.0), (3, 42.0), (10, 49.0)):
-            record.write(step, "train", {"loss": 1.0, "examples_per_s": 16.0, "wall_s": wall_s})
-    first, second, last = capsys.readouterr().out.splitlines()
-    assert "left" not in first and second.endswith("left 00:00:07") and last.endswith("left 00:00:00")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def print_records(total, records):
+        with metrics_log.Recorder(tmp_path, start=0, total=total) as record:
+            for step, values in records:
+                record.write(step, "train", {"loss": 1.0, "examples_per_s": 16.0} | values)
+        return capsys.readouterr().out.splitlines()
+
+    return print_records
+
+
+def test_time_left_uses_the_speed_of_recent_steps(print_train):
+    """The first interval, which includes compilation, is ignored: 40 s for the first, 1 s for each of the others."""
+    first, second, last = print_train(10, [(1, {"wall_s": 40.0}), (3, {"wall_s": 42.0}), (10, {"wall_s": 49.0})])
+    assert "left" not in first and second.endswith("7 s left") and last.endswith("0 s left")
+
+
+def test_time_left_is_smoothed(print_train):
+    """Intervals alternate between 1 and 3 s per step; estimates from the last interval alone would differ threefold."""
+    times = np.cumsum([1.0, 3.0] * 20)
+    lines = print_train(1_000, [(i + 1, {"wall_s": float(t)}) for i, t in enumerate(times)])
+    left = [int(line.split()[-3]) for line in lines[20:]]
+    assert all(line.endswith(" min left") for line in lines[20:]) and max(left) < 1.7 * min(left)
+
+
+def test_line_of_a_step_is_short_and_names_only_problems(print_train):
+    values = {"lr": 0.001273, "grad_norm": 3.206, "skipped": 0, "examples_per_s": 753.7, "data_wait": 0.008}
+    calm, busy = print_train(2344, [(100, values | {"wall_s": 9.0}), (200, values | {"data_wait": 0.3, "skipped": 2})])
+    assert calm == "step 100/2344  loss 1  754 examples/s" and "grad" not in busy
+    assert busy.endswith("skipped steps 2  data wait 30%") and len(busy) <= 80

@@ -1,17 +1,19 @@
 """Reports on a comparison: text for a terminal, plots, compare.json and an HTML page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from leanformer.analysis import frontier
 from leanformer.analysis.comparison import Comparison
-from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
+from leanformer.analysis.frontier import ScoreCorrelation
 from leanformer.costs.count import format_count
-from leanformer.reports.comparison import charts, html, tables
+from leanformer.quantities import find
+from leanformer.reports.comparison import charts, html, run_page, tables
 from leanformer.reports.comparison.charts import Charts
-from leanformer.runtime import files
+from leanformer.runtime import files, text
 
 
+MOST_PAGES = 24  # maximal number of runs with pages of their own
 MOST = 200  # maximal number of pairs on a page; compare.json lists all
 TITLES = {
     "scores": "Scores",
@@ -27,7 +29,8 @@ def write_and_print(result: Comparison, out: Path) -> None:
     conditioning = frontier.score_correlations(result)
     print(tables.format_text(result, conditioning))
     page, *others = write(result, conditioning, out)
-    print(f"Page: {page}   Also written: {', '.join(path.name for path in others)}")
+    print(f"Page: {page}")
+    print(text.wrap(f"Also written: {', '.join(path.name for path in others)}"))
 
 
 def write(result: Comparison, conditioning: Sequence[ScoreCorrelation], out: Path) -> list[Path]:
@@ -40,43 +43,72 @@ def write(result: Comparison, conditioning: Sequence[ScoreCorrelation], out: Pat
         drawn.append(out / f"{name}.png")
         figure.savefig(drawn[-1])
     page = out / "compare.html"
-    files.write_text(page, make_page(result, conditioning, figures))
+    files.write_text(page, make_page(result, conditioning, figures, _write_run_pages(result, out)))
     return [page, out / "compare.json", *drawn]
 
 
-def make_page(result: Comparison, conditioning: Sequence[ScoreCorrelation], figures: Charts) -> str:
-    """Return the HTML page: the result first, then plots, tables and methods."""
+def _write_run_pages(result: Comparison, out: Path) -> dict[str, str]:
+    """Write the pages of the runs of the best configurations, and return links to them by configuration."""
+    links, number = {}, 0
+    for shape in result.shapes:
+        addresses = [f"runs/{number + i}" for i in range(len(shape.runs))]  # names of folders may be the same
+        number += len(shape.runs)
+        if number > MOST_PAGES:
+            break
+        pages = [run_page.write(run, out / at).name for run, at in zip(shape.runs, addresses, strict=True)]
+        seeds = [f"seed {run.seed}" for run in shape.runs]
+        each = (html.link(f"{at}/{page}", seed) for at, page, seed in zip(addresses, pages, seeds, strict=True))
+        links[shape.name] = f"<br><small>{' '.join(each)}</small>"
+    return links
+
+
+def make_page(
+    result: Comparison,
+    conditioning: Sequence[ScoreCorrelation],
+    figures: Charts,
+    links: Mapping[str, str] | None = None,
+) -> str:
+    """Return the HTML page: the result first, then plots, tables and methods; `links` are added to configurations."""
     runs = [run for shape in result.shapes for run in shape.runs]
-    direction = "higher" if result.score.higher else "lower"
     configurations, keys = format_count(len(result.shapes), "configuration"), runs[0].keys
     parts = [
         html.paragraph(
             f"{format_count(len(runs), 'run')} of {configurations} on {keys.get('data.name')}, "
-            f"{keys.get('data.eval_split')}. {direction.capitalize()} {result.score.name} is better.",
+            f"{keys.get('data.eval_split')}. {tables.score_words(result).sentence}",
             "soft",
         ),
         html.paragraph(tables.headline(result), "answer"),
         *(html.paragraph(f"Not counted: {name}: {reason}.", "warn") for name, reason in result.left_out.items()),
         *(html.paragraph(note, "warn") for note in result.notes),
     ]
-    fronts = [[name, COST_METRICS[name].what, ", ".join(on)] for name, on in tables.fronts(result).items()]
+    priced = tables.fronts(result)
+    fronts = [[find(name).label, find(name).what, ", ".join(on)] for name, on in priced.items()]
     below = {
-        "scores": html.table(*tables.shapes(result)),
+        "scores": html.table(*tables.shapes(result), links=links),
         "differences": _differences(result),
-        "fronts": html.table(["cost metric", "description", "Pareto-optimal, cheapest first"], fronts),
+        "fronts": html.table(["cost", "description", "Pareto-optimal, cheapest first"], fronts),
         "conditioning": html.table(*tables.correlations(conditioning)),
     }
+    shown = [measure for measure in conditioning if len(measure.numbers) > 1]
+    panels = {  # one plot per panel, so that a narrow screen shows them below each other
+        "fronts": [charts.fronts(result, {name: on}) for name, on in priced.items()],
+        "conditioning": [charts.conditioned(result, [measure]) for measure in shown],
+    }
     for name, (figure, caption) in figures.items():
-        parts += [html.heading(TITLES[name]), html.figure(figure, caption), below.get(name, "")]
+        parts += [html.heading(TITLES[name]), html.figures(panels.get(name) or [figure], caption), below.get(name, "")]
     parts += [html.heading("Methods"), html.paragraph(tables.METHODS, "soft")]
-    parts += [html.paragraph(text, "soft") for text in dict.fromkeys(run.made_by for run in runs)]
+    parts += [html.paragraph(source, "soft") for source in dict.fromkeys(run.made_by for run in runs)]
     parts += [html.folded("Folders of the runs", html.code("\n".join(str(run.workdir) for run in runs)))]
-    return html.page(f"{result.score.name} of {configurations}", parts)
+    return html.page(
+        f"{find(result.score.name).label[0].upper()}{find(result.score.name).label[1:]} of {configurations}", parts
+    )
 
 
 def _differences(result: Comparison) -> str:
     head, rows = tables.pairs(result)
-    margin = html.paragraph(f"Margin ±{tables.number(result)(result.margin)}: {result.margin_by}.", "soft")
+    margin = html.paragraph(
+        f"Margin ±{tables.number(result)(result.margin)}{tables.points(result)}: {result.margin_by}.", "soft"
+    )
     if len(rows) <= tables.SHOWN:
         return margin + html.table(head, rows)
     first, rest = rows[: tables.SHOWN], rows[tables.SHOWN : MOST]

@@ -11,14 +11,15 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from leanformer.analysis import frontier
 from leanformer.analysis.comparison import Comparison, RunGroup
-from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
+from leanformer.analysis.frontier import ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import format_number
+from leanformer.quantities import CONDITION, find
 from leanformer.reports.comparison import tables
-from leanformer.reports.plots import SERIES, TEXT_COLOR, style_axes
+from leanformer.reports.plots import SERIES, TEXT_COLOR, TIP, style_axes
 
 
-GREY = "#999999"
+GREY = "#767676"
 LABELS = 5  # maximal number of labels on a Pareto front
 TICKS = 4  # ticks of a logarithmic axis
 NAMED = 12  # maximal number of coloured curves
@@ -28,23 +29,35 @@ Charts = dict[str, tuple[Figure, str]]  # plots with captions, by file name
 
 def draw_all(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> Charts:
     """Return every plot for which these runs have data, with its caption."""
-    caption = f"Mean and {LEVEL:.0%} confidence interval of each configuration. Grey dots: single runs."
+    words = tables.score_words(result)
+    better = "Further to the right is better." if result.score.higher else "Further to the left is better."
+    caption = f"Mean and {LEVEL:.0%} confidence interval of each configuration. Grey: single runs. {better}"
     charts = {"scores": (scores(result), caption)}
     if result.pairs:
-        caption = f"Differences with {LEVEL:.0%} confidence intervals. Shaded: margin. Filled: significant (Holm)."
+        caption = (
+            f"Differences with {LEVEL:.0%} confidence intervals. Shaded: margin, differences too small to matter. "
+            "Filled: significant (Holm). Right of 0 the first has the higher score."
+        )
         charts["differences"] = (differences(result), caption)
     priced = tables.fronts(result)
     if len(result.shapes) > 1 and priced:
-        costs = "; ".join(f"{name}: {COST_METRICS[name].what}" for name in priced)
-        charts["fronts"] = (fronts(result, priced), f"Score against cost. Line: Pareto front. {costs}.")
+        caption = (
+            f"{words.label[0].upper()}{words.label[1:]} against cost; {words.direction}, and cheaper is further left. "
+        )
+        caption += "Coloured, joined by the line: no cheaper configuration is better (Pareto front). Grey: all others."
+        charts["fronts"] = (fronts(result, priced), caption)
     if (figure := curves(result)) is not None:
         best = f" Coloured: the {NAMED} best." if len(result.shapes) > NAMED else ""
         caption = f"Means over runs with {LEVEL:.0%} confidence bands, at the steps common to all runs.{best}"
         charts["curves"] = (figure, caption)
     shown = [measure for measure in conditioning if len(measure.numbers) > 1]
     if shown:
-        caption = "Score against median condition number over layers at the last probe, one dot per configuration. "
-        charts["conditioning"] = (conditioned(result, shown), caption + "Hollow: lower bound.")
+        caption = (
+            "Score against the condition number κ (1 is the best), median over layers at the last probe; a dot is a "
+            "configuration. ρ: Spearman's rank correlation with its interval; negative if lower κ goes with higher "
+            "scores. Hollow: lower bound of κ."
+        )
+        charts["conditioning"] = (conditioned(result, shown), caption)
     return charts
 
 
@@ -52,11 +65,15 @@ def scores(result: Comparison) -> Figure:
     """Plot the scores, one row per configuration, the best on top."""
     shown = result.shapes[:ROWS]
     figure, axes = _rows(len(shown))
+    scale, show = find(result.score.name).scale, tables.number(result)
     for row, shape in enumerate(shown):
-        axes.plot(shape.scores, [row] * len(shape.scores), "o", color=GREY, markersize=3, zorder=1)
-        _bar(axes, row, shape.mean, (shape.interval.low, shape.interval.high), SERIES[0], filled=True)
+        for run in shape.runs:  # above their bar, which would hide them
+            (dot,) = axes.plot(scale * run.value, row - 0.28, "o", color=GREY, markersize=3, zorder=1)
+            dot.set_gid(f"{TIP}{run.workdir.name}: {show(run.value)}")
+        ends = (scale * shape.interval.low, scale * shape.interval.high)
+        _bar(axes, row, scale * shape.mean, ends, SERIES[0], f"{shape.name}: {tables.with_interval(shape, show)}")
     axes.set_yticks(range(len(shown)), [_shorten(shape.name) for shape in shown], fontsize=8)
-    axes.set_xlabel(result.score.name, color=TEXT_COLOR)
+    axes.set_xlabel(find(result.score.name).axis, color=TEXT_COLOR)
     return figure
 
 
@@ -64,60 +81,69 @@ def differences(result: Comparison) -> Figure:
     """Plot the differences, one row per pair, those with the best configuration on top."""
     shown = result.pairs[: ROWS // 2]
     figure, axes = _rows(len(shown))
-    axes.axvspan(-result.margin, result.margin, color=SERIES[2], alpha=0.15, lw=0)
+    scale, show, unit = find(result.score.name).scale, tables.number(result), tables.points(result)
+    axes.axvspan(-scale * result.margin, scale * result.margin, color=SERIES[2], alpha=0.15, lw=0)
     axes.axvline(0, color=TEXT_COLOR, lw=0.8)
     for row, pair in enumerate(shown):
-        ends = (pair.interval.low, pair.interval.high)
-        _bar(axes, row, pair.difference.value, ends, SERIES[1], filled=pair.better is not None)
+        ends = (scale * pair.interval.low, scale * pair.interval.high)
+        tip = f"{pair.first} - {pair.second}: {show(pair.difference.value)} ({tables.between(pair.interval, show)})"
+        _bar(axes, row, scale * pair.difference.value, ends, SERIES[1], tip, filled=pair.better is not None)
     names = [f"{_shorten(pair.first, 28)} - {_shorten(pair.second, 28)}" for pair in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
-    axes.set_xlabel(f"difference in {result.score.name}", color=TEXT_COLOR)
+    axes.set_xlabel(f"difference in {find(result.score.name).label}{unit and f',{unit}'}", color=TEXT_COLOR)
     return figure
 
 
 def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
     """Plot score against cost with the Pareto front, a panel per cost metric; `priced` is from `tables.fronts`."""
     figure, panels = _grid(len(priced))
+    scale = find(result.score.name).scale
     for axes, (name, on) in zip(panels, priced.items(), strict=True):
         prices: dict[str, Any] = {shape.name: frontier.median_cost(shape, name) for shape in result.shapes}
         for shape in result.shapes:
             color = SERIES[0] if shape.name in on else GREY
-            _point(axes, shape, prices[shape.name], color)
+            price = f"{find(name).label} {format_number(float(prices[shape.name]))}"
+            _point(axes, result, shape, prices[shape.name], price, color)
         steps = [shape for name in on for shape in result.shapes if shape.name == name]
-        axes.step([prices[s.name] for s in steps], [s.mean for s in steps], where="post", color=SERIES[0], lw=1.2)
-        for i, shape in enumerate(steps[:: math.ceil(len(steps) / LABELS)]):
-            place: dict[str, Any] = {"xytext": (4, -10 if i % 2 else 6), "textcoords": "offset points"}
-            axes.annotate(
-                _shorten(shape.name, 24), (prices[shape.name], shape.mean), **place, fontsize=6.5, color=TEXT_COLOR
-            )
-        axes.margins(x=0.15, y=0.12)
+        axes.step(
+            [prices[s.name] for s in steps], [scale * s.mean for s in steps], where="post", color=SERIES[0], lw=1.2
+        )
+        others = [shape for shape in result.shapes if shape not in steps] if len(result.shapes) <= 2 * LABELS else []
+        for i, shape in enumerate([*steps[:: math.ceil(len(steps) / LABELS)], *others]):
+            place: dict[str, Any] = {"xytext": (5, -10) if i % 2 else (-5, 6), "textcoords": "offset points"}
+            place["ha"] = "left" if i % 2 else "right"
+            at, color = (prices[shape.name], scale * shape.mean), GREY if shape in others else TEXT_COLOR
+            axes.annotate(_shorten(shape.name, 24), at, **place, fontsize=7, color=color)
+        axes.margins(x=0.3, y=0.12)
         _logarithmic(axes, [*prices.values()])
-        axes.set_xlabel(f"{name}: {COST_METRICS[name].unit}", color=TEXT_COLOR)
-        axes.set_ylabel(result.score.name, color=TEXT_COLOR)
+        axes.set_xlabel(find(name).axis, color=TEXT_COLOR)
+        axes.set_ylabel(find(result.score.name).axis, color=TEXT_COLOR)
     return figure
 
 
 def curves(result: Comparison) -> Figure | None:
     """Plot the learning curves of all configurations; None if no curve has two points."""
+    words = find(result.score.name)
     drawn = {shape.name: frontier.learning_curve(shape, result.score.name) for shape in result.shapes}
     drawn = {name: curve for name, curve in drawn.items() if len(curve.steps) > 1}
     if not drawn:
         return None
     figure = Figure(figsize=(8.6, 4.4), dpi=150, layout="constrained")
-    axes = style_axes(figure.subplots(), "step", result.score.name)
-    palette = [*SERIES, "#b8860b", "#c06c9c"]
+    axes = style_axes(figure.subplots(), find("step").label, words.axis)
     for i, (name, curve) in enumerate(drawn.items()):
         best = i < NAMED
-        color = palette[i % len(palette)] if best else GREY
-        style = "--" if len(palette) <= i < NAMED else "-"
+        color = SERIES[i % len(SERIES)] if best else GREY
+        style = "--" if len(SERIES) <= i < NAMED else "-"
         lines: dict[str, Any] = (
             {"lw": 1.6, "label": _shorten(name), "zorder": 3} if best else {"lw": 0.7, "alpha": 0.5, "zorder": 1}
         )
-        axes.plot(curve.steps, curve.means, color=color, ls=style, **lines)
-        low, high = np.array([(interval.low, interval.high) for interval in curve.intervals]).T
+        means = words.scale * np.array(curve.means)
+        (line,) = axes.plot(curve.steps, means, color=color, ls=style, **lines)
+        line.set_gid(f"{TIP}{name}: {means[-1]:.4g} at step {curve.steps[-1]:,}")
+        low, high = words.scale * np.array([(interval.low, interval.high) for interval in curve.intervals]).T
         if best and np.isfinite(low).all():
             axes.fill_between(curve.steps, low, high, color=color, alpha=0.12, lw=0, zorder=2)
-    means = [mean for curve in drawn.values() for mean in curve.means]
+    means = [words.scale * mean for curve in drawn.values() for mean in curve.means]
     margin = 0.1 * (max(means) - min(means)) or 1.0
     axes.set_ylim(min(means) - margin, max(means) + margin)  # bands of two seeds are far wider than the curves
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
@@ -130,29 +156,42 @@ def conditioned(result: Comparison, shown: Sequence[ScoreCorrelation]) -> Figure
     figure, panels = _grid(len(shown))
     for axes, measure in zip(panels, shown, strict=True):
         for name, value in measure.numbers.items():
-            _point(axes, by_name[name], value, SERIES[3], filled=name not in measure.singular)
+            condition = f"κ {'at least ' if name in measure.singular else ''}{format_number(float(value))}"
+            _point(axes, result, by_name[name], value, condition, SERIES[3], filled=name not in measure.singular)
         bounded = measure.interval.high - measure.interval.low < 2
         interval = f" [{measure.interval.low:+.2f}, {measure.interval.high:+.2f}]" if bounded else ""
         rho = "" if math.isnan(measure.rho) else f"   ρ {measure.rho:+.2f}{interval}"
-        axes.set_title(f"{measure.measure}{rho}", fontsize=8, color=TEXT_COLOR)
+        axes.set_title(f"{measure.measure.replace('_', ' ')}{rho}", fontsize=8, color=TEXT_COLOR)
         _logarithmic(axes, [*measure.numbers.values()])
-        axes.set_xlabel("condition number", color=TEXT_COLOR)
-        axes.set_ylabel(result.score.name, color=TEXT_COLOR)
+        axes.set_xlabel(CONDITION.label, color=TEXT_COLOR)
+        axes.set_ylabel(find(result.score.name).axis, color=TEXT_COLOR)
     return figure
 
 
-def _point(axes: Axes, shape: RunGroup, at: float, color: str, filled: bool = True) -> None:
-    face = color if filled else "none"
-    low, high = shape.interval.low, shape.interval.high
+def _point(
+    axes: Axes, result: Comparison, shape: RunGroup, at: float, cost: str, color: str, filled: bool = True
+) -> None:
+    """Plot the mean score of a configuration at a cost, with its interval; both are shown on hover."""
+    scale, show = find(result.score.name).scale, tables.number(result)
+    low, high = scale * shape.interval.low, scale * shape.interval.high
     if math.isfinite(high):
-        axes.plot([at, at], [low, high], color=color, lw=1, alpha=0.5)
-    axes.plot(at, shape.mean, "o", color=color, markerfacecolor=face, markersize=4.5)
+        axes.plot([at, at], [low, high], color=color, lw=1.2)
+    (dot,) = axes.plot(
+        at, scale * shape.mean, "o", color=color, markerfacecolor=color if filled else "none", markersize=5
+    )
+    dot.set_gid(f"{TIP}{shape.name}: {tables.with_interval(shape, show)}; {cost}")
 
 
-def _bar(axes: Axes, row: int, middle: float, ends: tuple[float, float], color: str, *, filled: bool) -> None:
+def _bar(
+    axes: Axes, row: int, middle: float, ends: tuple[float, float], color: str, tip: str, *, filled: bool = True
+) -> None:
+    """Plot a mean and its interval in a row; `tip` is shown on hover."""
     if math.isfinite(ends[1]):
         axes.plot(ends, [row, row], color=color, lw=1.6, solid_capstyle="butt", zorder=2)
-    axes.plot(middle, row, "o", color=color, markerfacecolor=color if filled else "white", markersize=5, zorder=3)
+    (dot,) = axes.plot(
+        middle, row, "o", color=color, markerfacecolor=color if filled else "white", markersize=5, zorder=3
+    )
+    dot.set_gid(f"{TIP}{tip}")
 
 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
@@ -162,8 +201,9 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     margin = max((high / low) ** horizontal, 1.1)  # wide enough for a tick rounded to two digits
     axes.set_xlim(low / margin, high * margin)  # without limits Matplotlib warns of values equal up to rounding
     axes.set_xscale("log")
-    ticks = dict.fromkeys(float(f"{tick:.2g}") for tick in np.geomspace(low, high, TICKS))
-    axes.xaxis.set_major_locator(FixedLocator([*ticks]))
+    inner = margin**0.7 if high < 1.5 * low else 1.0  # between the values alone, labels would overlap
+    ticks = [*dict.fromkeys(float(f"{tick:.2g}") for tick in np.geomspace(low / inner, high * inner, TICKS))]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_major_formatter(lambda tick, _: format_number(float(tick)))
     axes.xaxis.set_minor_locator(NullLocator())
 

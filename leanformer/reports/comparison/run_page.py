@@ -1,6 +1,7 @@
 """HTML report of a single run: learning curves, costs, confusion matrix, conditioning, config and next commands."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,28 +9,44 @@ from leanformer.analysis import confusion
 from leanformer.analysis.runs import Run
 from leanformer.conditioning import charts
 from leanformer.conditioning import tables as measured
+from leanformer.conditioning.measures import quantity
 from leanformer.costs.count import format_number
+from leanformer.quantities import CONDITION, EMA, find
 from leanformer.reports import plots
 from leanformer.reports.comparison import html
-from leanformer.runtime import files
+from leanformer.runtime import files, text
+from leanformer.tasks import scores
+from leanformer.training.progress import format_value
 
 
 CAPTIONS = {
-    "loss": "Loss over steps.",
-    "accuracy": "Accuracy of the evaluation split over steps.",
+    "loss": "Loss over steps; lower is better. Training examples are augmented, so their loss may be the higher one.",
+    "accuracy": "Accuracy on the evaluation split over steps; higher is better.",
     "lr": "Learning rate over steps.",
-    "conditioning": "Median condition numbers over steps, one line per layer. Dashed: random-matrix reference.",
 }
-COSTS = {
-    "params": ("parameters", "{:,}"),
-    "forward_flops": ("forward FLOPs per example", None),
-    "train_flops": ("training FLOPs per example", None),
-    "memory_bytes": ("peak memory per device (compiled step), bytes", None),
-    "vmapped_runs": ("runs trained as one program (memory, seconds: totals)", None),
-    "examples_per_s": ("examples/s", "{:,.0f}"),
-    "wall_s": ("wall-clock seconds", "{:,.1f}"),
-    "goodput": ("fraction of the time in training steps (goodput)", "{:.1%}"),
+COSTS = {  # formats of `quantities.COSTS` and throughput
+    "params": "{:,}",
+    "forward_flops": None,
+    "train_flops": None,
+    "memory_bytes": None,
+    "vmapped_runs": "{:,}",
+    "examples_per_s": "{:,.0f}",
+    "wall_s": "{:,.1f}",
+    "goodput": "{:.1%}",
 }
+SIZES = {
+    "depth": "layers",
+    "width": "width",
+    "num_heads": "heads",
+    "head_dim": "head dimension",
+    "mlp_dim": "MLP width",
+}
+READING = (
+    f"{CONDITION.sentence} Lines: median over the evaluated examples (or heads); band: 10-90 % of them. Dashed: a "
+    "matrix of independent Gaussian entries of the same shape. A line far above the dashed one is worse conditioned "
+    "than chance; near it, the matrix looks random. Letters: T tokens, D width, N heads of dimension H, F hidden "
+    "width of the MLP."
+)
 
 
 def write(run: Run, out: Path) -> Path:
@@ -40,34 +57,68 @@ def write(run: Run, out: Path) -> Path:
     return path
 
 
-def text(run: Run) -> str:
+def summary(run: Run) -> str:
     """Return a summary of a single run for a terminal."""
-    lines = [f"A single run, {run.workdir.name}: nothing to compare it with. {_format_headline(run)}"]
-    lines += [f"  {name:<52} {value}" for name, value in _format_costs(run)]
-    return "\n".join(lines) + "\n"
+    title = f"A single run, {run.workdir.name}: nothing to compare it with. {_format_headline(run)}"
+    return text.page(title, ((label, value) for label, _, value in _format_costs(run)))
 
 
 def page(run: Run) -> str:
     """Return the HTML document."""
     figures = plots.make_run_plots([*run.records])
-    parts = [html.paragraph(run.made_by, "soft"), html.paragraph(_format_headline(run), "answer")]
+    parts = [html.paragraph(_format_model(run)), html.paragraph(_format_headline(run), "answer")]
     learning = [name for name in figures if name != "conditioning"]
-    drawn = (html.figure(figures[name], CAPTIONS.get(name, f"{name} over steps.")) for name in learning)
+    drawn = (html.figures([figures[name]], CAPTIONS.get(name) or find(name).sentence) for name in learning)
     parts += [html.heading("Learning"), html.row(drawn)]
-    parts += _confusion(run) + _conditioning(run, figures)
-    parts += [html.heading("Costs"), html.table(["cost", "value"], _format_costs(run))]
+    final = [
+        [find(name).label, format_value(name, x), find(name).what, find(name).direction] for name, x in _scores(run)
+    ]
+    parts += [html.table(["final score", "value", "meaning", "direction"], final)]
+    parts += _confusion(run) + _conditioning(run)
+    costs = [[label, value, find(name).what] for (label, name, value) in _format_costs(run)]
+    parts += [html.heading("Costs"), html.table(["cost", "value", "meaning"], costs)]
     spent = [[name, f"{seconds:,.1f}"] for name, seconds in (run.cost("seconds") or {}).items()]
     parts += [html.folded("Seconds by phase", html.table(["phase", "seconds"], spent))] if spent else []
-    parts += [html.heading("Config"), html.table(["key", "value"], _format_rows(run, "model."))]
+    parts += [html.heading("Next commands"), html.code(_next_commands(run)), html.heading("Config")]
+    parts += [html.folded("Keys of the model", html.table(["key", "value"], _format_rows(run, "model.")))]
     rest = [row for row in _format_rows(run, "") if not row[0].startswith("model.")]
-    parts += [html.folded("All other keys", html.table(["key", "value"], rest))]
-    return html.page(run.workdir.name, [*parts, html.heading("Next commands"), html.code(_next_commands(run))])
+    parts += [html.folded("All other keys", html.table(["key", "value"], rest)), html.paragraph(run.made_by, "soft")]
+    return html.page(run.workdir.name, parts)
+
+
+def _format_model(run: Run) -> str:
+    """Return what was trained, in one sentence."""
+    sizes = ", ".join(
+        f"{words} {run.keys[f'model.{key}']}" for key, words in SIZES.items() if run.keys.get(f"model.{key}")
+    )
+    params = f"{run.cost('params'):,} parameters"
+    data = f"{run.keys.get('data.name')}, evaluated on {run.keys.get('data.eval_split')}"
+    return f"{run.keys.get('model.name')} with {params} ({sizes}), trained on {data}."
+
+
+def _scores(run: Run) -> list[tuple[str, float]]:
+    """Return the final scores by name, the one that selects checkpoints first."""
+    final = {k: v for k, v in run.summary["final"].items() if isinstance(v, float)}
+    score = scores.read(run.summary.get("score", {"top1": None}))[0].name
+    return sorted(final.items(), key=lambda item: item[0] != score)
 
 
 def _format_headline(run: Run) -> str:
-    final = {k: v for k, v in run.summary["final"].items() if isinstance(v, float)}
-    values = ", ".join(f"{name} {value:.4g}" for name, value in final.items())
-    return f"After {run.records[-1]['step']:,} steps: {values}. One seed gives no confidence interval."
+    score = scores.read(run.summary.get("score", {"top1": None}))[0]
+    values = [(record[score.name], record["step"]) for record in run.records if _has_score(record, score.name)]
+    (name, final), *others = _scores(run)
+    parts = [f"After {run.records[-1]['step']:,} steps: {find(name).label} {format_value(name, final)}"]
+    if values and name == score.name:
+        best, step = (max if score.higher else min)(values, key=lambda pair: pair[0])
+        parts.append(
+            f" (best {format_value(name, best)} at step {step:,}; {'higher' if score.higher else 'lower'} is better)"
+        )
+    parts += [f", {find(key).label} {format_value(key, value)}" for key, value in others if not key.startswith(EMA)]
+    return f"{''.join(parts)}. One seed gives no confidence interval."
+
+
+def _has_score(record: Mapping[str, Any], name: str) -> bool:
+    return record["kind"] == "eval" and record.get(name) is not None
 
 
 def _confusion(run: Run) -> list[str]:
@@ -79,29 +130,41 @@ def _confusion(run: Run) -> list[str]:
     caption = f"Confusion matrix in percent of the examples of each label: {source}."
     worst = confusion.most_confused(matrix, 5)
     rows = [[classes[label], classes[predicted], str(times)] for label, predicted, times in worst]
-    drawn = html.figure(plots.make_confusion_plot(matrix, classes, ""), caption)
+    drawn = html.figures([plots.make_confusion_plot(matrix, classes, "")], caption, paper=True)
     return [html.heading("Most frequent errors"), drawn, html.table(["label", "prediction", "count"], rows)]
 
 
-def _conditioning(run: Run, figures: dict[str, Any]) -> list[str]:
+def _conditioning(run: Run) -> list[str]:
+    """Return the part about condition numbers: how to read it, then one matrix after the other."""
     probes = [record for record in run.records if record["kind"] == "probe"]
     if not probes:
         return []
-    last = {name: figures for name, figures in probes[-1].items() if isinstance(figures, dict)}
-    layers = charts.plot_by_layer(measured.from_record(last))
-    caption = f"Condition numbers by layer at step {probes[-1]['step']}: median and 10-90 % range over examples."
-    parts = [html.heading("Conditioning")]
-    parts += [html.figure(layers, caption)] if layers is not None else []
-    parts += [html.figure(figures["conditioning"], CAPTIONS["conditioning"])] if "conditioning" in figures else []
+    snapshots = plots.probe_snapshots(run.records)
+    parts = [html.heading("Conditioning"), html.paragraph(READING)]
+    for name, entry in measured.from_record(plots.measured_values(probes[-1])).items():
+        if not entry["shape"]:
+            continue
+        words, (rows, columns) = quantity(name), entry["shape"]
+        caption = (
+            f"{words.sentence} Here {rows} x {columns}: {rows} rows (tokens, for activations) by {columns} columns. "
+        )
+        caption += f"Left: by layer at step {probes[-1]['step']:,}. Right: over steps, a line per layer."
+        drawn = [charts.plot_by_layer({name: entry})]
+        drawn += (
+            [charts.plot_over_steps([*snapshots], [{name: of[name]} for of in snapshots.values()])] if snapshots else []
+        )
+        parts.append(html.figures([figure for figure in drawn if figure is not None], caption))
     return parts
 
 
-def _format_costs(run: Run) -> list[list[str]]:
+def _format_costs(run: Run) -> list[tuple[str, str, str]]:
+    """Return label with unit, name and formatted value of each cost that the run recorded."""
     rows = []
-    for name, (label, template) in COSTS.items():
+    for name, template in COSTS.items():
         value = run.cost(name)
         if value is not None and (name, value) != ("vmapped_runs", 1):
-            rows.append([label, template.format(value) if template else format_number(float(value))])
+            shown = template.format(value) if template else format_number(float(value))
+            rows.append((find(name).axis, name, shown))
     return rows
 
 

@@ -11,7 +11,8 @@ from leanformer.analysis.comparison import SAME, UNKNOWN, Comparison, Pair, RunG
 from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import format_count, format_number
-from leanformer.runtime import terminal
+from leanformer.quantities import Quantity, find
+from leanformer.runtime import text
 from leanformer.training.metrics_log import to_json
 
 
@@ -28,11 +29,26 @@ Number = Callable[[float], str]
 
 
 def number(result: Comparison) -> Number:
-    """Return a function that formats the metric with enough digits to distinguish these configurations."""
+    """Return a function that formats the metric with enough digits to distinguish these configurations.
+
+    Fractions whose unit is % are formatted in percent.
+    """
+    scale = find(result.score.name).scale
     halves = [half for shape in result.shapes if math.isfinite(half := shape.interval.high - shape.mean)]
-    smallest = min(result.margin, *([middles.median(halves)] if halves else []), math.inf) or 1.0
+    smallest = scale * min(result.margin, *([middles.median(halves)] if halves else []), math.inf) or 1.0
     decimals = min(8, max(0, 1 - math.floor(math.log10(smallest))))
-    return lambda value: f"{value:.{decimals}f}"
+    return lambda value: f"{scale * value:.{decimals}f}"
+
+
+def score_words(result: Comparison) -> Quantity:
+    """Return the words for the compared score, with the direction of this comparison."""
+    return dataclasses.replace(find(result.score.name), higher=result.score.higher)
+
+
+def points(result: Comparison) -> str:
+    """Return the unit of a difference of scores, with a space before it; empty if they have none."""
+    unit = find(result.score.name).unit
+    return {"%": " points", "": ""}.get(unit, f" {unit}")
 
 
 def with_interval(shape: RunGroup, show: Number) -> str:
@@ -59,9 +75,11 @@ def shapes(result: Comparison) -> tuple[list[str], list[list[str]]]:
     for shape in result.shapes:
         prices = [frontier.median_cost(shape, name) for name in COST_METRICS]
         shown = ["-" if price is None else format_number(float(price)) for price in prices]
-        fronts_of = ", ".join(name for name, names in on.items() if shape.name in names)
-        rows.append([shape.name, str(len(shape.runs)), *shown, with_interval(shape, show), fronts_of])
-    return ["configuration", "runs", *COST_METRICS, result.score.name, "Pareto-optimal in"], rows
+        fronts_of = [find(name).label for name, names in on.items() if shape.name in names]
+        best_in = "all costs" if len(fronts_of) == len(on) > 0 else ", ".join(fronts_of)
+        rows.append([shape.name, str(len(shape.runs)), with_interval(shape, show), *shown, best_in])
+    costs = [find(name).axis for name in COST_METRICS]
+    return ["configuration", "runs", find(result.score.name).axis, *costs, "Pareto-optimal in"], rows
 
 
 def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -74,13 +92,22 @@ def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
             between(pair.interval, show),
             f"{pair.p_holm:.3g}",
             pair.difference.method,
-            pair.same,
+            "" if pair.same == UNKNOWN and pair.better else pair.same,  # the verdict is the better one
             pair.verdict,
         ]
         for pair in result.pairs
     ]
-    within = f"equivalent within ±{show(result.margin)}"
-    return ["pair", "difference", f"{LEVEL:.0%} interval", "p (Holm)", "test", within, "verdict"], rows
+    unit = points(result)
+    within = f"equivalent within ±{show(result.margin)}{unit}"
+    return [
+        "pair",
+        f"difference,{unit}" if unit else "difference",
+        f"{LEVEL:.0%} interval",
+        "p (Holm)",
+        "test",
+        within,
+        "verdict",
+    ], rows
 
 
 def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[list[str]]]:
@@ -91,52 +118,80 @@ def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[li
         interval = "too few" if unbounded else between(measure.interval, lambda value: f"{value:+.2f}")
         rho = "-" if math.isnan(measure.rho) else f"{measure.rho:+.2f}"
         bounds = f"{len(measure.singular)} of {len(measure.numbers)}" if measure.singular else ""
-        rows.append([measure.measure, str(len(measure.numbers)), rho, interval, bounds])
+        rows.append([measure.measure.replace("_", " "), str(len(measure.numbers)), rho, interval, bounds])
     return ["condition number of", "configurations", "Spearman's ρ", f"{LEVEL:.0%} interval", "lower bounds"], rows
 
 
 def headline(result: Comparison) -> str:
-    """Return the result in one or two sentences."""
-    show, best = number(result), result.shapes[0]
-    sentence = f"Best mean: {best.name}, {result.score.name} {with_interval(best, show)}."
-    if not result.pairs:
-        return sentence
-    differ = sum(pair.better is not None for pair in result.pairs)
-    same = sum(pair.same == SAME for pair in result.pairs)
-    open_ = sum(pair.same == UNKNOWN and pair.better is None for pair in result.pairs)
-    return (
-        f"{sentence} {format_count(len(result.pairs), 'pair')}: {differ} different, {same} equivalent within "
-        f"±{show(result.margin)}, {open_} inconclusive."
-    )
+    """Return the result in a few sentences: the best, what it gains at which cost, and how many pairs are decided."""
+    show, best, unit = number(result), result.shapes[0], find(result.score.name).unit
+    sentences = [
+        f"Best mean: {best.name}, {find(result.score.name).label} {with_interval(best, show)}{unit and f' {unit}'}."
+    ]
+    if result.pairs:
+        sentences.append(describe_pair(result, _most_telling(result)))
+    if len(result.pairs) > 1:
+        differ = sum(pair.better is not None for pair in result.pairs)
+        same = sum(pair.same == SAME for pair in result.pairs)
+        open_ = sum(pair.same == UNKNOWN and pair.better is None for pair in result.pairs)
+        sentences.append(
+            f"Of {len(result.pairs)} pairs {differ} differ, {same} are equivalent within "
+            f"±{show(result.margin)}{points(result)}, {open_} are undecided."
+        )
+    return " ".join(sentences)
+
+
+def _most_telling(result: Comparison) -> Pair:
+    """Return the pair of the best configuration with the cheapest other one; the first pair without costs."""
+    best = result.shapes[0].name
+    others = {p.second if p.first == best else p.first: p for p in result.pairs if best in (p.first, p.second)}
+    prices = {s.name: frontier.median_cost(s, "params") for s in result.shapes if s.name in others}
+    known = {name: price for name, price in prices.items() if price is not None}
+    return others[min(known, key=lambda name: known[name])] if known else result.pairs[0]
+
+
+def describe_pair(result: Comparison, pair: Pair) -> str:
+    """Return the difference of two configurations in one sentence, with its interval and its cost in parameters."""
+    show, unit, ends = number(result), points(result), (pair.interval.low, pair.interval.high)
+    gain = (pair.difference.value > 0) == result.score.higher
+    better, other = (pair.first, pair.second) if gain else (pair.second, pair.first)
+    low, high = sorted(ends if pair.difference.value > 0 else [-end for end in ends])
+    interval = f"{LEVEL:.0%} interval {show(low)} to {show(high)}" if math.isfinite(high) else "no interval"
+    costs = {s.name: frontier.median_cost(s, "params") for s in result.shapes}
+    price, cheaper = costs[better], costs[other]
+    ratio = f", with {_times(price / cheaper)} parameters" if price and cheaper else ""
+    amount = f"{show(abs(pair.difference.value))}{unit} ({interval}){ratio}"
+    if pair.better:
+        return f"{better} beats {other} by {amount}."
+    if pair.same == SAME:
+        return f"{better} and {other} are equivalent within ±{show(result.margin)}{unit}: they differ by {amount}."
+    needed = f"; if they are equal, about {pair.needed} runs each would show it" if pair.needed else ""
+    return f"No difference is shown between {better} and {other}: the first is ahead by {amount}{needed}."
+
+
+def _times(ratio: float) -> str:
+    return "the same number of" if abs(ratio - 1) < 0.005 else f"{ratio:.2g} times the"
 
 
 def format_text(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> str:
     """Return the comparison as text for a terminal."""
-    direction = "higher" if result.score.higher else "lower"
     runs = format_count(sum(len(shape.runs) for shape in result.shapes), "run")
-    blocks = [
-        f"{result.score.name} ({direction} is better), {runs} of {format_count(len(result.shapes), 'configuration')}\n"
-        + headline(result),
-        align_columns(*shapes(result)),
-    ]
+    title = f"{runs} of {format_count(len(result.shapes), 'configuration')}. {score_words(result).sentence}"
+    blocks = [text.wrap(f"{title}\n{headline(result)}"), align_columns(*shapes(result))]
     if result.pairs:
-        blocks += [f"Margin ±{number(result)(result.margin)}: {result.margin_by}.\n{align_columns(*pairs(result))}"]
+        margin = text.wrap(f"Margin ±{number(result)(result.margin)}{points(result)}: {result.margin_by}.")
+        blocks += [f"{margin}\n{align_columns(*pairs(result))}"]
     if conditioning:
         blocks += [align_columns(*correlations(conditioning))]
-    blocks += [f"WARNING: not counted: {name}: {reason}." for name, reason in result.left_out.items()]
-    blocks += [f"WARNING: {note}" for note in result.notes]
+    blocks += [text.wrap(f"WARNING: not counted: {name}: {reason}.") for name, reason in result.left_out.items()]
+    blocks += [text.wrap(f"WARNING: {note}") for note in result.notes]
     return "\n\n".join(blocks) + "\n"
 
 
 def align_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table for a terminal; at most SHOWN rows."""
-    shown = [head, *rows[:SHOWN]]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
-    if terminal.is_narrow(sum(widths)):
-        return terminal.list_cells(head, rows[:SHOWN])
-    lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown]
     more = [f"  ... and {len(rows) - SHOWN} more in compare.json"] if len(rows) > SHOWN else []
-    return "\n".join([line.rstrip() for line in lines] + more)
+    return "\n".join([text.table(head, rows[:SHOWN]), *more])
 
 
 def to_plain(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> dict[str, Any]:
@@ -148,7 +203,7 @@ def to_plain(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> di
         "margin": result.margin,
         "margin_by": result.margin_by,
         "correction": "Holm for p values, Bonferroni for simultaneous intervals",
-        "currencies": {currency.name: currency.what for currency in COST_METRICS.values()},
+        "currencies": {name: find(name).what for name in COST_METRICS},
         "shapes": [
             {
                 "name": shape.name,
