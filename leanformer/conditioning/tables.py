@@ -6,7 +6,7 @@ singular matrices.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,26 +37,38 @@ def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | Non
 
 
 def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the measured values as plain numbers, and the singular values (L ... r) of matrices, both by measure."""
+    """Return the measured values as plain numbers, and the singular values (L ... r) of matrices, both by measure.
+
+    If the matrices of layers have different shapes, `shape` and `theory` are lists with one entry per layer, and the
+    singular values a list of arrays, one per layer.
+    """
     entries, spectra, order = {}, {}, list(ACTIVATIONS | WEIGHTS)
     # A jitted function returns its dictionary sorted by name. Sort by stack, then in the order of the measures.
     for name in sorted(measured, key=lambda name: (name.rpartition(".")[0], order.index(name.rpartition(".")[2]))):
         values = measured[name]
-        matrices = isinstance(values, tuple)
-        layers = digest(values[1] if matrices else values)
-        shape: Any = layers[0].get("shape")
+        groups = values if isinstance(values, list) else [values]
+        matrices = isinstance(groups[0], tuple)
+        layers = digest([group[1] for group in groups] if matrices else values)
+        counts = [layer["count"] for layer in layers]
         entries[name] = {
             "what": measure(name).what,
             "figure": "condition number" if matrices else "value",
-            "shape": shape,
-            "matrices_per_layer": layers[0]["count"],
+            **_shapes_and_theory(name, [layer.get("shape") for layer in layers]),
+            "matrices_per_layer": counts[0] if len({*counts}) == 1 else counts,
             "singular": sum(layer["singular"] for layer in layers) if matrices else None,
-            "theory": gaussian_prediction(name, shape) if matrices else None,
             "layers": layers,
         }
         if matrices:
-            spectra[name] = np.asarray(values[0])
+            spectra[name] = np.asarray(values[0]) if len(groups) == 1 else [s for group in groups for s in group[0]]
     return entries, spectra
+
+
+def _shapes_and_theory(name: str, shapes: Sequence[Any]) -> dict[str, Any]:
+    """Return shape and Gaussian prediction of all layers, or lists of them by layer if their shapes differ."""
+    predictions = {tuple(shape): gaussian_prediction(name, shape) for shape in shapes if shape}
+    if len(predictions) <= 1:
+        return {"shape": shapes[0], "theory": next(iter(predictions.values()), None)}
+    return {"shape": list(shapes), "theory": [predictions[tuple(shape)] for shape in shapes]}
 
 
 def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,14 +78,15 @@ def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     measures = {}
     for name, figures in values.items():
-        shape = figures.get("shape", [None])[0]
         layers = [dict(zip(figures, of_layer, strict=True)) for of_layer in zip(*figures.values(), strict=True)]
-        measures[name] = {"shape": shape, "theory": shape and gaussian_prediction(name, shape), "layers": layers}
+        measures[name] = {**_shapes_and_theory(name, figures.get("shape", [None])), "layers": layers}
     return measures
 
 
 def format_table(entries: dict[str, Any]) -> str:
     """Format measures for a terminal: a row per layer, a column per measure, the Gaussian prediction and flags.
+
+    A measure whose matrices have several shapes has one column per shape.
 
     Args:
         entries: values by measure, from `describe`.
@@ -81,7 +94,7 @@ def format_table(entries: dict[str, Any]) -> str:
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "quantity", "matrix", "per layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "formula", "singular"]
-    columns = [_column(name, entry, depth) for name, entry in entries.items()]
+    columns = [_column(name, part, depth) for name, entry in entries.items() for part in _split_shapes(entry)]
     margin, widths = max(map(len, labels)), [max(map(len, column)) for column in columns]
     blocks, begin = [], 0
     if terminal.is_narrow(margin + max(widths)):
@@ -99,14 +112,26 @@ def format_table(entries: dict[str, Any]) -> str:
     return "\n\n".join([*blocks, "\n".join([LEGEND, *_flags(entries)])]) + "\n"
 
 
+def _split_shapes(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entry of a measure, or one for each shape and number of its matrices; other layers are then None."""
+    layers = entry["layers"]
+    alike = [(layer.get("shape"), layer["count"]) for layer in layers]
+    theories = entry["theory"] if isinstance(entry["theory"], list) else [entry["theory"]] * len(layers)
+    for kind in (kind for i, kind in enumerate(alike) if kind not in alike[:i]):
+        shown = [layer if of_layer == kind else None for layer, of_layer in zip(layers, alike, strict=True)]
+        singular = entry["singular"] and sum(layer["singular"] for layer in shown if layer)
+        about = {"shape": kind[0], "matrices_per_layer": kind[1], "theory": theories[alike.index(kind)]}
+        yield entry | about | {"singular": singular, "layers": shown}
+
+
 def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
     shape, prediction, layers = entry["shape"], entry["theory"], entry["layers"]
-    count = sum(layer["count"] for layer in layers)
+    count = sum(layer["count"] for layer in layers if layer)
     formula = (
         "infinite" if prediction and prediction["formula"] is None else prediction and f"{prediction['formula']:.3g}"
     )
     head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", str(entry["matrices_per_layer"])]
-    cells = [format_quantiles(layer) + ("*" if layer["flags"] else "") for layer in layers]
+    cells = [format_quantiles(layer) + ("*" if layer["flags"] else "") if layer else "-" for layer in layers]
     cells += ["-"] * (depth - len(layers))  # stacks of one model may differ in depth
     mark = " (>10 % off)" if prediction and prediction["inaccurate"] else ""
     singular = f"{entry['singular']} of {count}" if shape else "-"
