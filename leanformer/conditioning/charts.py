@@ -98,11 +98,12 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     return _legend(figure)
 
 
-def plot_spectra(values: Mapping[str, np.ndarray], title: str = "") -> Figure | None:
+def plot_spectra(values: Mapping[str, np.ndarray | Sequence[np.ndarray]], title: str = "") -> Figure | None:
     """Plot singular values over the largest, by index, one panel per measure and one line per layer, coloured by depth.
 
     Args:
-        values: {name: singular values L ... r}, largest first. The median over the matrices of each layer is drawn.
+        values: {name: singular values L ... r}, largest first, or a list of them by layer. The median over the matrices
+            of each layer is drawn.
     """
     figure, panels = _panels(values, title)
     for axes, (_, layers) in panels:

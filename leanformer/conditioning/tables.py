@@ -36,7 +36,7 @@ def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | Non
     return prediction | {"formula": None if infinite else prediction["formula"], "shape": list(shape)}
 
 
-def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray | list[np.ndarray]]]:
     """Return the measured values as plain numbers, and the singular values (L ... r) of matrices, both by measure.
 
     If the matrices of layers have different shapes, `shape` and `theory` are lists with one entry per layer, and the
@@ -59,7 +59,8 @@ def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.nda
             "layers": layers,
         }
         if matrices:
-            spectra[name] = np.asarray(values[0]) if len(groups) == 1 else [s for group in groups for s in group[0]]
+            singular = [np.asarray(group[0]) for group in groups]
+            spectra[name] = singular[0] if len(groups) == 1 else [layer for group in singular for layer in group]
     return entries, spectra
 
 
@@ -113,15 +114,16 @@ def format_table(entries: dict[str, Any]) -> str:
 
 
 def _split_shapes(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the entry of a measure, or one for each shape and number of its matrices; other layers are then None."""
-    layers = entry["layers"]
-    alike = [(layer.get("shape"), layer["count"]) for layer in layers]
-    theories = entry["theory"] if isinstance(entry["theory"], list) else [entry["theory"]] * len(layers)
-    for kind in (kind for i, kind in enumerate(alike) if kind not in alike[:i]):
-        shown = [layer if of_layer == kind else None for layer, of_layer in zip(layers, alike, strict=True)]
-        singular = entry["singular"] and sum(layer["singular"] for layer in shown if layer)
-        about = {"shape": kind[0], "matrices_per_layer": kind[1], "theory": theories[alike.index(kind)]}
-        yield entry | about | {"singular": singular, "layers": shown}
+    """Yield the entry of a measure, or one for each shape of its matrices, in which layers of other shapes are None."""
+    layers, theories = entry["layers"], entry["theory"]
+    if not isinstance(theories, list):
+        yield entry
+        return
+    for shape, theory in {tuple(layer["shape"]): x for layer, x in zip(layers, theories, strict=True)}.items():
+        shown = [layer if tuple(layer["shape"]) == shape else None for layer in layers]
+        counts = {"matrices_per_layer": [layer["count"] for layer in shown if layer]}
+        singular = sum(layer["singular"] for layer in shown if layer)
+        yield entry | counts | {"shape": shape, "theory": theory, "layers": shown, "singular": singular}
 
 
 def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
@@ -130,7 +132,10 @@ def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
     formula = (
         "infinite" if prediction and prediction["formula"] is None else prediction and f"{prediction['formula']:.3g}"
     )
-    head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", str(entry["matrices_per_layer"])]
+    several = entry["matrices_per_layer"]
+    numbers = sorted({*several}) if isinstance(several, list) else [several]
+    per_layer = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+    head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", per_layer]
     cells = [format_quantiles(layer) + ("*" if layer["flags"] else "") if layer else "-" for layer in layers]
     cells += ["-"] * (depth - len(layers))  # stacks of one model may differ in depth
     mark = " (>10 % off)" if prediction and prediction["inaccurate"] else ""

@@ -16,10 +16,14 @@ def allow_per_layer(m: ConfigDict) -> ConfigDict:
     """Let the sizes of a section model take one number per layer, or a schedule, and return the section."""
     for name in PER_LAYER:
         if name in m:
-            value = m[name]
-            del m[name]  # a key keeps the type of its first value
-            m[name] = FieldReference(value, field_type=object)
+            _set(m, name, m[name])
     return m
+
+
+def _set(m: ConfigDict, name: str, value: Any) -> None:
+    """Set a key that then takes values of any type."""
+    del m[name]  # with the type of its first value
+    m[name] = FieldReference(value, field_type=object)
 
 
 def resolve_schedules(c: ConfigDict) -> None:
@@ -41,7 +45,7 @@ def resolve_schedules(c: ConfigDict) -> None:
             sizes = sizes[0]
         if sizes != c.model.get(name):
             with c.unlocked():
-                c.model[name] = sizes
+                _set(c.model, name, sizes)
 
 
 def listed_per_layer(m: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

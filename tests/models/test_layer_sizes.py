@@ -6,11 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import check_refused, run_in_process
 from flax import nnx
 from messages import refuses
 from random_weights import fill_weights
 
+import leanformer
 from leanformer import conditioning, config, models, pretrained, tasks
+from leanformer.analysis import dimensions, published
+from leanformer.conditioning import charts, tables
 from leanformer.config import per_layer
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
@@ -20,6 +24,7 @@ from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack, list_groups
 from leanformer.pretrained import layouts
 from leanformer.runtime.trees import leaf_names
+from leanformer.sweeps import grid
 from leanformer.training import lr_scales, model_setup
 from leanformer.training.step import probe_record
 
@@ -230,8 +235,6 @@ def measure(names=("attention_output", "attention_entropy", "query_weights_per_h
 
 
 def test_measures_of_unequal_layers_have_the_shape_of_each_layer():
-    from leanformer.conditioning import charts, tables
-
     values = measure()
     entries, spectra = tables.describe(values)
     total = [n * h for n, h in zip(GPT["num_heads"], GPT["value_dim"], strict=True)]
@@ -263,6 +266,15 @@ def _summaries(values):
     return values[1] if isinstance(values, tuple) else values
 
 
+def test_watch_has_the_heads_of_each_layer(rng):
+    model = build(**GPT)
+    with leanformer.watch(model, measures=("attention_output", "head_output")) as w:
+        model(make_inputs("gpt", rng))
+    assert [layer.heads for layer in w.layers.values()] == [*GPT["num_heads"]]
+    assert [*w.layers] == [f"blocks.{i}" for i in range(4)]
+    assert all(layer.status() == "ok" for layer in w.layers.values())
+
+
 def resolve(**sizes):
     c = config.language()
     with c.unlocked():
@@ -275,6 +287,32 @@ def test_schedules_are_resolved_to_one_number_per_layer():
     m = resolve(num_heads="linear:4-12", head_dim="linear:9-3", mlp_dim=(32, 32, 32, 32), num_kv_heads="linear:2-2")
     assert (m.num_heads, m.head_dim, m.mlp_dim, m.num_kv_heads) == ((4, 7, 9, 12), (9, 7, 5, 3), 32, 2)
     assert per_layer.expand_schedule("linear:3-8", 1) == (3,)
+
+
+def test_command_line_takes_sizes_per_layer():
+    words = ["", "", "leanformer.keys", "--config=quickstart_gpt", "model", "--config.model.num_heads=4,8"]
+    status, out, err = run_in_process([*words, "--config.model.head_dim=linear:8-15", "--config.model.mlp_dim=9,9"])
+    assert (status, err) == (0, "")
+    for line in ("model.num_heads=(4,8) ", "model.head_dim=(8,15) ", "model.mlp_dim=9 "):
+        assert f"  {line}" in out
+    cost = ["", "", "leanformer.cost", "--config=quickstart_gpt"]
+    check_refused([*cost, "--config.model.num_heads=4,8,4"], "model.num_heads=(4, 8, 4)", "model.depth=2")
+    check_refused([*cost, "--config.model.value_dim=linear:x"], "model.value_dim")
+    plan = ["", "", "leanformer.plan", "--budget=params:500000", *cost[3:]]
+    check_refused([*plan, "--config.model.head_dim=4,8"], "model.head_dim=(4, 8)")
+
+
+def test_sweep_takes_sizes_per_layer(tmp_path):
+    over = ["model.num_heads=4,(4,8),linear:4-8"]
+    runs = grid.make_runs(["quickstart_gpt"], over, [], 1, tmp_path)
+    assert [run.config.model.num_heads for run in runs] == [4, (4, 8), (4, 8)]
+
+
+def test_dimensions_of_layers():
+    sizes = dimensions.model_dimensions(SIZES, 7)
+    assert (sizes.heads, sizes.head_dim, sizes.mlp) == (SIZES["num_heads"], SIZES["head_dim"], SIZES["mlp_dim"])
+    step = published.compare(GPT | {"name": "gpt"}, GPT | {"name": "gpt", "num_heads": 4}, (7, 7))
+    assert step.reason and not step.changes
 
 
 @pytest.mark.parametrize("text", ["linear:4", "linear:0-4", "cosine:4-8", "4,8", ""])
