@@ -27,8 +27,8 @@ def base() -> ConfigDict:
         patch_size=16,  # side of a square patch, in pixels
         width=768,  # embedding dimension of a token; one number per stage in architectures with stages
         depth=12,  # number of blocks; one number per stage in architectures with stages
-        # number of attention heads: one number, one per layer, (4,4,8,8), or a schedule over the layers, linear:4-12;
-        # one number per stage in architectures with stages
+        # number of attention heads, or one per layer, as (4,4,8) or linear:4-12; one per stage in architectures with
+        # stages
         num_heads=12,
         head_dim=64,  # head dimension of queries and keys, independent of model.width; also per layer or stage
         value_dim=placeholder(int),  # head dimension of values; also per layer or stage; model.head_dim if unset
