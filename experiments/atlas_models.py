@@ -170,9 +170,8 @@ def report() -> None:
         for name, rows, equal, explained in compare(table):
             print(f"{name:<32} {rows:>5} {equal:>6} {explained:>10} {rows - equal - explained:>12}")
     models = [*read("bert")]
-    print(
-        f"bert: {len(models)} rows without counts, {sum(not model.differs for model in models)} of layers that exist here"
-    )
+    trainable = sum(not model.differs for model in models)
+    print(f"bert: {len(models)} rows without counts, {trainable} of layers that exist here")
 
 
 @cli.command(cli.Flag("row", "Row of a table, TABLE:ID, whose training command is printed."))
