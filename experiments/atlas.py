@@ -14,6 +14,8 @@ An effect is the change of the score when a size doubles; positive is worse. It 
 percent of the error for other models. Intervals are 95 %, by the jackknife over independent units: the (width, depth)
 in open_lm, the shape in Gemstones and in archai's searches, the model elsewhere. Each effect is estimated in two or
 three functional forms. p is that of the first form, corrected over the first forms of all questions (Holm).
+
+`python -m experiments.atlas_models` prints the command that trains a row, and compares parameter counts.
 """
 
 import dataclasses

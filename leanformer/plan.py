@@ -37,6 +37,7 @@ from leanformer.analysis.proxies import Base
 from leanformer.analysis.shapes import Costs, Shape
 from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import ConfigDict
+from leanformer.config.per_layer import listed_per_layer
 from leanformer.config.rules import require
 from leanformer.costs import hardware
 from leanformer.costs.count import format_count, format_number
@@ -220,6 +221,10 @@ def _parse_over(texts: Sequence[str]) -> dict[str, list[int]]:
 def main(f: cli.Values) -> None:
     c, budget = f.config, Budget.parse(f.budget)
     model_dimensions(c.model.to_dict(), 0)  # raises an error for models with stages before anything is counted
+    if several := listed_per_layer(c.model.to_dict()):
+        raise ConfigError(
+            f"model.{min(several)}={several[min(several)]}: plan lists models of equal layers. Set one number for all."
+        )
     out = None if f.out is None else Path(f.out).expanduser()
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} requires a folder. Pass --out=DIR.")
     require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: use {surface.FEWEST} or more.")

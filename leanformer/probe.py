@@ -23,8 +23,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from leanformer import cli, config, tasks
 from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
@@ -104,14 +102,14 @@ def probe_weights(f: cli.Values) -> None:
 
 
 def draw(
-    out: Path, snapshots: list[dict[str, Any]], spectra: dict[str, np.ndarray], swept: Any, title: str | None
+    out: Path, snapshots: list[dict[str, Any]], spectra: dict[str, Any], swept: Any, title: str | None
 ) -> list[str]:
     """Write the plots for which there are data, and return their names. Plots of one checkpoint show the newest.
 
     Args:
         out: folder for the plots.
         snapshots: measures of each checkpoint.
-        spectra: singular values of the newest checkpoint.
+        spectra: singular values of the newest checkpoint, from `tables.describe`.
         swept: measures by number of heads, None without --heads.
         title: title of the plot over steps.
     """

@@ -71,7 +71,7 @@ def main(f: cli.Values) -> int:
     for text in f.member:
         folder, *words = _parse_member(text)
         c = cli.parse([cli.CONFIG], words).config
-        tasks.fill_num_classes(c)
+        tasks.resolve(c)
         members.append((Path(folder).expanduser(), c))
     checks.check(members[0][1])  # the other configs differ only in keys that vmap.check allows
     with oom_suggestions.explained(members[0][1], runs=len(members)):

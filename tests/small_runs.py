@@ -13,18 +13,20 @@ from leanformer.data.source import build
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
 SIZES = {"width": 16, "depth": 2, "num_heads": 4, "head_dim": 4, "mlp_dim": 24}  # divisible over 2 x 2 x 2 devices
+UNEQUAL = {"depth": 3, "num_heads": (4, 2, 2), "head_dim": (4, 6, 6), "mlp_dim": (24, 8, 8), "num_kv_heads": 2}
 LISTOPS = {"train": 40, "val": 9, "test": 9, "min_length": 5, "max_length": 24}
 
 
 def make_small_config(name, folder):
-    """Return the config of a small run of task `name`; "xcit" is an image model with batch normalisation.
+    """Return the config of a small run of task `name`; "xcit" is an image model with batch normalisation, and "unequal"
+    a language model with layers of different sizes.
 
     The data are generated in `folder`, which several runs may share.
     """
     c = CONFIG_MAKERS[name](folder)
     with c.unlocked():
         c.update(batch_size=8, total_steps=8, total_epochs=0.0, dtype="float32", log_every=2, loggers=())
-        c.model.update(SIZES)
+        c.model.update(SIZES | (UNEQUAL if name == "unequal" else {}))
         c.data.workers = 0
         c.optim.update(lr=3e-3, warmup_epochs=0.0, warmup_steps=2, ema=0.9)
         c.eval.update(every=4, batch_size=8)
@@ -113,6 +115,12 @@ def _points(folder):
     return c
 
 
+def _unequal(folder):
+    c = _language(folder)
+    c.model.update(drop_path=0.3)
+    return c
+
+
 CONFIG_MAKERS = {
     "images": _images,
     "sequences": _sequences,
@@ -121,6 +129,7 @@ CONFIG_MAKERS = {
     "sentences": _sentences,
     "points": _points,
     "xcit": _xcit,
+    "unequal": _unequal,
 }
 
 

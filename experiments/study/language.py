@@ -9,7 +9,7 @@ experiments/evidence/study_language.csv, which `experiments.study.verdicts` read
 
 import csv
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,24 +67,30 @@ class Arm(NamedTuple):
 def get_config(arm: Arm, lr: float, seed: int) -> config.ConfigDict:
     """Return the config of a run."""
     block = BLOCKS[arm.block]
+    c = make_config(block, lr, seed).unlock()
+    value_dim = block.width // arm.heads
+    c.model.update(num_heads=arm.heads, head_dim=block.query_key_dim or value_dim, value_dim=value_dim, **block.keys)
+    if block.mlp_as:
+        c.model.mlp_dim = widen_mlp(c, count_parameters(get_config(Arm(block.mlp_as, arm.heads), lr, seed)))
+    return c.lock()
+
+
+def make_config(block: Block, lr: float, seed: int) -> config.ConfigDict:
+    """Return the config that all arms of a block share, whose heads are not set yet."""
     c = config.load("quickstart_gpt").unlock()
     c.update(total_steps=block.steps, batch_size=16, seed=seed, loggers=(), log_every=100)
-    value_dim = block.width // arm.heads
-    c.model.update(width=block.width, depth=DEPTH, mlp_dim=4 * block.width, num_heads=arm.heads, max_length=TOKENS)
-    c.model.update(head_dim=block.query_key_dim or value_dim, value_dim=value_dim, **block.keys)
+    c.model.update(width=block.width, depth=DEPTH, mlp_dim=4 * block.width, max_length=TOKENS)
     c.optim.update(lr=lr, warmup_steps=100)
     c.probe.every = 0
     c.eval.update(every=0, batch_size=64)
     c.checkpoint.update(every=500, keep=1)
-    if block.mlp_as:
-        c.model.mlp_dim = widen_mlp(c, count_parameters(get_config(Arm(block.mlp_as, arm.heads), lr, seed)))
     return c.lock()
 
 
 def count_parameters(c: config.ConfigDict) -> int:
     """Return the number of parameters of a config's model."""
     model = model_setup.build(c, mesh=make_mesh(devices=jax.devices()[:1]))
-    return count.parameters(model.random_weights(0))
+    return count.parameters(model.weights)
 
 
 def widen_mlp(c: config.ConfigDict, params: int) -> int:
@@ -115,23 +121,25 @@ def rows_of(rows: list[dict[str, Any]], arm: Arm, seed: int | None = None) -> li
 
 
 def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
-    """Return the rows of finished runs, numbers as numbers."""
+    """Return the rows of finished runs, numbers as numbers and lists by layer as tuples."""
     if not path.is_file():
         return []
     words = ("block", "date")
     whole = ("num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "seed")
+
+    def parse(key: str, text: str) -> Any:
+        kind: Any = str if key in words else int if key in whole else float
+        return tuple(map(kind, text.split())) if " " in text else kind(text)
+
     with path.open(newline="") as file:
-        return [
-            {k: v if k in words else int(v) if k in whole else float(v) for k, v in row.items()}
-            for row in csv.DictReader(file)
-        ]
+        return [{key: parse(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
 
 
-def append_row(row: dict[str, Any], path: Path = ROWS) -> None:
+def append_row(row: dict[str, Any], path: Path = ROWS, fields: Sequence[str] = FIELDS) -> None:
     """Add a line to the table, with a header if it is new."""
     new = not path.is_file()
     with path.open("a", newline="") as file:
-        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        table = csv.DictWriter(file, fields, lineterminator="\n")
         if new:
             table.writeheader()
         table.writerow(row)
@@ -141,23 +149,31 @@ def run(arm: Arm, lr: float, seed: int, out: Path) -> dict[str, Any]:
     """Train one run, or read it if it is finished, and return its row."""
     c = get_config(arm, lr, seed)
     workdir = out / f"{arm.block}-heads={arm.heads}-lr={lr:g}-seed={seed}"
-    summary = common.train(c, workdir)
-    training = [r["loss"] for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == "train"][-1]
-    m, measured = c.model, measure_at_end(workdir)
+    trained, m = train(c, workdir), c.model
     return {
         **{"block": arm.block, "num_heads": arm.heads, "width": m.width, "head_dim": m.head_dim},
-        **{"value_dim": m.value_dim, "mlp_dim": m.mlp_dim, "params": summary["params"], "steps": c.total_steps},
-        **{"lr": lr, "seed": seed, "loss": f"{summary['final']['loss']:.5f}", "train_loss": f"{training:.5f}"},
-        **{name: f"{value:.4f}" for name, value in measured.items()},
+        **{"value_dim": m.value_dim, "mlp_dim": m.mlp_dim, **trained},
+        **{name: f"{value:.4f}" for name, value in measure_at_end(workdir).items()},
+    }
+
+
+def train(c: config.ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Train a config, or read its run if it is finished, and return the columns of a row that do not need the model."""
+    summary = common.train(c, workdir)
+    training = [r["loss"] for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == "train"][-1]
+    return {
+        **{"params": summary["params"], "steps": c.total_steps, "lr": c.optim.lr, "seed": c.seed},
+        **{"loss": f"{summary['final']['loss']:.5f}", "train_loss": f"{training:.5f}"},
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
     }
 
 
-def measure_at_end(workdir: Path) -> dict[str, float]:
-    """Return medians over layers, held-out rows and heads of a finished run, and the share of κ that are bounds.
+def probe_at_end(workdir: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return measures of a finished run on held-out rows: two summaries of a matrix, of its last width / 4 rows and of
+    all.
 
-    κ is that of the concatenated head outputs of the last width / 4 tokens: the matrix of all 128 tokens is singular in
-    float32 in every model, since causal attention averages few values in the first rows.
+    The matrix of all 128 tokens is singular in float32 in every model, since causal attention averages few values in
+    the first rows.
     """
     opened = inference.open_run(workdir)
     tail = opened.config.model.width // 4
@@ -165,11 +181,18 @@ def measure_at_end(workdir: Path) -> dict[str, float]:
     def reduce(x: jax.Array) -> tuple[Summary, Summary]:
         return condition(x[..., -tail:, :]), condition(x)
 
-    names = ("attention_output", "attention_probabilities", "attention_entropy")
     read = jax.jit(step.make_probe_step(opened.model.graphdef, opened.task.objective, names, reduce=reduce))
     split = opened.task.data.open(opened.config.data.eval_split)
     batch = streams.probe(opened.model, opened.task.data, split, ROWS_PROBED)
-    values = jax.device_get(read(opened.restore().weights, batch))
+    return jax.device_get(read(opened.restore().weights, batch))
+
+
+def measure_at_end(workdir: Path) -> dict[str, float]:
+    """Return medians over layers, held-out rows and heads of a finished run, and the share of κ that are bounds.
+
+    κ is that of the concatenated head outputs of the last width / 4 tokens, see `probe_at_end`.
+    """
+    values = probe_at_end(workdir, ("attention_output", "attention_probabilities", "attention_entropy"))
     (last, whole), (_, probabilities) = values["attention_output"], values["attention_probabilities"]
     return {
         "log10_condition": float(np.median(last.log10_condition)),
@@ -180,20 +203,33 @@ def measure_at_end(workdir: Path) -> dict[str, float]:
     }
 
 
-def finish_arm(arm: Arm, seeds: tuple[int, ...], out: Path) -> None:
-    """Train what is missing of an arm: tuning runs first, then the seeds at the best learning rate."""
-    while rates := list(plan_tuning(arm, read_rows())):
+def finish_arm(
+    arm: Arm,
+    seeds: tuple[int, ...],
+    out: Path,
+    *,
+    run: Callable[[Arm, float, int, Path], dict[str, Any]] = run,
+    path: Path = ROWS,
+    fields: Sequence[str] = FIELDS,
+) -> None:
+    """Train what is missing of an arm: tuning runs first, then the seeds at the best learning rate.
+
+    Args:
+        run: function that trains one run and returns its row.
+        path, fields: table of the rows, and its columns.
+    """
+    while rates := list(plan_tuning(arm, read_rows(path))):
         for lr in rates:
-            record(run(arm, lr, TUNING_SEED, out))
-    lr = best_rate(arm, read_rows())
+            record(run(arm, lr, TUNING_SEED, out), path, fields)
+    lr = best_rate(arm, read_rows(path))
     for seed in seeds:
-        if not rows_of(read_rows(), arm, seed):
-            record(run(arm, lr, seed, out))
+        if not rows_of(read_rows(path), arm, seed):
+            record(run(arm, lr, seed, out), path, fields)
 
 
-def record(row: dict[str, Any]) -> None:
+def record(row: dict[str, Any], path: Path = ROWS, fields: Sequence[str] = FIELDS) -> None:
     """Print a row and add it to the table."""
-    append_row(row)
+    append_row(row, path, fields)
     names = ("block", "num_heads", "head_dim", "lr", "seed", "loss", "log10_condition")
     print("  ".join(f"{name} {row[name]}" for name in names), flush=True)
 

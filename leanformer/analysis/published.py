@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
+from leanformer.config.per_layer import listed_per_layer
 from leanformer.errors import ConfigError
 
 
@@ -140,6 +141,8 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], params: tuple[i
     kinds = {KINDS.get(model.get("name", ""), "") for model in (before, after)}
     kind = kinds.pop() if len(kinds) == 1 else ""
     step = Step(kind, was, now)
+    if any(map(listed_per_layer, (before, after))):
+        return dataclasses.replace(step, reason="layers have different sizes")
     try:
         shapes = [model_dimensions(model, count) for model, count in zip((before, after), params, strict=True)]
     except ConfigError:

@@ -24,7 +24,7 @@ def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Valu
         if line.multi_process:
             distributed.start(**{flag.name: getattr(values, flag.name) for flag in MULTIHOST_FLAGS})
         for name in values.files:
-            tasks.fill_num_classes(getattr(values, name))
+            tasks.resolve(getattr(values, name))
             checks.check(getattr(values, name))
             determinism.require(getattr(values, name).deterministic)
         with urls.staged(line, values):

@@ -1,9 +1,9 @@
 """Charts of condition numbers, for a report or a notebook. Each function returns a figure to save.
 
 `measures` is {name: entry} in the format of `probe.json`: entry["layers"] is the result of `digest`, entry["shape"]
-the shape of the matrices, and entry["theory"] the result of `gaussian`, or None. Entries without a shape are not
-condition numbers and are left out. None and values that are not positive leave a gap. No display is needed, and
-pyplot's state is not changed.
+the shape of the matrices, and entry["theory"] the result of `gaussian`, or None; if layers have different shapes, both
+are lists with one entry per layer. Entries without a shape are not condition numbers and are left out. None and values
+that are not positive leave a gap. No display is needed, and pyplot's state is not changed.
 """
 
 import math
@@ -37,7 +37,10 @@ def plot_by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None
         layers = np.arange(len(middle))
         axes.fill_between(layers, low, high, color=MEASURED, alpha=0.18, lw=0, label="10-90 %")
         axes.plot(layers, middle, color=MEASURED, marker="o", markersize=3.5, lw=1.6, label="median")
-        _theory_line(axes, entry["theory"])
+        if isinstance(entry["theory"], list):
+            _theory_steps(axes, entry["theory"])
+        else:
+            _theory_line(axes, entry["theory"])
         _bound_line(axes, entry["layers"])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _finish(axes, "layer", CONDITION.label)
@@ -56,7 +59,8 @@ def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]]
         middles = np.array([_values(snapshot[name]["layers"], "median") for snapshot in snapshots])  # steps x L
         for layer, (color, label) in enumerate(_layer_styles(middles.shape[1])):
             axes.plot(steps, middles[:, layer], color=color, marker="o", markersize=3, lw=1.4, label=label)
-        _theory_line(axes, entry["theory"])
+        for theory in _distinct(entry["theory"]):
+            _theory_line(axes, theory)
         _bound_line(axes, [layer for snapshot in snapshots for layer in snapshot[name]["layers"]])
         _finish(axes, find("step").label, f"median {CONDITION.label}")
     return _legend(figure)
@@ -97,11 +101,12 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     return _legend(figure)
 
 
-def plot_spectra(values: Mapping[str, np.ndarray], title: str = "") -> Figure | None:
+def plot_spectra(values: Mapping[str, np.ndarray | Sequence[np.ndarray]], title: str = "") -> Figure | None:
     """Plot singular values over the largest, by index, one panel per measure and one line per layer, coloured by depth.
 
     Args:
-        values: {name: singular values L ... r}, largest first. The median over the matrices of each layer is drawn.
+        values: {name: singular values L ... r}, largest first, or a list of them by layer. The median over the matrices
+            of each layer is drawn.
     """
     figure, panels = _panels(values, title)
     for axes, (_, layers) in panels:
@@ -132,7 +137,8 @@ def _panels(
     for axes, (name, entry) in zip(grid, entries.items(), strict=False):
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
         words = name.replace("_", " ")
-        axes.set_title(f"{words}, {shape[0]} x {shape[1]}" if shape else words, fontsize=9)
+        shapes = [] if not shape else sorted(shape) if isinstance(shape[0], list) else [shape]
+        axes.set_title(f"{words}, {_format_shape_range(shapes)}" if shapes else words, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10)
     return figure, list(zip(grid, entries.items(), strict=False))
@@ -142,6 +148,21 @@ def _theory_line(axes: Axes, theory: Mapping[str, Any] | None) -> None:
     if theory:
         axes.axhspan(theory["q10"], theory["q90"], color=THEORY, alpha=0.12, lw=0, label="Gaussian, 10-90 %")
         axes.axhline(theory["median"], color=THEORY, ls="--", lw=1.2, label="Gaussian of that shape, median")
+
+
+def _theory_steps(axes: Axes, theories: Sequence[Mapping[str, Any] | None]) -> None:
+    """Draw the prediction of each layer, whose matrices have shapes of their own; none if it has no prediction."""
+    if None not in theories:
+        layers, low, high = np.arange(len(theories)), *([t[key] for t in theories if t] for key in ("q10", "q90"))
+        axes.fill_between(layers, low, high, step="mid", color=THEORY, alpha=0.12, lw=0, label="Gaussian, 10-90 %")
+        medians = [t["median"] for t in theories if t]
+        axes.step(layers, medians, where="mid", color=THEORY, ls="--", lw=1.2, label="Gaussian of that shape, median")
+
+
+def _distinct(theory: Any) -> list[Any]:
+    """Return the predictions of all layers, each once."""
+    several = theory if isinstance(theory, list) else [theory]
+    return [x for i, x in enumerate(several) if x not in several[:i]]
 
 
 def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:

@@ -47,8 +47,8 @@ def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Cal
 
     Returns:
         A function from a block's arrays (`blocks.Block`) to {name: Summary or Reading} with leading axis B, followed
-        by N for values per head. `Stack` puts L in front. A measure is left out if the block lacks an array that it
-        needs; `by_name` raises for a measure that no block has.
+        by N for values per head. `Stack` puts L in front, and returns a list for groups of unequal layers. A measure is
+        left out if the block lacks an array that it needs; `by_name` raises for a measure that no block has.
 
     Raises:
         ConfigError: a name is unknown.
@@ -63,23 +63,34 @@ def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Cal
     return reduced
 
 
-def by_name(stacks: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+def by_name(stacks: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Flatten {stack: {measure: values}} to one level, with names "stack.measure" if there are several stacks.
+
+    The measures of a stack with several groups of equal layers are a list with one entry per group; so are then the
+    values of each of its measures.
 
     Raises:
         ConfigError: a measure applies to no block of the model.
     """
+    transposed = {stack: _by_measure(measures) for stack, measures in stacks.items()}
     for name in names:
-        if not any(name in measures for measures in stacks.values()):
+        if not any(name in measures for measures in transposed.values()):
             spec = (ACTIVATIONS | WEIGHTS)[name]
             needs = ", ".join(spec.needs) + " of sequences without padding" * spec.whole
             raise ConfigError(f"Measure {name!r} does not apply to this model: no block has {needs}. Leave it out.")
     return {
         name if len(stacks) == 1 else f"{stack}.{name}": measures[name]
-        for stack, measures in stacks.items()
+        for stack, measures in transposed.items()
         for name in names
         if name in measures
     }
+
+
+def _by_measure(measures: Any) -> Mapping[str, Any]:
+    """Return a stack's values by measure, those of several groups as lists."""
+    if not isinstance(measures, list):
+        return measures
+    return {name: [of_group[name] for of_group in measures] for name in measures[0]}
 
 
 def measure(name: str) -> Measure:
@@ -105,19 +116,21 @@ def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
 
     Args:
         stacks: nested arrays of each stack's block by the stack's name, as returned by `model.measured()`: the arrays
-            of its `attention`, and of its `mlp` if it has one, with leading axis L.
+            of its `attention`, and of its `mlp` if it has one, with leading axis L; a list of them for groups of
+            unequal layers.
         names: names of measures in WEIGHTS.
         reduce: function of a batch of matrices, as for `tap`.
 
     Returns:
-        {stack: {name: Summary}} with leading axis L, followed by N for matrices per head; see `by_name`.
+        {stack: {name: Summary}} with leading axis L, followed by N for matrices per head; a list of such mappings for
+        groups of unequal layers; see `by_name`.
 
     Raises:
         ConfigError: a name is unknown, or a block has no `attention` and would be skipped silently.
     """
     measures = _look_up(names, WEIGHTS)
-    values = {}
-    for stack, block in stacks.items():
+
+    def of_block(stack: str, block: Mapping[str, Any]) -> dict[str, Any]:
         if "attention" not in block:
             raise ConfigError(
                 f'Stack {stack} cannot be measured: its block has no "attention", only {", ".join(block)}. Rename the '
@@ -125,8 +138,12 @@ def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
             )
         leaves = jax.tree.leaves_with_path(block)
         arrays = {jax.tree_util.keystr(path, simple=True, separator="."): jnp.asarray(x) for path, x in leaves}
-        values[stack] = _apply(measures, arrays, reduce)
-    return values
+        return _apply(measures, arrays, reduce)
+
+    return {
+        stack: [of_block(stack, group) for group in block] if isinstance(block, list) else of_block(stack, block)
+        for stack, block in stacks.items()
+    }
 
 
 def _look_up(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:

@@ -213,8 +213,10 @@ def read(value: Float[Array, "*b"], defined: bool = True) -> Reading:
 QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
 
 
-def digest(measured: Summary | Reading) -> list[dict[str, Any]]:
+def digest(measured: Summary | Reading | list[Any]) -> list[dict[str, Any]]:
     """Return one dictionary per layer (leading axis L) over all its examples and heads, ready for JSON.
+
+    A list has the values of groups of layers, from the first layer up.
 
     Quantiles are used since condition numbers have a heavy tail, which makes a mean misleading. Matrices with a NaN or
     an infinity are left out and counted. Singular ones stay in at their lower bound, since leaving out the worst would
@@ -226,6 +228,8 @@ def digest(measured: Summary | Reading) -> list[dict[str, Any]]:
     >>> [layer["median"] for layer in layers]
     [1.0, 4.0]
     """
+    if isinstance(measured, list):
+        return [layer for group in measured for layer in digest(group)]
     measured = jax.device_get(measured)
     usable = np.asarray(measured.finite if isinstance(measured, Summary) else measured.valid)
     if not usable.ndim:

@@ -6,7 +6,7 @@ singular matrices.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,27 +36,40 @@ def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | Non
     return prediction | {"formula": None if infinite else prediction["formula"], "shape": list(shape)}
 
 
-def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the measured values as plain numbers, and the singular values (L ... r) of matrices, both by measure."""
+def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray | list[np.ndarray]]]:
+    """Return the measured values as plain numbers, and the singular values (L ... r) of matrices, both by measure.
+
+    If the matrices of layers have different shapes, `shape` and `theory` are lists with one entry per layer, and the
+    singular values a list of arrays, one per layer.
+    """
     entries, spectra, order = {}, {}, list(ACTIVATIONS | WEIGHTS)
     # A jitted function returns its dictionary sorted by name. Sort by stack, then in the order of the measures.
     for name in sorted(measured, key=lambda name: (name.rpartition(".")[0], order.index(name.rpartition(".")[2]))):
         values = measured[name]
-        matrices = isinstance(values, tuple)
-        layers = digest(values[1] if matrices else values)
-        shape: Any = layers[0].get("shape")
+        groups = values if isinstance(values, list) else [values]
+        matrices = isinstance(groups[0], tuple)
+        layers = digest([group[1] for group in groups] if matrices else values)
+        counts = [layer["count"] for layer in layers]
         entries[name] = {
             "what": measure(name).what,
             "figure": "condition number" if matrices else "value",
-            "shape": shape,
-            "matrices_per_layer": layers[0]["count"],
+            **_shapes_and_theory(name, [layer.get("shape") for layer in layers]),
+            "matrices_per_layer": counts[0] if len({*counts}) == 1 else counts,
             "singular": sum(layer["singular"] for layer in layers) if matrices else None,
-            "theory": gaussian_prediction(name, shape) if matrices else None,
             "layers": layers,
         }
         if matrices:
-            spectra[name] = np.asarray(values[0])
+            singular = [np.asarray(group[0]) for group in groups]
+            spectra[name] = singular[0] if len(groups) == 1 else [layer for group in singular for layer in group]
     return entries, spectra
+
+
+def _shapes_and_theory(name: str, shapes: Sequence[Any]) -> dict[str, Any]:
+    """Return shape and Gaussian prediction of all layers, or lists of them by layer if their shapes differ."""
+    predictions = {tuple(shape): gaussian_prediction(name, shape) for shape in shapes if shape}
+    if len(predictions) <= 1:
+        return {"shape": shapes[0], "theory": next(iter(predictions.values()), None)}
+    return {"shape": list(shapes), "theory": [predictions[tuple(shape)] for shape in shapes]}
 
 
 def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,14 +79,15 @@ def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     measures = {}
     for name, figures in values.items():
-        shape = figures.get("shape", [None])[0]
         layers = [dict(zip(figures, of_layer, strict=True)) for of_layer in zip(*figures.values(), strict=True)]
-        measures[name] = {"shape": shape, "theory": shape and gaussian_prediction(name, shape), "layers": layers}
+        measures[name] = {**_shapes_and_theory(name, figures.get("shape", [None])), "layers": layers}
     return measures
 
 
 def format_table(entries: dict[str, Any]) -> str:
     """Format measures for a terminal: a row per layer, a column per measure, the Gaussian prediction and flags.
+
+    A measure whose matrices have several shapes has one column per shape.
 
     Args:
         entries: values by measure, from `describe`.
@@ -81,7 +95,7 @@ def format_table(entries: dict[str, Any]) -> str:
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "quantity", "matrix", "per layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "formula", "singular"]
-    columns = [_column(name, entry, depth) for name, entry in entries.items()]
+    columns = [_column(name, part, depth) for name, entry in entries.items() for part in _split_shapes(entry)]
     rows = [[label, *(column[i] for column in columns)] for i, label in enumerate(labels)]
     table = text.table(rows[0], rows[1:], indent="")
     notes = "\n".join(text.wrap(line) for line in [LEGEND, *_meanings(entries), *_flags(entries)])
@@ -93,14 +107,30 @@ def _meanings(entries: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {entry['what']}." for name, entry in entries.items()]
 
 
+def _split_shapes(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entry of a measure, or one for each shape of its matrices, in which layers of other shapes are None."""
+    layers, theories = entry["layers"], entry["theory"]
+    if not isinstance(theories, list):
+        yield entry
+        return
+    for shape, theory in {tuple(layer["shape"]): x for layer, x in zip(layers, theories, strict=True)}.items():
+        shown = [layer if tuple(layer["shape"]) == shape else None for layer in layers]
+        counts = {"matrices_per_layer": [layer["count"] for layer in shown if layer]}
+        singular = sum(layer["singular"] for layer in shown if layer)
+        yield entry | counts | {"shape": shape, "theory": theory, "layers": shown, "singular": singular}
+
+
 def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
     shape, prediction, layers = entry["shape"], entry["theory"], entry["layers"]
-    count = sum(layer["count"] for layer in layers)
+    count = sum(layer["count"] for layer in layers if layer)
     formula = (
         "infinite" if prediction and prediction["formula"] is None else prediction and f"{prediction['formula']:.3g}"
     )
-    head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", str(entry["matrices_per_layer"])]
-    cells = [format_quantiles(layer) + ("*" if layer["flags"] else "") for layer in layers]
+    several = entry["matrices_per_layer"]
+    numbers = sorted({*several}) if isinstance(several, list) else [several]
+    per_layer = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+    head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", per_layer]
+    cells = [format_quantiles(layer) + ("*" if layer["flags"] else "") if layer else "-" for layer in layers]
     cells += ["-"] * (depth - len(layers))  # stacks of one model may differ in depth
     mark = " (>10 % off)" if prediction and prediction["inaccurate"] else ""
     singular = f"{entry['singular']} of {count}" if shape else "-"

@@ -5,6 +5,8 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from leanformer.config.per_layer import allow_per_layer
+
 
 # Interventions that change the forward pass: published weights then compute other outputs.
 INTERVENTIONS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "graying")
@@ -130,7 +132,7 @@ def section(name: str, **arguments: Any) -> ConfigDict:
     m.backend = "auto"  # attention implementation: "xla", "cudnn", "naive", or "auto" (selected and logged at start)
     softmax(m)
     m.update(arguments)
-    return m
+    return allow_per_layer(m)
 
 
 def blocks(name: str, **arguments: Any) -> ConfigDict:
@@ -141,7 +143,7 @@ def blocks(name: str, **arguments: Any) -> ConfigDict:
 
 def softmax(m: ConfigDict) -> None:
     """Add the keys of attention="softmax" and "latent", which have no effect if unset."""
-    # number of key and value heads, each shared by several query heads; model.num_heads if unset
+    # number of key and value heads, each shared by several query heads, or one per layer; model.num_heads if unset
     m.num_kv_heads = placeholder(int)
     m.logit_scale = placeholder(float)  # factor of the attention logits q·k; 1/√head_dim if unset
     m.temperature = placeholder(bool)  # True: each head has a learned factor of its attention logits

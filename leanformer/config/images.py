@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
 from leanformer.config.common import common, section
+from leanformer.config.per_layer import allow_per_layer
 from leanformer.config.rules import SIDE, check_classes, image_sides, require
 
 
@@ -26,10 +27,12 @@ def base() -> ConfigDict:
         patch_size=16,  # side of a square patch, in pixels
         width=768,  # embedding dimension of a token; one number per stage in architectures with stages
         depth=12,  # number of blocks; one number per stage in architectures with stages
-        num_heads=12,  # number of attention heads; one number per stage in architectures with stages
-        head_dim=64,  # head dimension of queries and keys, independent of model.width; one number per stage if staged
-        value_dim=placeholder(int),  # head dimension of values; model.head_dim if unset
-        mlp_dim=3072,  # hidden dimension of the MLP; one number per stage in architectures with stages
+        # number of attention heads, or one per layer, as (4,4,8) or linear:4-12; one per stage in architectures with
+        # stages
+        num_heads=12,
+        head_dim=64,  # head dimension of queries and keys, independent of model.width; also per layer or stage
+        value_dim=placeholder(int),  # head dimension of values; also per layer or stage; model.head_dim if unset
+        mlp_dim=3072,  # hidden dimension of the MLP; also per layer or stage
         attention="softmax",  # attention type: "softmax" or another entry of leanformer/layers/attention_registry.py
         # input of the classifier: "token", the class token, or "mean" over patches, without a class token
         pool="token",
@@ -91,7 +94,7 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     # number of landmarks of attention="nystrom", which every image architecture supports; 64 if unset
     m.landmarks = placeholder(int)
     m.update(arguments)
-    return m
+    return allow_per_layer(m)
 
 
 FAMILIES = {  # keys of `model` that only some architectures have, with their help texts

@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from leanformer.config.common import blocks, common
+from leanformer.config.per_layer import allow_per_layer
 from leanformer.config.rules import nearest_divisors, require
 
 
@@ -57,6 +58,7 @@ def points() -> ConfigDict:
     c.model.pool = "none"  # output of the model: "none", one per token, or "token", one from a class token in front
     c.model.remat = "none"
     c.model.mlp_dim = 2048
+    allow_per_layer(c.model)
 
     c.batch_size, c.total_epochs, c.total_steps = 256, 0.0, 100_000
     c.optim.update(lr=0.01, warmup_steps=5000, warmup_lr=0.0, weight_decay=0.0)

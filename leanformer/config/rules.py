@@ -164,10 +164,10 @@ def _check_model(m: Any) -> None:
     sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "num_classes")
     sizes += ("vocabulary", "max_length", "unroll")
     for name in (name for name in sizes if m.get(name) is not None):
-        by_stage = m[name] if isinstance(m[name], tuple) else (m[name],)
-        require(min(by_stage, default=0) >= 1, f"model.{name}={m[name]} must be at least 1.")
+        several = _numbers(m[name])
+        require(min(several, default=0) >= 1, f"model.{name}={m[name]} must be at least 1.")
         # Some settings are one Python number per layer, so a mistyped depth would take minutes to reject.
-        require(name != "depth" or max(by_stage) <= MAX_DEPTH, f"model.depth={m[name]} must be at most {MAX_DEPTH}.")
+        require(name != "depth" or max(several) <= MAX_DEPTH, f"model.depth={m[name]} must be at most {MAX_DEPTH}.")
     for name in ("drop_path", "dropout"):
         require(0 <= m.get(name, 0) < 1, f"model.{name}={m.get(name)} must be in [0, 1).")
     if "patch_size" in m:
@@ -176,12 +176,18 @@ def _check_model(m: Any) -> None:
             f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
             f"nearest valid patch sizes: {nearest_divisors(math.gcd(*image_sides(m.image_size)), m.patch_size)}.",
         )
-    if m.backend == "cudnn" and isinstance(m.get("head_dim"), int):
+    staged = not isinstance(m.get("depth"), int)  # not all stages have such attention
+    for head_dim in () if m.backend != "cudnn" or staged else _numbers(m.head_dim):
         require(
-            m.head_dim % 8 == 0 and m.head_dim <= 256,
-            f'model.backend="cudnn" requires model.head_dim to be a multiple of 8 up to 256, found {m.head_dim}. '
-            f'Set head_dim={max(8, min(256, 8 * math.ceil(m.head_dim / 8)))} or model.backend="xla".',
+            head_dim % 8 == 0 and head_dim <= 256,
+            f'model.backend="cudnn" requires model.head_dim to be a multiple of 8 up to 256, found {head_dim}. '
+            f'Set head_dim={max(8, min(256, 8 * math.ceil(head_dim / 8)))} or model.backend="xla".',
         )
+
+
+def _numbers(sizes: Any) -> tuple[int, ...]:
+    """Return a size, or one per layer or stage, as a tuple."""
+    return tuple(sizes) if isinstance(sizes, tuple | list) else (sizes,)
 
 
 def _check_image_size(size: Any) -> None:

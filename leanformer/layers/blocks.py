@@ -21,7 +21,8 @@ from leanformer.layers.multihead import MultiHeadAttention
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """Settings of a stack of equal blocks."""
+    """Settings of a stack of blocks. If not all are equal, `groups` has those of each group of consecutive equal ones,
+    and `attention` and `mlp` are those of the last group."""
 
     width: int  # D
     depth: int = 1  # L
@@ -39,6 +40,7 @@ class BlockConfig:
     graying_by: str | None = None
     kernel_init: nnx.Initializer = normal
     dtype: Any = jnp.float32  # of activations; parameters are float32
+    groups: tuple["BlockConfig", ...] = ()  # empty if all blocks are equal
 
     @property
     def attention_config(self) -> AttentionConfig:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import math
 import types
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,13 @@ from typing import Any, get_args, get_origin
 import jax.numpy as jnp
 from flax import nnx
 
+from leanformer.config.per_layer import PER_LAYER
 from leanformer.errors import ConfigError
 from leanformer.layers.attention_registry import ATTENTIONS, AttentionConfig, check_mask, options_of
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.stack import list_groups
 
 
 REQUIRED = inspect.Parameter.empty
@@ -27,7 +30,7 @@ WORDS = {
     bool: "True or False",
     str: "a string",
     types.NoneType: "None",
-    Sequence: "a tuple of integers from 1, one per stage",
+    Sequence: "a tuple of integers from 1, one per layer or stage",
     tuple: "a pair of integers from 1",
 }
 
@@ -45,6 +48,7 @@ class Family(nnx.Module):
     attentions: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS  # attention types by name
     blocks: Any  # Stack of blocks; overridden `stacks` name others
     staged = False  # True: sizes of blocks are one number per stage
+    layered = True  # True: unless `staged`, sizes of PER_LAYER are one number, or one number per layer
     # Further keys of blocks with their defaults, and settings of blocks that are not configurable.
     takes: Mapping[str, Any] = types.MappingProxyType({})
     fixed: Mapping[str, Any] = types.MappingProxyType({})
@@ -64,8 +68,16 @@ class Family(nnx.Module):
         if name == "attention":
             return str
         plain = next(kind for kind in _alternatives(SETTINGS[name].type) if kind is not types.NoneType)
-        plain = Sequence[int] if cls.staged and name in (*SIZES, "value_dim") else plain
+        if cls.staged and name in (*SIZES, "value_dim"):
+            plain = Sequence[int]
+        elif cls._is_per_layer(name):
+            plain = plain | Sequence[int]
         return plain | None if default is None else plain
+
+    @classmethod
+    def _is_per_layer(cls, name: str) -> bool:
+        """Return whether a key may have one number per layer."""
+        return cls.layered and not cls.staged and name in PER_LAYER
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> None:
@@ -81,8 +93,24 @@ class Family(nnx.Module):
             check_type(key, arguments[key], keys[key][0])
         kind = arguments.get("attention", keys["attention"][1])
         for key, value in cls.options(arguments).items():
-            check_type(key, value, cls.attentions[kind].options[key], least=0)
+            plain = cls.attentions[kind].options[key]
+            if cls._is_per_layer(key):
+                check_type(key, value, plain | Sequence[int])
+            else:
+                check_type(key, value, plain, least=0)
+        cls._check_lengths(arguments)
         check_mask(kind, cls.mask_parts(arguments), cls.attentions)
+
+    @classmethod
+    def _check_lengths(cls, arguments: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a size has one number per layer, but not as many as there are layers."""
+        depth = arguments["depth"]
+        for name, value in arguments.items():
+            if cls._is_per_layer(name) and isinstance(value, tuple | list) and len(value) != depth:
+                raise ConfigError(
+                    f"model.{name}={tuple(value)}: {len(value)} numbers for model.depth={depth} layers. Set one number "
+                    f"for all layers, {depth} numbers, or a schedule such as linear:4-12."
+                )
 
     @classmethod
     def options(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +150,9 @@ class Family(nnx.Module):
         head_dims = widths(arguments["head_dim"])
         kind = cls.attentions.get(arguments.get("attention"), MultiHeadAttention)
         queries = tuple(kind.query_width(width, arguments) for width in head_dims)
-        return {"head_dim": queries, "value_dim": widths(arguments.get("value_dim")) or head_dims}
+        values = widths(arguments.get("value_dim")) or head_dims
+        number = max(len(queries), len(values))  # one size may be one number, and the other one per layer
+        return {"head_dim": queries * (number // len(queries)), "value_dim": values * (number // len(values))}
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -134,8 +164,13 @@ class Family(nnx.Module):
         return {"blocks": self.blocks.layers}
 
     def measured(self) -> dict[str, Any]:
-        """Return {stack: parameters of its blocks} with leading axis L, the argument of `conditioning.weights`."""
-        return {name: nnx.as_pure(nnx.state(block, nnx.Param)) for name, block in self.stacks().items()}
+        """Return {stack: parameters of its blocks} with leading axis L, the argument of `conditioning.weights`.
+
+        Parameters of several groups of equal layers are a list, with one entry per group.
+        """
+        groups = {name: list_groups(layers) for name, layers in self.stacks().items()}
+        values = {name: [nnx.as_pure(nnx.state(x, nnx.Param)) for x in several] for name, several in groups.items()}
+        return {name: several if len(several) > 1 else several[0] for name, several in values.items()}
 
 
 class WithClassAttention(Family):
@@ -153,7 +188,27 @@ def widths(sizes: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def block_config(values: Mapping[str, Any]) -> BlockConfig:
-    """Return the settings of blocks from a flat mapping, such as a section config.model."""
+    """Return the settings of blocks from a flat mapping, such as a section config.model; sizes may be per layer."""
+    sizes = {**values, **values["options"]}
+    if any(isinstance(sizes.get(name), tuple | list) for name in PER_LAYER):
+        layers = itertools.groupby(_plain_config(_of_layer(values, i)) for i in range(values["depth"]))
+        groups = [dataclasses.replace(layer, depth=len([*equal])) for layer, equal in layers]
+        return dataclasses.replace(groups[-1], depth=values["depth"], groups=tuple(groups) if len(groups) > 1 else ())
+    return _plain_config(values)
+
+
+def _of_layer(values: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return the flat settings of one layer."""
+
+    def pick(settings: Mapping[str, Any]) -> dict[str, Any]:
+        several = {key: settings[key] for key in PER_LAYER if isinstance(settings.get(key), tuple | list)}
+        return {**settings, **{key: sizes[index] for key, sizes in several.items()}}
+
+    return pick(values) | {"options": pick(values["options"])}
+
+
+def _plain_config(values: Mapping[str, Any]) -> BlockConfig:
+    """Return the settings of equal blocks."""
 
     def part(kind: Any) -> dict[str, Any]:
         return {field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}

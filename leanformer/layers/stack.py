@@ -1,8 +1,9 @@
-"""Scanned stack of equal blocks, and its rematerialisation policies."""
+"""Scanned stack of blocks, with one scan per group of equal blocks, and its rematerialisation policies."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,13 +45,38 @@ REMAT = {
 }
 
 
+MakeBlock = Callable[[nnx.Rngs], nnx.Module]
+
+
+class Groups(nnx.Module):
+    """Stacked blocks of groups of consecutive equal layers, each named by its first layer: `from0`, `from4`, ..."""
+
+    def __init__(self, groups: Mapping[int, nnx.Module]):
+        self.firsts = tuple(sorted(groups))
+        for first in self.firsts:
+            setattr(self, f"from{first}", groups[first])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the stacked blocks of each group, from the first layer up."""
+        return (getattr(self, f"from{first}") for first in self.firsts)
+
+
+def list_groups(layers: nnx.Module) -> list[Any]:
+    """Return the stacked blocks of `Stack.layers`, from the first layer up: one entry if all layers are equal."""
+    return [*layers] if isinstance(layers, Groups) else [layers]
+
+
 class Stack(nnx.Module):
-    """Stack of equal blocks, run as one scan over stacked parameters: compile time does not grow with depth.
+    """Stack of blocks, run as one scan over stacked parameters: compile time does not grow with depth.
+
+    Blocks of several shapes run as one scan per group of consecutive equal blocks. The parameters of a stack of equal
+    blocks are in `layers`, those of a group from layer 4 on are in `layers.from4`.
 
     Args:
-        make_block: function from `nnx.Rngs` to a block. `block(x, context)` returns the next x, the tap's result and
-            the cache; attributes `branches` (number of residual branches) and `dropout` (rate) are required.
-        depth: L.
+        make_block: function from `nnx.Rngs` to a block, or one function per group by the index of its first layer.
+            `block(x, context)` returns the next x, the tap's result and the cache; attributes `branches` (number of
+            residual branches) and `dropout` (rate) are required.
+        depth: L, of all groups together.
         drop_path: stochastic-depth rate per layer; one number means a linear rise from 0 to it.
         remat: rematerialisation policy, a key of REMAT.
         unroll: layers per scan iteration, 1 if None. Unrolling all layers avoids copies of weights and gradients
@@ -62,7 +88,7 @@ class Stack(nnx.Module):
 
     def __init__(
         self,
-        make_block: Callable[[nnx.Rngs], nnx.Module],
+        make_block: MakeBlock | Mapping[int, MakeBlock],
         depth: int,
         *,
         drop_path: float | Sequence[float] = 0.0,
@@ -72,23 +98,27 @@ class Stack(nnx.Module):
     ):
         rates = np.linspace(0, drop_path, depth) if isinstance(drop_path, int | float) else np.asarray(drop_path)
         self.rates, self.remat, self.unroll = tuple(map(float, rates)), remat, unroll or 1
-        self.layers: Any = nnx.vmap(make_block)(rngs.split(depth))
-        plain = type(self.layers).__call__ is Block.__call__
-        self.graying = self.layers.graying if plain else (None, None)
+        makers = make_block if isinstance(make_block, Mapping) else {0: make_block}
+        self.bounds = tuple(itertools.pairwise([*makers, depth]))  # of each group: first layer, and that after its last
+        groups = {first: nnx.vmap(makers[first])(rngs.split(end - first)) for first, end in self.bounds}
+        self.layers: Any = groups[0] if len(groups) == 1 else Groups(groups)
+        block = list_groups(self.layers)[0]
+        plain = type(block).__call__ is Block.__call__
+        self.branches, self.graying = block.branches, block.graying if plain else (None, None)
         rates = (getattr(module, "attention_dropout", None) for _, module in nnx.iter_modules(self.layers))
         attention_dropout = next(filter(None, rates), None)
-        self.drops = bool(attention_dropout) or self.layers.dropout > 0
+        self.drops = bool(attention_dropout) or block.dropout > 0
         if not plain and attention_dropout:
             raise ConfigError(
                 f"model.attention_dropout={attention_dropout}: not supported by blocks of type "
-                f"{type(self.layers).__name__}. Leave it unset."
+                f"{type(block).__name__}. Leave it unset."
             )
 
     @classmethod
     def from_config(
         cls,
         config: BlockConfig,
-        make_block: Callable[[nnx.Rngs], nnx.Module] | None = None,
+        make_block: Callable[[BlockConfig, nnx.Rngs], nnx.Module] | None = None,
         *,
         drop_path: float | Sequence[float] | None = None,
         rngs: nnx.Rngs,
@@ -96,49 +126,74 @@ class Stack(nnx.Module):
         """Return the stack of a config.
 
         Args:
-            make_block: function from `nnx.Rngs` to a block; makes a `Block` if None.
+            make_block: function from the settings of a group and `nnx.Rngs` to a block; makes a `Block` if None.
             drop_path: stochastic-depth rates that replace those of the config; None to keep them.
         """
 
-        def plain(rngs: nnx.Rngs) -> nnx.Module:
+        def plain(config: BlockConfig, rngs: nnx.Rngs) -> nnx.Module:
             return Block(config.make_attention(rngs), config, rngs=rngs)
 
+        groups = config.groups or (config,)
+        firsts = itertools.accumulate((group.depth for group in groups[:-1]), initial=0)
+        makers = {i: functools.partial(make_block or plain, group) for i, group in zip(firsts, groups, strict=True)}
         rates = config.drop_path if drop_path is None else drop_path
         how: dict[str, Any] = {"remat": config.remat, "unroll": config.unroll, "rngs": rngs}
-        return cls(make_block or plain, config.depth, drop_path=rates, **how)
+        return cls(makers, config.depth, drop_path=rates, **how)
 
     def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = PLAIN) -> tuple[Any, ...]:
         """Return the output and the tap's results, stacked over layers (leading axis L); with a cache, the new one too.
 
-        A key per example switches training on: drop path and dropout are drawn, and batch statistics are used and
-        updated. A cache (see `empty_cache`) requires a causal mask whose offset is the number of cached tokens; x are
-        the tokens that follow, and the returned cache contains them.
+        Tap's results and caches of several groups are lists, with one entry per group. A key per example switches
+        training on: drop path and dropout are drawn, and batch statistics are used and updated. A cache (see
+        `empty_cache`) requires a causal mask whose offset is the number of cached tokens; x are the tokens that follow,
+        and the returned cache contains them.
 
         Raises:
             ValueError: a cache is combined with a tap or with training, which need whole sequences.
         """
         if context.cache is not None and (context.tap is not None or context.key is not None):
             raise ValueError("A cache excludes a tap and a training key: both need whole sequences.")
-        graphdef, params, statistics = nnx.split(self.layers, nnx.Param, ...)
-        key, train, drawn = context.key, context.key is not None, {"cache": context.cache, "scales": None, "key": None}
+        key, train, scales, keys = context.key, context.key is not None, None, None
         if train and max(self.rates) > 0:
             # Drawn before the scan: inside, the compiler fuses the generator into loops over every activation.
-            drawn["scales"] = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
+            scales = path_scales(key, np.asarray(self.rates, np.float32), self.branches)
         if train and self.drops:
-            drawn["key"] = self._dropout_keys(key)
+            keys = self._dropout_keys(key)
 
-        context = dataclasses.replace(context, lengths=full_lengths(*jax.tree.leaves(x)))
+        context = dataclasses.replace(context, lengths=full_lengths(*jax.tree.leaves(x)), train=train)
         if self.graying[0] is not None:
             x = interventions.flatten_token_spectrum(x, *self.graying)
+
+        groups = list_groups(self.layers)
+        if len(groups) == 1:
+            x, taps, cache = self._scan(groups[0], x, context, {"cache": context.cache, "scales": scales, "key": keys})
+        else:
+            taps, cache = [], []
+            for i, (layers, (first, end)) in enumerate(zip(groups, self.bounds, strict=True)):
+                drawn = {name: None if x is None else x[first:end] for name, x in (("scales", scales), ("key", keys))}
+                drawn["cache"] = None if context.cache is None else context.cache[i]
+                x, *results = self._scan(layers, x, context, drawn)
+                for found, result in zip((taps, cache), results, strict=True):
+                    found.append(result)
+        return (x, taps) if context.cache is None else (x, taps, cache)
+
+    def _scan(
+        self, layers: nnx.Module, x: PyTree[Array], context: Context, of_layers: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """Run a group of equal layers; return the output, the tap's results and the cache, and update statistics.
+
+        `of_layers` are fields of a block's context, with a leading axis of layers.
+        """
+        graphdef, params, statistics = nnx.split(layers, nnx.Param, ...)
+        train, length = context.train, jax.tree.leaves(params)[0].shape[0]
+        unroll = min(self.unroll, length)
 
         def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer
             block = nnx.merge(graphdef, params, statistics)
             if train:
                 interventions.power_iteration_step(block)
-            x, taps, cache = block(
-                constrain_layout(constrain_batch(x)), dataclasses.replace(context, train=train, **drawn)
-            )
+            x, taps, cache = block(constrain_layout(constrain_batch(x)), dataclasses.replace(context, **drawn))
             moved = nnx.state(block, nnx.BatchStat) if train else None
             return constrain_layout(constrain_batch(x)), (taps, moved, cache)
 
@@ -147,22 +202,28 @@ class Stack(nnx.Module):
             # If the backward pass is a separate loop, barriers between the two would only cause copies of slices.
             # Without a loop, the compiler would reuse the values of the forward pass instead of computing them again.
             # Weights converted to bfloat16 are small, and converting them again takes a kernel each.
-            barriers, policy = self.unroll > 1 and self.unroll >= len(self.rates), REMAT[self.remat]
+            barriers, policy = self.unroll > 1 and unroll == length, REMAT[self.remat]
             if barriers:
                 policy = _both(policy, jax.checkpoint_policies.save_only_these_names(WEIGHTS))
             step = jax.checkpoint(body, policy=policy, prevent_cse=barriers)
-        x, (taps, moved, cache) = jax.lax.scan(step, x, (params, statistics, drawn), unroll=self.unroll)
+        x, (taps, moved, cache) = jax.lax.scan(step, x, (params, statistics, of_layers), unroll=unroll)
         if train:
-            nnx.update(self.layers, moved)
-        return (x, taps) if context.cache is None else (x, taps, cache)
+            nnx.update(layers, moved)
+        return x, taps, cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for `size` tokens: the arrays of `attention.empty_cache` with a leading axis L."""
-        one = self.layers.empty_cache(batch, size)
-        return jax.tree.map(lambda x: jnp.zeros((len(self.rates), *x.shape), x.dtype), one)
+        """Return an empty cache for `size` tokens: the arrays of `attention.empty_cache` with a leading axis L.
+
+        That of several groups is a list, with one entry per group.
+        """
+        caches = [
+            jax.tree.map(lambda x, n=end - first: jnp.zeros((n, *x.shape), x.dtype), layers.empty_cache(batch, size))
+            for layers, (first, end) in zip(list_groups(self.layers), self.bounds, strict=True)
+        ]
+        return caches[0] if len(caches) == 1 else caches
 
     def _dropout_keys(self, key: Key[Array, "b"]) -> Key[Array, "l b"]:
         """Return a key per layer and example, distinct from the keys of drop path."""
-        first = len(self.rates) * self.layers.branches
+        first = len(self.rates) * self.branches
         fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         return jax.vmap(fold, in_axes=(None, 0))(key, first + jnp.arange(len(self.rates)))

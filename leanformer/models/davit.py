@@ -230,7 +230,7 @@ class Model(Family):
             )
         self.dtype, self.stages = dtype, len(blocks)
 
-        def unit(stage: BlockConfig, channel: int, rngs: nnx.Rngs) -> Unit:
+        def unit(channel: int, stage: BlockConfig, rngs: nnx.Rngs) -> Unit:
             a = stage.attention_config
             windows = dataclasses.replace(a, options={**a.options, "window_size": window_size})
             options: dict[str, Any] = {"qkv_bias": a.qkv_bias, "backend": a.backend, "dtype": dtype, "rngs": rngs}
@@ -244,7 +244,7 @@ class Model(Family):
         for i, stage in enumerate(blocks):
             if i:
                 setattr(self, f"down{i + 1}", Downsample(widths[i - 1], widths[i], dtype=dtype, rngs=rngs))
-            make_unit = functools.partial(unit, stage, channels_of[i])
+            make_unit = functools.partial(unit, channels_of[i])
             stack = Stack.from_config(stage, make_unit, drop_path=rates[i].tolist(), rngs=rngs)
             setattr(self, f"stage{i + 1}", stack)
         self.norm = blocks[-1].make_norm(rngs)

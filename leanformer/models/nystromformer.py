@@ -47,7 +47,7 @@ class Model(Family):
         zero_is_padding: True if token 0 is padding at any position, as in the original, even if it is data. Not with
             cuDNN.
         blocks: settings of the blocks. Embeddings have their dropout, 0.1 in the original; the classifier's hidden
-            layer has the dimension of that of their MLP.
+            layer has the dimension of that of the last block's MLP.
     """
 
     # Parameters exempt from weight decay, in addition to biases and norms.

@@ -137,6 +137,7 @@ class Model(Family):
     # See lr_scales.
     bottom_up = (("pixel_embed", "pixel_pos", "patch_embed", "cls_token", "pos_embed"), ("blocks",))
     fixed = MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
+    layered = False
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class Model(Family):
         )
         projection = functools.partial(Projection, self.grid**2, inner_width, width, dtype=dtype)
 
-        def block(rngs: nnx.Rngs) -> TntBlock:
+        def block(blocks: BlockConfig, rngs: nnx.Rngs) -> TntBlock:
             attentions = [(config.make_attention(rngs), config) for config in (inner, blocks)]
             of_pixels, of_patches = [Block(*pair, rngs=rngs) for pair in attentions]
             original = layout == "original"

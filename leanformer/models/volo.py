@@ -229,10 +229,10 @@ class Model(WithClassAttention):
         rows, columns = (side // patch_size for side in image_sides(image_size))
         grid = (rows, columns)
 
-        def outlook(rngs: nnx.Rngs) -> Block:
-            a = first.attention_config
-            sizes = (first.width, a.num_heads, a.head_dim, a.value_dim)
-            return Block(OutlookAttention(*sizes, grid=grid, dtype=dtype, rngs=rngs), first, rngs=rngs)
+        def outlook(stage: BlockConfig, rngs: nnx.Rngs) -> Block:
+            a = stage.attention_config
+            sizes = (stage.width, a.num_heads, a.head_dim, a.value_dim)
+            return Block(OutlookAttention(*sizes, grid=grid, dtype=dtype, rngs=rngs), stage, rngs=rngs)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}

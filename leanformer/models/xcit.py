@@ -193,7 +193,7 @@ class Model(WithClassAttention):
         patch_size: side of a patch in pixels, a power of 2: the stem has one convolution per halving; published: 16, 8.
         channels: number of image channels; 1 or 3.
         class_depth: number of class-attention blocks. class_heads, class_head_dim: their N and H.
-        class_mlp_dim: F of class-attention blocks; `mlp_dim` if None.
+        class_mlp_dim: F of class-attention blocks; that of the last block before them if None.
         tokens_norm: True if the second norm of class-attention blocks also normalises patches.
         blocks: settings of the blocks, whose width is a multiple of patch_size / 2 and whose attention is
             "cross_covariance" or another (see `ATTENTIONS`). Stochastic depth has the same rate in each, none in class
@@ -230,8 +230,8 @@ class Model(WithClassAttention):
         self.dtype = dtype
         common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
 
-        def block(rngs: nnx.Rngs) -> XcitBlock:
-            return XcitBlock(blocks.make_attention(rngs), blocks, rngs=rngs)
+        def block(config: BlockConfig, rngs: nnx.Rngs) -> XcitBlock:
+            return XcitBlock(config.make_attention(rngs), config, rngs=rngs)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ class SweepRun:
     def config(self) -> ConfigDict:
         """Config of the run, not validated yet. Raises ConfigError if it cannot be loaded."""
         c = cli.parse([cli.CONFIG], self.words).config
-        tasks.fill_num_classes(c)
+        tasks.resolve(c)
         return c
 
     @property
@@ -139,7 +140,7 @@ def make_runs(
     keys = [*(key for key, _ in varied), *{key for key, _ in same}]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise ConfigError(f"--over={twice[0]} is given more than once. Pass all values in one --over, without --set.")
-    grid = {key: values.split(",") for key, values in varied}
+    grid = {key: _split_values(values) for key, values in varied}
     if "seed" in keys:
         raise ConfigError("A sweep does not take the key seed: its seeds are 0, 1, ... Pass their number as --seeds=N.")
     grid["seed"] = [str(seed) for seed in range(seeds)]
@@ -161,6 +162,11 @@ def make_runs(
             "the same word with --over."
         )
     return result
+
+
+def _split_values(text: str) -> list[str]:
+    """Return the values of --over, separated by commas outside of parentheses: "4,(4,8)" are two."""
+    return re.split(r",(?![^(]*\))", text)
 
 
 def _join_arguments(parts: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanformer.config.per_layer import resolve_schedules
 from leanformer.data import Source, fingerprints, open_images, quote
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import multihost, phases
@@ -14,7 +15,7 @@ from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
 __all__ = ["KINDS", "Batch", "DataModule", "Objective", "Spec", "Task", "build", "check_names", "class_names"]
-__all__ += ["fill_num_classes", "fingerprint", "open_data", "open_run"]
+__all__ += ["fill_num_classes", "fingerprint", "open_data", "open_run", "resolve"]
 
 
 def _from_config(name: str) -> Callable[[Any], Task]:
@@ -86,7 +87,7 @@ def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
     Raises ConfigError or DataError if the data do not fit the config or the run, or `workdir` is an export.
     """
     artifacts.check_not_exported(workdir)
-    fill_num_classes(c)
+    resolve(c)
     task = build(c)
     train, held_out = open_data(task.data, c, artifacts.load_classes(workdir))
     artifacts.check_tokenizer(workdir, train)
@@ -99,6 +100,15 @@ def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
 def class_names(source: Source) -> Sequence[str] | None:
     """Return the class names of a source in the order of the outputs; None if it has none."""
     return getattr(source, "classes", None)
+
+
+def resolve(c: Any) -> None:
+    """Set the keys of a config that others decide: sizes by a schedule over layers, and model.num_classes=0.
+
+    Raises the errors of `per_layer.resolve_schedules` and `fill_num_classes`.
+    """
+    resolve_schedules(c)
+    fill_num_classes(c)
 
 
 def fill_num_classes(c: Any) -> None:

@@ -1,6 +1,7 @@
 """Learning-rate scales of parameters: freezing, layer-wise decay, and the learning rate of the head.
 
-The layers of a stack are one leaf with a leading axis L. Here each layer has a name (`blocks.layers.3`) and a scale.
+The layers of a stack, or of each of its groups of equal layers, are one leaf with a leading axis L. Here each layer has
+a name by its index in the whole stack (`blocks.layers.3`), and a scale.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import optax
 
 from leanformer.errors import ConfigError
 from leanformer.runtime.trees import leaf_names
-from leanformer.training.optimizers import is_stacked
+from leanformer.training.optimizers import is_stacked, split_layer
 
 
 # Order of an architecture's modules from the input up, by the first parts of the names of their parameters. An entry is
@@ -99,11 +100,14 @@ def make(
     below = _distances(dict(zip(names, leaves, strict=True)), bottom_up)
     shares, all_names = [], set()
     for name, leaf in zip(names, leaves, strict=True):
-        by_layer = [{name, layer_name} for layer_name in _layer_names(name, leaf)]
+        by_layer = _layer_names(name, leaf)
         all_names |= set().union(*by_layer)
         trains = [not _is_frozen(freeze, layer_names) for layer_names in by_layer]
         first = name.split(".", 1)[0]
-        share = layer_decay ** below.get(first, 0) * (head if first in heads else 1.0)
+        levels = below.get(first, 0)
+        if isinstance(levels, np.ndarray):
+            levels = levels[_layers(name, leaf)]
+        share = layer_decay**levels * (head if first in heads else 1.0)
         shares.append(np.asarray(share * np.asarray(trains if is_stacked(name) else trains[0]), np.float32))
     for pattern in freeze:
         _check_matches(pattern.removeprefix("!"), all_names)
@@ -114,7 +118,10 @@ def make(
 
 def _distances(params: dict[str, Any], bottom_up: LayerOrder) -> dict[str, Any]:
     """Return the number of levels between each module and the top, by first name; (L,) for the layers of a stack."""
-    depths = {name.split(".", 1)[0]: leaf.shape[0] if is_stacked(name) else 0 for name, leaf in params.items()}
+    depths: dict[str, int] = {}
+    for name, leaf in params.items():
+        module, depth = name.split(".", 1)[0], _layers(name, leaf)[-1] + 1 if is_stacked(name) else 0
+        depths[module] = max(depth, depths.get(module, 0))
     distances, above = {}, 1
     for entry in reversed(bottom_up):
         present = [name for name in entry if name in depths]
@@ -123,10 +130,17 @@ def _distances(params: dict[str, Any], bottom_up: LayerOrder) -> dict[str, Any]:
     return distances
 
 
-def _layer_names(name: str, leaf: Any) -> list[str]:
+def _layers(name: str, leaf: Any) -> np.ndarray:
+    """Return the indices in the whole stack of the layers of a leaf."""
+    return split_layer(name)[1] + np.arange(leaf.shape[0])
+
+
+def _layer_names(name: str, leaf: Any) -> list[set[str]]:
+    """Return the names of each layer of a leaf: that of the leaf, also without its group, and that of the layer."""
     if not is_stacked(name):
-        return [name]
-    return [f".layers.{i}.".join(name.split(".layers.", 1)) for i in range(leaf.shape[0])]
+        return [{name}]
+    stack, _, rest = split_layer(name)
+    return [{name, f"{stack}.{rest}", f"{stack}.{i}.{rest}"} for i in _layers(name, leaf)]
 
 
 def _is_frozen(patterns: Sequence[str], names: set[str]) -> bool:

@@ -9,6 +9,7 @@ The layers of a stack are one leaf with a leading axis L, and the weight of a la
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -206,6 +207,18 @@ OPTIMIZERS = {"adamw": adamw} | {name: functools.partial(_add_guard_and_decay, r
 def is_stacked(name: str) -> bool:
     """Return whether a parameter belongs to a stack, and has a leading axis of layers."""
     return "layers" in name.split(".")
+
+
+def split_layer(name: str) -> tuple[str, int, str]:
+    """Return the parts of a stacked parameter's name around its layer, and the index of its first layer.
+
+    >>> split_layer("blocks.layers.from4.mlp.up.kernel")
+    ('blocks.layers', 4, 'mlp.up.kernel')
+    """
+    before, _, after = name.partition(".layers.")
+    group, _, rest = after.partition(".")
+    first = re.fullmatch(r"from(\d+)", group)
+    return f"{before}.layers", int(first[1]) if first else 0, rest if first else after
 
 
 def _size(leaf: Array, axes: tuple[int, ...]) -> int:

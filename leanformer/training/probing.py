@@ -70,11 +70,12 @@ def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str,
     """Return [(HEAD_WIDTH, changed keys of `model`), ...] for each number of heads, then the same with TOTAL_WIDTH.
 
     HEAD_WIDTH keeps the head dimension, so num_heads x head_dim grows; TOTAL_WIDTH keeps that product. Raises
-    ConfigError if the model has different numbers of heads by stage, or the total is not divisible by a number.
+    ConfigError if the model has different heads by layer or stage, or the total is not divisible by a number.
     """
-    if heads and not isinstance(m.num_heads, int):
+    several = [key for key in ("num_heads", "head_dim", "value_dim") if isinstance(m.get(key), tuple | list)]
+    if heads and several:
         raise ConfigError(
-            f"--heads: model.num_heads={m.num_heads} differs between stages. Use a model with one number of heads."
+            f"--heads: model.{several[0]}={m[several[0]]} differs between layers or stages. Use one number for all."
         )
     widths = {name: m[name] for name in ("head_dim", "value_dim") if m.get(name)}
     for n, (name, width) in itertools.product(heads, widths.items()):

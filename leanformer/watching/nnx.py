@@ -119,8 +119,11 @@ def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
         if kwargs.get("tap") is not None:
             return original.__call__(self, *args, **kwargs)
         result, taps = original.__call__(self, *args, **kwargs | {"tap": take})
-        for stack, (measured, rows) in taps.items():
-            arrivals.deliver_stack(stack, measured, rows, dtypes[0])
+        for stack, groups in taps.items():
+            first = 0
+            for measured, rows in groups if isinstance(groups, list) else [groups]:
+                arrivals.deliver_stack(stack, measured, rows, dtypes[0], first)
+                first += len(rows)
         return result, {}
 
     return _replace_call(model, call)

@@ -94,16 +94,16 @@ class Arrivals:
         jax.debug.callback(deliver, *results)
         return out
 
-    def deliver_stack(self, stack: str, measured: Mapping[str, Any], rows: Any, dtype: Any) -> None:
-        """Deliver results of all layers of a stack of `leanformer.layers`, with a leading axis L."""
+    def deliver_stack(self, stack: str, measured: Mapping[str, Any], rows: Any, dtype: Any, first: int = 0) -> None:
+        """Deliver results of layers of a stack of `leanformer.layers`, with a leading axis L, from layer `first` on."""
 
         def deliver(measured: Mapping[str, Any], rows: Any) -> None:
             for i in range(len(rows)):
-                name = f"{stack}.{i}"
+                name = f"{stack}.{first + i}"
                 self._deliver(name, dtype, False, jax.tree.map(lambda x, i=i: x[i], measured), rows[i])
 
         for i in range(len(rows)):
-            layer, per_head = self.watch.add_layer(f"{stack}.{i}"), measured.get("head_output")
+            layer, per_head = self.watch.add_layer(f"{stack}.{first + i}"), measured.get("head_output")
             if per_head is not None:
                 layer.heads, layer.head_dim = per_head.condition_number.shape[2], per_head.shape[1]
         if not is_traced(measured, rows):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.study import language, verdicts
+from experiments.study import language, layers, verdicts
 from experiments.study.language import BLOCKS, TUNING_SEED, Arm
 
 
@@ -91,3 +91,56 @@ def test_rows_are_read_as_written(tmp_path):
         language.append_row(row, tmp_path / "rows.csv")
     rows = language.read_rows(tmp_path / "rows.csv")
     assert len(rows) == 2 and rows[0]["loss"] == 2.5 and rows[0]["seed"] == 1 and rows[0]["date"].endswith("Z")
+
+
+def make_layer_rows(losses, seeds=(0, 1, 2, 3, 4), noise=1e-4):
+    rng = np.random.default_rng(0)
+    by_layer = {"log10_condition": (1.0, 2.0), "attention_entropy": (3.0, 4.0)}
+    return [
+        {"block": name, "num_heads": 8, "seed": seed, "loss": loss + noise * rng.normal(), "lr": 4e-3} | by_layer
+        for (name, loss), seed in itertools.product(losses.items(), seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "word"),
+    [
+        ((2.9, 2.85, 2.95), "holds"),
+        ((2.9, 2.9, 2.95), "refuted"),  # equivalent to uniform
+        ((2.9, 2.95, 2.99), "refuted"),
+        ((2.9, 2.85, 2.85), "undecided"),  # no better than decreasing
+    ],
+)
+def test_heads_by_layer_are_judged_by_the_rule(losses, word):
+    rows = make_layer_rows(dict(zip(layers.PRIMARY, losses, strict=True)))
+    rows += make_layer_rows({"increasing": 9.0}, seeds=(TUNING_SEED,))
+    judged = layers.compare(rows)
+    assert layers.decide(judged) == word and len(judged) == 3
+    difference, _ = judged["increasing", "uniform"]
+    assert difference.value == pytest.approx(losses[1] - losses[0], abs=1e-3)
+    assert layers.decide(layers.compare(rows[:10])) == "not run"
+    text = "\n".join(layers.report(rows))
+    assert word in text and "1.00  2.00" in text
+
+
+def test_arms_by_layer_have_equal_parameters_and_mean_heads():
+    for name, heads in layers.ARMS.items():
+        c = layers.get_config(layers.make_arm(name), 4e-3, 1)
+        total = {n * h for n, h in zip(heads, np.broadcast_to(c.model.head_dim, 6), strict=True)}
+        assert total == {layers.WIDTH} and layers.make_arm(name).heads == 8
+        assert language.count_parameters(c) == 1_271_808
+
+
+def test_runs_by_layer_are_resumed_from_their_table(tmp_path):
+    tried, path = [], tmp_path / "rows.csv"
+
+    def run(arm, lr, seed, out):
+        tried.append((lr, seed))
+        about = {"block": arm.block, "num_heads": arm.heads, "heads": "4 8", "head_dim": 16, "date": "today"}
+        return dict.fromkeys(layers.FIELDS, 1) | about | {"lr": lr, "seed": seed, "loss": 3 + lr}
+
+    fields = [*layers.FIELDS, "head_dim"]
+    for _ in range(2):
+        language.finish_arm(layers.make_arm("increasing"), layers.SEEDS, tmp_path, run=run, path=path, fields=fields)
+    assert tried == [(r, TUNING_SEED) for r in (2e-3, 4e-3, 8e-3, 1e-3)] + [(1e-3, seed) for seed in layers.SEEDS]
+    assert language.read_rows(path)[0]["heads"] == (4.0, 8.0)

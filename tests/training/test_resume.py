@@ -86,7 +86,7 @@ def differ(a, b):
     return any(not np.array_equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("task", [name for name in CONFIG_MAKERS if name != "xcit"])
+@pytest.mark.parametrize("task", [name for name in CONFIG_MAKERS if name not in ("xcit", "unequal")])
 def test_batches_are_a_function_of_seed_and_step(task, folder, monkeypatch):
     """Batches are equal in any order, from any first step, and for any number of processes."""
     c = make_small_config(task, folder)
@@ -167,9 +167,12 @@ def simulate_power_cut(monkeypatch, steps):
         yield
 
 
-def test_run_interrupted_twice_equals_uninterrupted_run(folder, tmp_path, monkeypatch, one_device, cache_all_programs):
+@pytest.mark.parametrize("task", ["points", pytest.param("unequal", marks=pytest.mark.slow)])
+def test_run_interrupted_twice_equals_uninterrupted_run(
+    task, folder, tmp_path, monkeypatch, one_device, cache_all_programs
+):
     """Interrupt a run between checkpoints, so that steps are repeated; records, evaluations and EMA must be equal."""
-    c = make_small_config("points", folder)
+    c = make_small_config(task, folder)
     assert train.train(c, tmp_path / "whole") == 0
     for steps in (3, 6):  # before the first checkpoint, then after the checkpoint of step 4
         with simulate_power_cut(monkeypatch, steps):

@@ -48,7 +48,8 @@ def run_step(run, step, batch):
     return float(metrics["loss"]), leaves_by_name(gradient), leaves_by_name(statistics), state
 
 
-TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "xcit")) for name in CONFIG_MAKERS]  # 30 s to compile
+SLOW = ("xcit", "unequal")  # 20 to 30 s to compile
+TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CONFIG_MAKERS]
 
 
 @pytest.mark.parametrize("name", TASKS)

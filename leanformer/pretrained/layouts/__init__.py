@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.config.common import INTERVENTIONS
+from leanformer.config.per_layer import listed_per_layer
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry
 
@@ -24,7 +25,8 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
         arguments: arguments of the model, including the `name` of its architecture.
 
     Raises:
-        ConfigError: the architecture has no such format, or the model uses an intervention that the format lacks.
+        ConfigError: the architecture has no such format, or the model has an intervention that the format lacks, or
+            layers of different sizes.
     """
     name = arguments["name"]
     module = _find_module(name)
@@ -37,6 +39,12 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
         raise ConfigError(
             f'model.{active[0]}={arguments[active[0]]}: the layout "{source}" has no such option, so its model would '
             "compute something else with these weights. Leave the option out, or use our own format."
+        )
+    if uneven := listed_per_layer(arguments):
+        name, sizes = next(iter(uneven.items()))
+        raise ConfigError(
+            f'model.{name}={sizes}: models of the layout "{source}" have one number for all layers. Set one number, or '
+            "use our own format; to export, also --to=stablehlo."
         )
     return getattr(module, source)(**arguments)
 
