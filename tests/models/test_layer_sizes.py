@@ -244,7 +244,7 @@ def test_measures_of_unequal_layers_have_the_shape_of_each_layer():
     assert entries["attention_entropy"]["shape"] is None
     assert [s.shape[-1] for s in spectra["mlp_up_weights"]] == [min(12, n) for n in GPT["mlp_dim"]]
     text = tables.format_table(entries)
-    heads = [line for line in text.splitlines() if "attention_output" in line]
+    heads = [line for line in text.splitlines() if line.startswith(" ") and "attention_output" in line]
     assert len(heads) == 1 and heads[0].count("attention_output") == len({*total})
     rows = [line.split("  ") for line in text.splitlines() if line.startswith("layer 2")]
     assert any(cell.strip() == "-" for cell in rows[0])
