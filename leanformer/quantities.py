@@ -99,7 +99,7 @@ def find(name: str) -> Quantity:
     Names of a task outside this package have no entry: their label is the name in words, without a direction.
 
     >>> find("top1").axis, find("seconds").axis, find("ema_top1").label
-    ('top-1 accuracy', 'training time (s)', 'top-1 accuracy, EMA weights')
+    ('top-1 accuracy (%)', 'training time (s)', 'top-1 accuracy, EMA weights')
     """
     if name in ALL:
         return ALL[name]
