@@ -43,9 +43,8 @@ def build(name: str, trained: bool, **changes: Any) -> nnx.Module:
     graphdef, *state = nnx.split(model, nnx.Param, nnx.BatchStat)
     allowed = pretrained.Allowed(new_head=True, resize_positions=True)
     layout = layouts.layout("huggingface", arguments)
-    return nnx.merge(
-        graphdef, *pretrained.load(packaged.tensors(name), layout, tuple(map(nnx.as_pure, state)), allowed)
-    )
+    weights = pretrained.load(packaged.tensors(name), layout, tuple(map(nnx.as_pure, state)), allowed)
+    return nnx.merge(graphdef, *jax.tree.map(jnp.asarray, weights))
 
 
 def passages(examples: int = EXAMPLES, length: int = 64) -> jax.Array:
