@@ -115,6 +115,7 @@ class Hooks:
         self.running = self.measured = False  # a call of the model; it is one to measure
         self.calls = 0
         self.valid: np.ndarray | None = None
+        self.masked: nn.Module | None = None  # part of the model whose call had the mask
         self.unreadable = ""
         self.frozen = any(p.requires_grad for p in watch.model.parameters())
         self.weights: dict[int, str] = {}  # projections seen, and the layer they belong to
@@ -137,6 +138,10 @@ class Hooks:
             enter, leave = self._hooks(scope, layer, count)
             handles.append(scope.module.register_forward_pre_hook(enter, prepend=True, **options))
             handles.append(scope.module.register_forward_hook(leave, always_call=True))
+        # After those of the layers, which may themselves be such parts and still need their mask.
+        for part in (m for m in model.modules() if m is not model and _takes_mask(m)):
+            handles.append(part.register_forward_pre_hook(self._enter_part, prepend=True, **options))
+            handles.append(part.register_forward_hook(self._leave_part, always_call=True))
         handles.append(model.register_forward_hook(self._end, always_call=True))
         return handles
 
@@ -153,8 +158,19 @@ class Hooks:
     def _end(self, *_: object) -> None:
         if not _recomputing():
             self.running = self.measured = False
-            self.valid, self.unreadable = None, ""
+            self.valid, self.masked, self.unreadable = None, None, ""
             self.tokens.clear()
+
+    def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Read the mask of a part, for its layers, unless the model's or an outer part's call had one."""
+        if self.measured and self.options.mask is None and self.valid is None and not self.unreadable:
+            # A mask of more axes was made by the model, from one that it does not pass on.
+            self.valid, _ = _read_mask(part, args, kwargs)
+            self.masked = None if self.valid is None else part
+
+    def _leave_part(self, part: nn.Module, *_: object) -> None:
+        if self.masked is part:
+            self.valid = self.masked = None
 
     def _enter_encoder(self, *_: object) -> None:
         """Have the encoder of PyTorch, which asks for it, keep padding instead of packing the tokens of its layers."""
@@ -247,6 +263,14 @@ def _recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def _takes_mask(module: nn.Module) -> bool:
+    """Return whether the call of a module has an argument of MASKS."""
+    try:
+        return not MASKS.keys().isdisjoint(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):
+        return False
+
+
 def _read_mask(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[np.ndarray | None, str]:
     """Return the padding mask of a call, B T, True: not padding; and a sentence if it cannot be read."""
     try:
@@ -254,6 +278,8 @@ def _read_mask(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except (TypeError, ValueError):
         return None, ""
     given = given | given.get("kwargs", {})
+    if given.get("query") is not given.get("key"):
+        return None, ""  # cross-attention: the mask is that of other tokens
     for name, padding in MASKS.items():
         mask = given.get(name)
         if not isinstance(mask, torch.Tensor):

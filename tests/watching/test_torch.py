@@ -218,6 +218,46 @@ def test_padding_does_not_count(given):
     assert w.rows[0]["tokens"] == [5, 11]
 
 
+class OwnMask(nn.Module):
+    """Model that makes the padding mask itself, for a part of it: token 0 is padding."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.embed = nn.Embedding(50, 24)
+        layer = nn.TransformerEncoderLayer(24, 3, 32, batch_first=True)
+        self.part = nn.TransformerEncoder(layer, 2) if encoder else nn.MultiheadAttention(24, 3, batch_first=True)
+
+    def forward(self, tokens):
+        x, padding = self.embed(tokens), tokens == 0
+        if isinstance(self.part, nn.TransformerEncoder):
+            return self.part(x, src_key_padding_mask=padding)
+        return self.part(x, x, x, key_padding_mask=padding)[0]
+
+
+@pytest.mark.parametrize("encoder", [True, False])
+def test_mask_made_inside_the_model_is_read(encoder):
+    """As if it were passed with mask=; without it, rows of padding would count."""
+    model, tokens = OwnMask(encoder).eval(), torch.arange(1, 13).repeat(2, 1)
+    tokens[0, 7:] = 0
+
+    def measure(**options):
+        with leanformer.watch(model, **options) as w:
+            model(tokens)
+        return [row["median"] for row in w.rows if row["median"] is not None]
+
+    found = measure()
+    assert found == measure(mask=(tokens != 0).numpy()) != measure(mask=np.ones((2, 12), bool))
+
+
+def test_mask_of_cross_attention_is_that_of_other_tokens():
+    attention = nn.MultiheadAttention(24, 3, batch_first=True)
+    with leanformer.watch(attention, measures=("attention_output",)) as w:
+        attention(
+            *(torch.randn(2, n, 24) for n in (5, 5, 5)), key_padding_mask=torch.tensor([[False] * 3 + [True] * 2] * 2)
+        )
+    assert next(row["shape"] for row in w.rows) == [5, 24]
+
+
 def test_mask_of_the_wrong_shape_is_refused():
     with pytest.raises(ConfigError, match=r"\(4, 9\)"):
         watch_once(Model(), batch(), mask=np.ones((4, 9)))
