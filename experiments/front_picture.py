@@ -115,24 +115,24 @@ def draw_sizes(axes: Axes) -> None:
 
 def draw_interventions(axes: Axes) -> None:
     """Plot the change of accuracy by heads and by interventions on conditioning."""
-    from experiments.figures import conditioning as figures
-
-    score = figures.mediation_values()["score"]
-    rows = {"8 heads\ninstead of 2": score["heads"]}
-    rows |= {SHORT.get(words, words): score[f"{name} beside base"] for name, words in figures.LEVERS.items()}
-    draw_estimates(axes, rows | {"control": score["control"]}, FIRST)
+    draw_estimates(axes, _changes("score"), FIRST)
     axes.set(xlabel="change of top-1 accuracy, points\n(right is better)")
 
 
 def draw_kappa(axes: Axes) -> None:
     """Plot how much heads and interventions lower the condition number."""
+    draw_estimates(axes, _changes("kappa"), SECOND)
+    axes.set(xlabel="change of log10 κ\n(left: better conditioned)")
+
+
+def _changes(what: str) -> dict[str, Estimate]:
+    """Return the changes of a quantity of the mediation study by heads, interventions and control."""
     from experiments.figures import conditioning as figures
 
-    kappa = figures.mediation_values()["kappa"]
-    rows = {"8 heads\ninstead of 2": kappa["heads"]}
-    rows |= {SHORT.get(words, words): kappa[f"{name} beside base"] for name, words in figures.LEVERS.items()}
-    draw_estimates(axes, rows | {"control": kappa["control"]}, SECOND)
-    axes.set(xlabel="change of log10 κ\n(left: better conditioned)")
+    values = figures.mediation_values()[what]
+    rows = {"8 heads\ninstead of 2": values["heads"]}
+    rows |= {SHORT.get(words, words): values[f"{name} beside base"] for name, words in figures.LEVERS.items()}
+    return rows | {"control": values["control"]}
 
 
 def draw_listops(axes: Axes) -> None:

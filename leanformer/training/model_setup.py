@@ -27,7 +27,7 @@ from leanformer.training.restoring import is_run
 
 
 # Largest depth of a stack that a GPU runs without a loop over layers, if model.unroll is unset: a third fewer launches
-# and copies, at no more memory, for two to three times the seconds of compilation (docs/gpus.md).
+# and copies, at most 2 % more memory, for 1.5 to 3.5 times the seconds of compilation (four configs, docs/gpus.md).
 UNROLLED = 12
 
 
