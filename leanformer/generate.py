@@ -25,7 +25,7 @@ from leanformer import cli
 from leanformer.costs.count import format_count
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
-from leanformer.runtime import files
+from leanformer.runtime import files, phases
 from leanformer.tasks import artifacts, generation
 from leanformer.tasks.generation import NOTHING, Sampling
 from leanformer.training import inference
@@ -84,6 +84,7 @@ def main(f: cli.Values) -> None:
     number = generation.tokens_available(given, model.config.model.max_length, f.tokens)
     key = jax.random.key(f.seed)
     columns = generation.generate(model.model, given, number, end=tokenizer.end, key=key, how=how)
+    columns = phases.announce_first(columns, "Compiling, and generating the first token")
     if f.prompts is None:
         print(f.prompt, end="", flush=True)
         for piece in stream_text(tokenizer, (int(column[0]) for column in columns)):

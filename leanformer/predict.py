@@ -28,7 +28,7 @@ from leanformer import cli
 from leanformer.data import source
 from leanformer.data.images.sources import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, CorruptExample, DataError
-from leanformer.runtime import files
+from leanformer.runtime import files, phases
 from leanformer.training import inference
 from leanformer.training.inference import LoadedModel
 
@@ -127,7 +127,7 @@ def main(f: cli.Values) -> int:
     paths = find_files(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
     if f.out is not None:
         files.check_output_file(f.out, paths)
-    lines = classify_files(model, paths, f.top)
+    lines = phases.announce_first(classify_files(model, paths, f.top), "Compiling, and classifying the first files")
     if f.out is None:
         failed = write(lines, f.format, sys.stdout)
     else:

@@ -7,12 +7,15 @@ ordinary run with the same examples, random draws, records, checkpoints and summ
 rounding, and `train` can resume it. The same command resumes interrupted runs, which must all be at the same step.
 """
 
+import sys
+
 from leanformer.runtime import signals, terminal
 
 
 if __name__ == "__main__":
     terminal.open_streams(result=False)
     signals.exit_on_stop()  # before the imports below, which take seconds
+    print("Loading JAX.", file=sys.stderr, flush=True)
 
 import json
 from collections.abc import Sequence

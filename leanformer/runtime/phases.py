@@ -1,6 +1,7 @@
 """Lines about phases of a command that take longer than two seconds."""
 
 import contextlib
+import itertools
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,3 +29,10 @@ def announce(phase: str, last: float | None = None) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def announce_first[T](items: Iterator[T], phase: str) -> Iterator[T]:
+    """Make the first item, which is announced like a phase because it compiles, and return an iterator of all items."""
+    with announce(phase):
+        first = [*itertools.islice(items, 1)]
+    return itertools.chain(first, items)
