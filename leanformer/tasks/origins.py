@@ -1,7 +1,7 @@
 """Checks of the weights that a model starts from: settings and tokenizer that they were trained with."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,27 @@ def warn_other_model(path: Path, model: Mapping[str, Any], settings: Callable[[M
     if differ:
         shown = ", ".join(f"model.{key}={theirs.get(key)}, now {ours[key]}" for key in differ)
         print(f"WARNING: {folder}: these weights were trained with {shown}.", file=sys.stderr, flush=True)
+
+
+def warn_other_class_order(path: Path, theirs: Sequence[str] | None, classes: Sequence[str] | None) -> None:
+    """Warn if weights with a classifier have the classes of the data in another order, in the process that writes.
+
+    Args:
+        path: file or folder of the weights.
+        theirs, classes: class names of the weights and of the data in the order of the outputs; None if unknown.
+    """
+    if not (multihost.is_primary() and theirs and classes) or sorted(theirs) != sorted(classes):
+        return
+    for number, (name, other) in enumerate(zip(theirs, classes, strict=True)):
+        if name != other:
+            print(
+                f"WARNING: {path}: output {number} of these weights is the class {name}, but in the data it is "
+                f"{other}: the classifier starts with its classes in another order. Rename the class folders so that "
+                "they sort as there, or set init_from.new_head=True.",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
 
 
 def warn_other_tokenizer(path: Path, words: str | None) -> None:

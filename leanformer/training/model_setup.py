@@ -73,13 +73,16 @@ class ModelSetup:
         Raises:
             WeightsError: the weights cannot be read, or differ from the model in more than `config.init_from` allows.
         """
-        from leanformer.tasks import origins  # here and below, since few runs read weights
+        from leanformer.pretrained import published  # here and below, since few runs read weights
+        from leanformer.tasks import origins
 
         self._compare_settings(path, layout)
         weights = self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
         if layout == "own":  # after the shapes, whose error says more
             model = self.config.model
             origins.warn_other_model(Path(path).expanduser(), model.to_dict(), models.find_class(model.name).settings)
+        else:
+            published.warn_unchecked(path)
         return weights
 
     def _compare_settings(self, path: str, layout: str) -> None:
@@ -101,6 +104,18 @@ class ModelSetup:
             preprocessing.warn_normalisation(path, layout, data.mean, data.std)
         if "tokenizer" in data and layout == "huggingface":
             origins.warn_other_tokenizer(Path(path).expanduser(), data.tokenizer)
+
+    def warn_other_class_order(self, classes: Sequence[str] | None) -> None:
+        """Warn if the weights of `config.init_from` have a classifier for these classes in another order."""
+        start = self.config.init_from
+        if start.path is None or start.new_head:
+            return
+        from leanformer.pretrained import published
+        from leanformer.tasks import artifacts, origins
+
+        path = Path(start.path).expanduser()
+        theirs = artifacts.load_classes(path) if start.layout == "own" else published.class_names(path)
+        origins.warn_other_class_order(path, theirs, classes)
 
     def map_weights(self, tensors: Mapping[str, Any], layout: str) -> Any:
         """Return weights from tensors in the layout of this name. Raises the errors of `read_weights`."""

@@ -190,6 +190,14 @@ def test_unknown_keys_are_warned_of(tmp_path, folder, capsys):
     assert mentions(capsys.readouterr().err, "WARNING", tmp_path / "config.json", "attention_sinks")
 
 
+def test_weights_without_a_published_config_are_warned_of(tmp_path, capsys):
+    published.warn_unchecked(tmp_path / "model.safetensors")
+    assert mentions(capsys.readouterr().err, "WARNING", tmp_path / "config.json", "heads")
+    (tmp_path / "config.json").write_text("{}")
+    published.warn_unchecked(tmp_path)
+    assert capsys.readouterr().err == ""
+
+
 def test_unknown_names_of_timm_are_warned_of(tmp_path, capsys):
     content, model = describe("timm vit")
     check(tmp_path, content | {"architecture": "vit_of_mine"}, model, "timm")

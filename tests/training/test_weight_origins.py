@@ -11,6 +11,7 @@ from leanformer import pretrained
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.exports import folders
 from leanformer.pretrained.published import preprocessing
+from leanformer.runtime import files
 from leanformer.tasks import artifacts, origins
 from leanformer.training import model_setup, run_files
 
@@ -73,6 +74,30 @@ def test_other_tokenizer_is_warned_of(tmp_path, capsys):
     for words in ("bpe:260", None, str(tmp_path / "other"), "bytes"):
         origins.warn_other_tokenizer(theirs, words)
         assert mentions(capsys.readouterr().err, "WARNING", theirs / "tokenizer.json", f"data.tokenizer={words}")
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "content"),
+    [
+        ("own", "classes.json", ["dog", "cat", "cow"]),
+        ("timm", "config.json", {"label_names": ["dog", "cat", "cow"]}),
+        ("huggingface", "config.json", {"id2label": {"10": "cow", "2": "cat", "1": "dog"}}),
+    ],
+)
+def test_another_order_of_the_same_classes_is_warned_of(tmp_path, tiny, capsys, layout, file, content):
+    files.write_json(tmp_path / file, content)
+    tiny.init_from.update(path=str(tmp_path), layout=layout)
+    model = model_setup.build(tiny)
+    for same in (["dog", "cat", "cow"], ["dog", "cat", "horse"], ["dog", "cat"], None):
+        model.warn_other_class_order(same)
+    assert capsys.readouterr().err == ""
+    other = ["cat", "dog", "cow"]
+    model.warn_other_class_order(other)
+    assert mentions(capsys.readouterr().err, "WARNING", "output 0", "class dog", "it is cat", "init_from.new_head")
+    for start in ({"new_head": True}, {"new_head": False, "path": None}):
+        tiny.init_from.update(start)
+        model.warn_other_class_order(other)
+    assert capsys.readouterr().err == ""
 
 
 def test_keys_that_are_younger_than_a_run_are_no_change(tmp_path, tiny, capsys):

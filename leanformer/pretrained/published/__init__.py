@@ -29,7 +29,7 @@ def check(
 ) -> None:
     """Raise WeightsError if the `config.json` beside published weights does not match the model.
 
-    Print one warning for keys that are unknown. Nothing is checked without a `config.json`.
+    Print one warning for keys that are unknown. Nothing is checked without a `config.json`, see `warn_unchecked`.
 
     Args:
         path: file of weights, index of several, or their folder.
@@ -38,8 +38,7 @@ def check(
         configurable: the keys of config.model that the architecture has.
         ignored: keys that may differ, because positions are resized or the head is new.
     """
-    path = Path(path).expanduser()
-    config = (path if path.is_dir() else path.parent) / "config.json"
+    config = _config_beside(path)
     if not config.is_file():
         return
     content = _read(config)
@@ -51,6 +50,35 @@ def check(
         ) from error
     if warning and multihost.is_primary():
         print(f"WARNING: {config}: {warning}", file=sys.stderr, flush=True)
+
+
+def warn_unchecked(path: str | Path) -> None:
+    """Warn, in the process that writes, if there is no `config.json` beside published weights."""
+    config = _config_beside(path)
+    if multihost.is_primary() and not config.is_file():
+        print(
+            f"WARNING: there is no {config}: the shapes of weights do not show the number of heads, the epsilon or the "
+            "activation, so it is not checked that these are those of the config. Copy it from where the weights are "
+            "from.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def class_names(path: str | Path) -> list[str]:
+    """Return the class names in the `config.json` beside published weights, in the order of the outputs; [] if none."""
+    config = _config_beside(path)
+    content = _read(config) if config.is_file() else {}
+    names = content.get("id2label") or content.get("label_names")  # of transformers, and of timm
+    if isinstance(names, dict) and all(isinstance(key, str) and key.isdecimal() for key in names):
+        names = [name for _, name in sorted(names.items(), key=lambda item: int(item[0]))]
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+
+
+def _config_beside(path: str | Path) -> Path:
+    """Return the path of the `config.json` in a folder, or in that of a file."""
+    path = Path(path).expanduser()
+    return (path if path.is_dir() else path.parent) / "config.json"
 
 
 def _check(
