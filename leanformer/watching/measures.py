@@ -28,6 +28,11 @@ SOURCES = {"out", "tokens", "q", "k"}  # arrays that every framework can provide
 AVAILABLE = tuple(name for name, spec in ACTIVATIONS.items() if SOURCES.issuperset(spec.needs))
 ROWS = {"out", "tokens"}  # arrays with a row per token
 OF_LOGITS = {name for name in AVAILABLE if ACTIVATIONS[name].needs == ("q", "k")}
+UNSEEN = {  # why arrays may be missing
+    ("out",): "the heads' outputs were not seen",
+    ("tokens",): "no block around the layer was found that tokens enter",
+    ("q", "k"): "its queries and keys were not seen",
+}
 CAPACITY = 1024
 RESOLVED = 0.1  # largest relative error of a condition number that counts as a value
 FIELDS = ("value", "bound", "effective_rank", "stable_rank", "tokens")
@@ -228,13 +233,17 @@ class Layer:
     def status(self) -> str:
         """Return "ok", or what is missing or unusual."""
         notes = list(self.notes)
+        single = f"{self.single} call{'s' * (self.single > 1)} with a single token left out"
         if not self.calls:
-            reason = f"{self.single} calls with a single token were left out" if self.single else "never called"
-            return "; ".join([reason, *notes])
+            return "; ".join([single if self.single else "never called", *notes])
         if self.single:
-            notes.append(f"{self.single} calls with a single token left out: their condition number is always 1")
-        if missing := [name for name in self.names if name not in self.total]:
-            notes.append(f"not available here: {', '.join(missing)}")
+            notes.append(f"{single}: the condition number would be 1")
+        for needs, reason in UNSEEN.items():
+            missing = [name for name in self.names if name not in self.total and ACTIVATIONS[name].needs == needs]
+            if missing and not any(ACTIVATIONS[name].needs == needs for name in self.total):
+                notes.append(f"{', '.join(missing)} not measured: {reason}")
+            elif missing:
+                notes.append(f"{', '.join(missing)} not measured: only for sequences without padding")
         return "; ".join(notes) or "ok"
 
     def rows(self) -> list[dict[str, Any]]:

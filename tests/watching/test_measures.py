@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from messages import mentions
 
 from leanformer import conditioning
 from leanformer.watching.measures import CAPACITY, Layer, bound_unresolved, reduce, unit_roundoff
@@ -57,3 +58,21 @@ def test_roundoff():
         2**-8,
         2**-11,
     ]
+
+
+def test_status_says_why_a_measure_is_missing():
+    rng, names = np.random.default_rng(0), ("attention_output", "tokens", "largest_logit", "attention_probabilities")
+    x = rng.standard_normal((2, 7, 2, 3)).astype(np.float32)
+    padding = np.arange(7)[None] < np.array([7, 5])[:, None]
+    for arrays, valid, reason in (
+        ({"out": x}, None, "largest_logit, attention_probabilities not"),
+        (
+            {"out": x, "q": x, "k": x},
+            padding,
+            "attention_probabilities not measured: only",
+        ),
+    ):
+        layer = Layer("attention", names)
+        layer.add(jax.device_get(reduce(arrays, valid, names)), np.array([7, 5]))
+        layer.calls, layer.single = 1, 1
+        assert mentions(layer.status(), "1 call with", "tokens not measured", reason)
