@@ -31,7 +31,7 @@ test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
 test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.moto $(VENV)/.torch lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, all configs lowered for GPUs, array shapes checked everywhere.
-	$(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
+	PJRT_NPROC=8 $(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
 	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
 
 lint: $(VENV)/.ready
@@ -45,7 +45,8 @@ $(VENV)/.moto: $(VENV)/.ready  # the emulator of Amazon S3, alone because it con
 	touch $@
 
 # PyTorch, alone because its packages conflict with constraints.txt. Python 3.11 if there is one, for which a build without
-# CUDA may be at hand; any newer Python serves. The modules that PyTorch's models need here run on 3.11 too.
+# CUDA may be at hand; any newer Python serves. The modules that PyTorch's models need here run on 3.11 too. There JAX is
+# 0.10, whose batched SVDs on a CPU hold a thread each while they wait for free ones: PJRT_NPROC gives it enough.
 TORCH_PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 TORCH_WITH := numpy jax jaxtyping scipy matplotlib safetensors pytest filelock fsspec jinja2 networkx sympy typing-extensions 'setuptools<82'
 $(VENV)/.torch: $(VENV)/.ready

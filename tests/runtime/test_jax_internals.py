@@ -10,7 +10,7 @@ from leanformer.runtime import determinism, distributed, jax_internals, multihos
 
 
 def test_private_names_of_jax_exist():
-    """In JAX 0.11.0, the oldest supported version, and in that of constraints.txt."""
+    """In JAX 0.11.1, the oldest supported version, and in that of constraints.txt."""
     state = jax_internals._state
     assert {"client", "process_id", "num_processes", "coordinator_address"} <= {*vars(state), *dir(state)}
     assert isinstance(jax_internals.backends_are_initialized(), bool)
