@@ -28,7 +28,7 @@ SOURCES = {"out", "tokens", "q", "k"}  # arrays that every framework can provide
 AVAILABLE = tuple(name for name, spec in ACTIVATIONS.items() if SOURCES.issuperset(spec.needs))
 ROWS = {"out", "tokens"}  # arrays with a row per token
 OF_LOGITS = {name for name in AVAILABLE if ACTIVATIONS[name].needs == ("q", "k")}
-UNSEEN = {  # why arrays may be missing
+UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
     ("out",): "the heads' outputs were not seen",
     ("tokens",): "no block around the layer was found that tokens enter",
     ("q", "k"): "its queries and keys were not seen",
@@ -212,6 +212,7 @@ class Layer:
         self.name, self.names, self.heads, self.head_dim = name, tuple(names), heads, head_dim
         self.calls, self.single = 0, 0  # measured calls, and those that were left out with one token
         self.notes: dict[str, None] = {}  # sentences about the layer, in order
+        self.unseen = dict(UNSEEN)  # why arrays are missing, if they are
         self.total: dict[str, Tally] = {}
         self.recent: dict[str, Tally] = {}
 
@@ -238,7 +239,7 @@ class Layer:
             return "; ".join([single if self.single else "never called", *notes])
         if self.single:
             notes.append(f"{single}: the condition number would be 1")
-        for needs, reason in UNSEEN.items():
+        for needs, reason in self.unseen.items():
             missing = [name for name in self.names if name not in self.total and ACTIVATIONS[name].needs == needs]
             if missing and not any(ACTIVATIONS[name].needs == needs for name in self.total):
                 notes.append(f"{', '.join(missing)} not measured: {reason}")

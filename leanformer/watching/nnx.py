@@ -96,7 +96,7 @@ def attention_of(
 ) -> Attention | None:
     """Return the attention of a call of Flax's function; None for another function."""
     if getattr(original, "__name__", "") != "dot_product_attention" or args:
-        arrivals.watch.layers[name].note("attention_fn is not dot_product_attention: logits are not measured")
+        arrivals.watch.layers[name].unseen["q", "k"] = "attention_fn is not dot_product_attention"
         return None
     return Attention(query, key, kwargs.get("mask"), kwargs.get("bias"), bool(kwargs.get("is_causal")))
 

@@ -241,7 +241,7 @@ class Hooks:
         if x.ndim == 4 and x.shape[1] == width != x.shape[-1]:  # channels before the grid
             x = x.permute(0, 2, 3, 1)
         elif x.ndim not in (2, 3, 4) or x.shape[-1] != width or (x.ndim == 4 and x.shape[1] == width):
-            layer.note(f"the block takes {tuple(x.shape)}, not tokens of width {width}: tokens are not measured")
+            layer.unseen["tokens",] = f"the block takes {tuple(x.shape)}, not tokens of width {width}"
             return
         x = as_batch(x if scope.batch_first or x.ndim != 3 else x.transpose(0, 1))
         arrays["tokens"] = to_host(x[: self.options.examples])
