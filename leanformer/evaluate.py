@@ -25,7 +25,7 @@ from leanformer.errors import first_line
 from leanformer.reports import plots
 from leanformer.runtime import determinism, multihost, phases
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime.watch import Watchdog
+from leanformer.runtime.watchdog import Watchdog
 from leanformer.tasks import artifacts
 from leanformer.training import inference, progress, run_files, streams
 from leanformer.training import step as steps

@@ -28,7 +28,7 @@ from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, multihost, phases, text
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime.watch import Watchdog
+from leanformer.runtime.watchdog import Watchdog
 from leanformer.tasks import artifacts
 from leanformer.training import inference, kernel_check, model_setup, probing, restoring, run_files, streams
 from leanformer.training.checkpoint import Checkpoints

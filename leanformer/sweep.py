@@ -31,7 +31,7 @@ from leanformer.analysis import comparison as analysis
 from leanformer.analysis import runs
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison
-from leanformer.runtime import interrupt, text
+from leanformer.runtime import stopping, text
 from leanformer.sweeps import executor
 from leanformer.sweeps.grid import SweepRun, make_runs
 from leanformer.training import run_files
@@ -60,7 +60,7 @@ def main(f: cli.Values) -> int:
     try:
         failed = executor.finish(all_runs, folder, f)
     except KeyboardInterrupt as stopped:
-        return interrupt.STATUS[stopped.args[0]]
+        return stopping.STATUS[stopped.args[0]]
     print(table(all_runs))
     executor.print_failures(failed)
     content = {"members": [member.workdir.name for member in all_runs], "failed": [m.workdir.name for m in failed]}

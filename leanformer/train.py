@@ -24,8 +24,8 @@ from leanformer import cli, programs
 from leanformer.costs import oom_suggestions
 from leanformer.reports import pages
 from leanformer.runtime import multihost, signals
-from leanformer.runtime.interrupt import StopRequest
-from leanformer.runtime.watch import Watchdog
+from leanformer.runtime.stopping import StopRequest
+from leanformer.runtime.watchdog import Watchdog
 from leanformer.training import evaluators, loop, restoring, train_setup
 from leanformer.training.run import Run
 from leanformer.training.timer import Timer

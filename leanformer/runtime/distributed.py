@@ -51,7 +51,7 @@ def start(
     jax_internals.check_processes()
     _check_address(cluster)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM instead of interrupt.py
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM instead of stopping.py
     # JAX alone would abort without a message for the user.
     timer = threading.Timer(connect_seconds, _exit_on_timeout, [cluster, connect_seconds])
     timer.daemon = True

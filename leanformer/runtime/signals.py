@@ -1,6 +1,6 @@
 """Stop requests before the first training step, when there is nothing to save: the process exits at once.
 
-This module imports nothing slow, so that a command can call `exit_on_stop` before it imports JAX. `interrupt` installs
+This module imports nothing slow, so that a command can call `exit_on_stop` before it imports JAX. `stopping` installs
 its own signal handlers later.
 """
 
@@ -50,7 +50,7 @@ def handled() -> list[signal.Signals]:
 
 
 def install() -> None:
-    """Leave stop signals to the handlers of `interrupt`, which save first; until now they exit immediately."""
+    """Leave stop signals to the handlers of `stopping`, which save first; until now they exit immediately."""
     _waiting.clear()
 
 

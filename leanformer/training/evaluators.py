@@ -54,7 +54,7 @@ def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> 
     They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order. Raises
     ConfigError if the probe needs more examples than there are.
 
-    `between` wraps the batches of an evaluation; it may raise `interrupt.Stopped` between two of them.
+    `between` wraps the batches of an evaluation; it may raise `stopping.Stopped` between two of them.
     """
     c, model, task, every = run.config, run.model, run.task, run.intervals
     splits = {name: data.take_subset(source, c.eval.examples) for name, source in run.held_out.items()}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from leanformer.runtime.interrupt import Stopped, StopRequest
+from leanformer.runtime.stopping import Stopped, StopRequest
 from leanformer.training.evaluators import PROBE, Evaluator, due
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState

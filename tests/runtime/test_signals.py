@@ -11,7 +11,7 @@ from messages import mentions
 from processes import find_free_port, make_environment, wait_for_processes
 
 from leanformer.runtime import signals
-from leanformer.runtime.interrupt import StopRequest
+from leanformer.runtime.stopping import StopRequest
 
 
 BLOCKS = {

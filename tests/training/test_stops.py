@@ -13,7 +13,7 @@ from messages import mentions
 from processes import find_free_port, make_environment, wait_for_processes
 
 from leanformer import train
-from leanformer.runtime import watch
+from leanformer.runtime import watchdog
 from leanformer.tasks import artifacts
 from leanformer.training import metrics_log, restoring, timer
 
@@ -83,11 +83,11 @@ def test_hang_in_any_phase_is_ended(phase, short, tmp_path, monkeypatch, one_dev
             go_on.set()
 
     monkeypatch.setattr(timer.Timer, "touch", touch)
-    monkeypatch.setattr(watch, "give_up", give_up)
+    monkeypatch.setattr(watchdog, "give_up", give_up)
     with pytest.raises(ZeroDivisionError):
         train.train(short, tmp_path)
     message, status = found[0]
-    assert mentions(message, phase) and status == watch.HUNG
+    assert mentions(message, phase) and status == watchdog.HUNG
 
 
 @pytest.mark.parametrize("command", ["evaluate", "probe"])
@@ -95,9 +95,9 @@ def test_hang_of_other_commands_is_ended(command, short, tmp_path, monkeypatch, 
     short.total_steps, short.eval.every, short.probe.every = 1, 0, 0
     assert train.train(short, tmp_path) == 0
     c = artifacts.load_config(tmp_path)
-    seen, original = [], watch.Watchdog.__init__
+    seen, original = [], watchdog.Watchdog.__init__
     monkeypatch.setattr(
-        watch.Watchdog,
+        watchdog.Watchdog,
         "__init__",
         lambda self, seconds, activity: seen.append((seconds, activity)) or original(self, seconds, activity),
     )

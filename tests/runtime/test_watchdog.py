@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from messages import mentions
 
-from leanformer.runtime.watch import Watchdog
+from leanformer.runtime.watchdog import Watchdog
 from leanformer.training.timer import Timer
 
 
 SETUP = """
 import ctypes, os, signal, subprocess, threading, time
-from leanformer.runtime import watch
+from leanformer.runtime import watchdog
 from leanformer.training.timer import Timer
 timer = Timer()
 """
@@ -38,7 +38,7 @@ def test_hang_shows_every_thread_and_the_current_activity():
         def elsewhere():
             time.sleep(100)
         threading.Thread(target=elsewhere, daemon=True).start()
-        with watch.Watchdog(0.5, lambda: timer.activity):
+        with watchdog.Watchdog(0.5, lambda: timer.activity):
             timer.begin_step(7)
             timer.begin_step(8)
             timer.touch("data wait")
@@ -53,8 +53,8 @@ def test_hang_shows_every_thread_and_the_current_activity():
 def test_hang_that_holds_the_gil_is_ended():
     """No Python thread runs during a C call that does not release the GIL."""
     program = """
-        watch.GRACE = 1
-        with watch.Watchdog(1.0, lambda: timer.activity):
+        watchdog.GRACE = 1
+        with watchdog.Watchdog(1.0, lambda: timer.activity):
             timer.begin_step(1)
             timer.begin_step(2)
             time.sleep(0.5)
@@ -67,7 +67,7 @@ def test_hang_that_holds_the_gil_is_ended():
 
 def test_the_first_steps_may_take_three_times_as_long():
     program = """
-        with watch.Watchdog(1.0, lambda: timer.activity):
+        with watchdog.Watchdog(1.0, lambda: timer.activity):
             timer.touch("compile")
             time.sleep(2)
             timer.begin_step(1)
@@ -82,8 +82,8 @@ def test_the_first_steps_may_take_three_times_as_long():
 def test_suspended_run_goes_on():
     """As after Ctrl-Z and fg: the seconds between do not count."""
     program = """
-        watch.GRACE = 1
-        with watch.Watchdog(1.0, lambda: timer.activity):
+        watchdog.GRACE = 1
+        with watchdog.Watchdog(1.0, lambda: timer.activity):
             timer.begin_step(1)
             timer.begin_step(2)
             subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])

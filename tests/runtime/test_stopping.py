@@ -11,7 +11,7 @@ import pytest
 from messages import mentions
 from processes import ROOT, find_free_port
 
-from leanformer.runtime.interrupt import STATUS, Stopped, StopRequest
+from leanformer.runtime.stopping import STATUS, Stopped, StopRequest
 
 
 @pytest.mark.parametrize(("number", "status"), [*STATUS.items()])
@@ -59,7 +59,7 @@ PROGRAM = """
     import os, random, signal, sys, time
     from leanformer.runtime import distributed
     from leanformer.runtime import multihost
-    from leanformer.runtime.interrupt import StopRequest
+    from leanformer.runtime.stopping import StopRequest
     distributed.start(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     generator, send_after = random.Random(multihost.index()), float(sys.argv[-1])
     begin = time.monotonic()
