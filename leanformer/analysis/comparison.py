@@ -71,7 +71,7 @@ class Pair:
         """Result in words. Absence of evidence is never reported as evidence of absence."""
         parts = [f"{self.better} is better"] if self.better else []
         if self.same == UNKNOWN:
-            more = f" (about {self.needed} runs each needed if equal)" if self.needed else ""
+            more = f" (if equal, about {self.needed} runs each show it)" if self.needed else ""
             return parts[0] if parts else f"inconclusive{more}"
         return ", ".join([*parts, "equivalent within the margin" if self.same == SAME else "by more than the margin"])
 

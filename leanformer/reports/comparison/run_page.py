@@ -15,7 +15,7 @@ from leanformer.quantities import CONDITION, EMA, find
 from leanformer.reports import plots
 from leanformer.reports.comparison import html
 from leanformer.runtime import files, text
-from leanformer.tasks import scores
+from leanformer.tasks import artifacts, scores
 from leanformer.training.progress import format_value
 
 
@@ -92,8 +92,18 @@ def _format_model(run: Run) -> str:
         f"{words} {run.keys[f'model.{key}']}" for key, words in SIZES.items() if run.keys.get(f"model.{key}")
     )
     params = f"{run.cost('params'):,} parameters"
-    data = f"{run.keys.get('data.name')}, evaluated on {run.keys.get('data.eval_split')}"
+    splits = (run.keys.get(key) for key in ("data.train_split", "data.eval_split"))
+    train, held_out = (f"{name}{_count(run, name)}" for name in splits)
+    data = f"{run.keys.get('data.name')}, split {train}, evaluated on split {held_out}"
     return f"{run.keys.get('model.name')} with {params} ({sizes}), trained on {data}."
+
+
+def _count(run: Run, split: Any) -> str:
+    """Return the number of examples of a split in parentheses, or "" if the run did not record it."""
+    path = run.workdir / artifacts.RECORD
+    record = files.read_json(path) if path.is_file() else {}
+    examples = record.get("splits", {}).get(split, {}).get("examples")
+    return f" ({examples:,} examples)" if examples else ""
 
 
 def _scores(run: Run) -> list[tuple[str, float]]:

@@ -170,7 +170,7 @@ def describe_pair(result: Comparison, pair: Pair) -> str:
 
 
 def _times(ratio: float) -> str:
-    return "the same number of" if abs(ratio - 1) < 0.005 else f"{ratio:.3g} times the"
+    return "the same number of" if abs(ratio - 1) < 0.005 else f"{round(ratio, 2):g} times the"
 
 
 def format_text(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> str:
