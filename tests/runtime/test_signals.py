@@ -14,6 +14,9 @@ from leanformer.runtime import signals
 from leanformer.runtime.stopping import StopRequest
 
 
+pytestmark = pytest.mark.usefixtures("not_under_nohup")
+
+
 BLOCKS = {
     "in Python": "import time; time.sleep(60)",
     # One C call that releases the GIL, like a compilation: no Python signal handler runs during it.

@@ -14,6 +14,9 @@ from processes import ROOT, find_free_port
 from leanformer.runtime.stopping import STATUS, Stopped, StopRequest
 
 
+pytestmark = pytest.mark.usefixtures("not_under_nohup")
+
+
 @pytest.mark.parametrize(("number", "status"), [*STATUS.items()])
 def test_signal_stops_at_the_next_call(number, status, capfd):
     before = signal.getsignal(number)
