@@ -152,6 +152,11 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return content
 
 
+def count_examples(folder: Path, split: str) -> int | None:
+    """Return the number of examples of a split of a run; None if it is not recorded. Raises WorkdirError if broken."""
+    return _read_record(folder).get("splits", {}).get(split, {}).get("examples")
+
+
 def _check_unchanged(path: Path) -> None:
     """Raise WorkdirError if a file of a run differs from what the run wrote, as far as that is recorded."""
     expected = _read_record(path.parent).get("sha256", {}).get(path.name)

@@ -77,7 +77,6 @@ class Run:
             run_files.warn_changes(self.workdir, c)
             self.timer.compiled = run_files.compiled_seconds(self.workdir)
             artifacts.warn_missing_classes(self.workdir, tasks.class_names(self.source))
-            self.model.warn_other_class_order(tasks.class_names(self.source))
             self.checkpoints = Checkpoints(self.workdir / "checkpoints", c.checkpoint.keep, score=score)
             stack.enter_context(self.checkpoints)
             self._stack = stack.pop_all()
@@ -152,6 +151,7 @@ class Run:
 
     def initial_state(self) -> TrainState:
         """Return the initial state. Raises the errors of `ModelSetup.initial_weights`."""
+        self.model.warn_other_class_order(tasks.class_names(self.source))
         return states.materialise(self.make_state, self.model.initial_weights(), self.state)
 
     def restore(self) -> TrainState:

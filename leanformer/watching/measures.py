@@ -241,10 +241,12 @@ class Layer:
             notes.append(f"{single}: the condition number would be 1")
         for needs, reason in self.unseen.items():
             missing = [name for name in self.names if name not in self.total and ACTIVATIONS[name].needs == needs]
-            if missing and not any(ACTIVATIONS[name].needs == needs for name in self.total):
+            if any(ACTIVATIONS[name].needs == needs for name in self.total):
+                reason = "only for sequences without padding"
+            elif all(ACTIVATIONS[name].whole for name in missing):
+                reason = f"{reason}, or there is padding"
+            if missing:
                 notes.append(f"{', '.join(missing)} not measured: {reason}")
-            elif missing:
-                notes.append(f"{', '.join(missing)} not measured: only for sequences without padding")
         return "; ".join(notes) or "ok"
 
     def rows(self) -> list[dict[str, Any]]:

@@ -61,18 +61,17 @@ def test_roundoff():
 
 
 def test_status_says_why_a_measure_is_missing():
-    rng, names = np.random.default_rng(0), ("attention_output", "tokens", "largest_logit", "attention_probabilities")
-    x = rng.standard_normal((2, 7, 2, 3)).astype(np.float32)
+    every = ("attention_output", "tokens", "largest_logit", "attention_probabilities")
+    x = np.random.default_rng(0).standard_normal((2, 7, 2, 3)).astype(np.float32)
     padding = np.arange(7)[None] < np.array([7, 5])[:, None]
-    for arrays, valid, reason in (
-        ({"out": x}, None, "largest_logit, attention_probabilities not"),
-        (
-            {"out": x, "q": x, "k": x},
-            padding,
-            "attention_probabilities not measured: only",
-        ),
+    for names, arrays, valid, reason in (
+        (every, {"out": x}, None, "largest_logit, attention_probabilities not"),
+        (every, {"out": x, "q": x, "k": x}, padding, "attention_probabilities not measured: only"),
+        (every[::3], {"out": x, "q": x, "k": x}, padding, "or there is padding"),
+        (every[::3], {"out": x}, None, "queries and keys"),
     ):
         layer = Layer("attention", names)
         layer.add(jax.device_get(reduce(arrays, valid, names)), np.array([7, 5]))
         layer.calls, layer.single = 1, 1
-        assert mentions(layer.status(), "1 call with", "tokens not measured", reason)
+        assert mentions(layer.status(), "1 call with", reason)
+        assert ("tokens not measured" in layer.status()) == ("tokens" in names)

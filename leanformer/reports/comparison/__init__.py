@@ -71,11 +71,12 @@ def make_page(
     """Return the HTML page: the result first, then plots, tables and methods; `links` are added to configurations."""
     runs = [run for shape in result.shapes for run in shape.runs]
     configurations, keys = format_count(len(result.shapes), "configuration"), runs[0].keys
-    steps = sorted({run.summary["steps"] for run in runs if "steps" in run.summary})
-    length = f", {' to '.join(f'{n:,}' for n in dict.fromkeys((steps[0], steps[-1])))} steps each" if steps else ""
+    models = " and ".join(sorted({str(run.keys.get("model.name")) for run in runs}))
+    steps = [run.summary["steps"] for run in runs if "steps" in run.summary]
+    length = f", {' to '.join(f'{n:,}' for n in sorted({min(steps), max(steps)}))} steps each" if steps else ""
     parts = [
         html.paragraph(
-            f"{format_count(len(runs), 'run')} of {configurations} of {keys.get('model.name')} on "
+            f"{format_count(len(runs), 'run')} of {configurations} of {models} on "
             f"{keys.get('data.name')}, {keys.get('data.eval_split')}{length}. {tables.score_words(result).sentence}",
             "soft",
         ),

@@ -92,18 +92,19 @@ def _format_model(run: Run) -> str:
         f"{words} {run.keys[f'model.{key}']}" for key, words in SIZES.items() if run.keys.get(f"model.{key}")
     )
     params = f"{run.cost('params'):,} parameters"
-    splits = (run.keys.get(key) for key in ("data.train_split", "data.eval_split"))
-    train, held_out = (f"{name}{_count(run, name)}" for name in splits)
+    train = _describe_split(run, "data.train_split")
+    held_out = _describe_split(run, "data.eval_split", run.keys.get("eval.examples", 0))
     data = f"{run.keys.get('data.name')}, split {train}, evaluated on split {held_out}"
     return f"{run.keys.get('model.name')} with {params} ({sizes}), trained on {data}."
 
 
-def _count(run: Run, split: Any) -> str:
-    """Return the number of examples of a split in parentheses, or "" if the run did not record it."""
-    path = run.workdir / artifacts.RECORD
-    record = files.read_json(path) if path.is_file() else {}
-    examples = record.get("splits", {}).get(split, {}).get("examples")
-    return f" ({examples:,} examples)" if examples else ""
+def _describe_split(run: Run, key: str, used: int = 0) -> str:
+    """Return the name of a split and its number of examples, or of those that were `used` if fewer (0: all)."""
+    split = run.keys.get(key)
+    examples = artifacts.count_examples(run.workdir, str(split))
+    if examples is None:
+        return f"{split}"
+    return f"{split} ({min(examples, used or examples):,} examples)"
 
 
 def _scores(run: Run) -> list[tuple[str, float]]:
