@@ -151,7 +151,8 @@ class Run:
 
     def initial_state(self) -> TrainState:
         """Return the initial state. Raises the errors of `ModelSetup.initial_weights`."""
-        self.model.warn_other_class_order(tasks.class_names(self.source))
+        if self.source is not None:
+            self.model.warn_other_class_order(tasks.class_names(self.source))
         return states.materialise(self.make_state, self.model.initial_weights(), self.state)
 
     def restore(self) -> TrainState:

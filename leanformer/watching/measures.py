@@ -239,11 +239,13 @@ class Layer:
             return "; ".join([single if self.single else "never called", *notes])
         if self.single:
             notes.append(f"{single}: the condition number would be 1")
+        activations = {name: ACTIVATIONS[name] for name in self.names if name in ACTIVATIONS}  # none, of weights
         for needs, reason in self.unseen.items():
-            missing = [name for name in self.names if name not in self.total and ACTIVATIONS[name].needs == needs]
-            if any(ACTIVATIONS[name].needs == needs for name in self.total):
+            wanted = [name for name, spec in activations.items() if spec.needs == needs]
+            missing = [name for name in wanted if name not in self.total]
+            if len(missing) < len(wanted):
                 reason = "only for sequences without padding"
-            elif all(ACTIVATIONS[name].whole for name in missing):
+            elif all(activations[name].whole for name in missing):
                 reason = f"{reason}, or there is padding"
             if missing:
                 notes.append(f"{', '.join(missing)} not measured: {reason}")
