@@ -230,7 +230,7 @@ def finish_arm(
 def record(row: dict[str, Any], path: Path = ROWS, fields: Sequence[str] = FIELDS) -> None:
     """Print a row and add it to the table."""
     append_row(row, path, fields)
-    names = ("block", "num_heads", "head_dim", "lr", "seed", "loss", "log10_condition")
+    names = ("block", "num_heads", "lr", "seed", "loss", "log10_condition")
     print("  ".join(f"{name} {row[name]}" for name in names), flush=True)
 
 

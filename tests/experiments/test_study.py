@@ -136,11 +136,11 @@ def test_runs_by_layer_are_resumed_from_their_table(tmp_path):
 
     def run(arm, lr, seed, out):
         tried.append((lr, seed))
-        about = {"block": arm.block, "num_heads": arm.heads, "heads": "4 8", "head_dim": 16, "date": "today"}
+        about = {"block": arm.block, "num_heads": arm.heads, "heads": "4 8", "date": "today"}
         return dict.fromkeys(layers.FIELDS, 1) | about | {"lr": lr, "seed": seed, "loss": 3 + lr}
 
-    fields = [*layers.FIELDS, "head_dim"]
+    kept = {"run": run, "path": path, "fields": layers.FIELDS}
     for _ in range(2):
-        language.finish_arm(layers.make_arm("increasing"), layers.SEEDS, tmp_path, run=run, path=path, fields=fields)
+        language.finish_arm(layers.make_arm("increasing"), layers.SEEDS, tmp_path, **kept)
     assert tried == [(r, TUNING_SEED) for r in (2e-3, 4e-3, 8e-3, 1e-3)] + [(1e-3, seed) for seed in layers.SEEDS]
     assert language.read_rows(path)[0]["heads"] == (4.0, 8.0)
