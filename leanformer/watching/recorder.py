@@ -78,20 +78,17 @@ class Recorder(TorchFunctionMode):
         elif name == "scaled_dot_product_attention":
             self._see_fused(*args, result=result, **kwargs)
         elif name == "softmax" and result.ndim in (3, 4):
-            logits = args[0]
+            logits, heads = args[0], self.scope.heads
             self.weights, self.product, self.projected = [result], None, None
-            self.logits = lambda examples: self._by_head(logits)[:examples]
+            # No reference to `self`: the cycle would keep the tensors of each call until Python collects garbage.
+            self.logits = lambda examples: by_head(logits, heads)[:examples]
         elif name in PRODUCTS and (weight := self.scope.linear_weights.get(args[1].data_ptr())) is not None:
             self._see_linear(args[0], weight)
         elif self.weights and args and any(args[0] is x for x in self.weights):
             if name in DROPOUT and isinstance(result, torch.Tensor):
                 self.weights.append(result)
             elif name in PRODUCTS:
-                self.product, self.projected = self._by_head(result), None
-
-    def _by_head(self, x: torch.Tensor) -> torch.Tensor:
-        """Return B·N T S as B N T S."""
-        return x if x.ndim == 4 or not self.scope.heads else x.reshape(-1, self.scope.heads, *x.shape[1:])
+                self.product, self.projected = by_head(result, self.scope.heads), None
 
     def _see_linear(self, x: torch.Tensor, weight: torch.Tensor) -> None:
         if self.scope.projection is not None:
@@ -178,6 +175,11 @@ class Recorder(TorchFunctionMode):
         if self.transposed is not None:
             return x.reshape(*self.transposed, -1).transpose(0, 1)
         return as_batch(x, self.leading)
+
+
+def by_head(x: torch.Tensor, heads: int | None) -> torch.Tensor:
+    """Return B·N T S as B N T S."""
+    return x if x.ndim == 4 or not heads else x.reshape(-1, heads, *x.shape[1:])
 
 
 def as_batch(x: torch.Tensor, leading: tuple[int, ...] = ()) -> torch.Tensor:

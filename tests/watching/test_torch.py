@@ -159,15 +159,19 @@ def test_hooks_and_modes_are_gone_after_an_exception():
     assert not has_hooks(model) and not torch.overrides._get_current_function_mode_stack()
 
 
-def test_activations_are_freed():
-    model = Model()
-    with leanformer.watch(model) as w:
-        x = batch()
-        reference = weakref.ref(x)
-        model(x)
-    del x
-    gc.collect()
-    assert reference() is None
+@pytest.mark.parametrize("fused", [True, False])
+def test_activations_are_freed_when_the_call_ends(fused):
+    model = Model(fused=fused)
+    gc.disable()  # a cycle of references would be found by the garbage collector only
+    try:
+        with leanformer.watch(model) as w:
+            x = batch()
+            reference = weakref.ref(x)
+            model(x)
+        del x
+        assert reference() is None
+    finally:
+        gc.enable()
     sizes = [tally.sample.values.nbytes for layer in w.layers.values() for tally in layer.total.values()]
     assert sum(sizes) < 10_000
 
