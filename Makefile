@@ -30,8 +30,9 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.moto $(VENV)/.torch lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, all configs lowered for GPUs, array shapes checked everywhere.
+test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.moto $(VENV)/.torch $(VENV)/.cuda lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, programs compiled for GPUs, array shapes checked everywhere.
 	PJRT_NPROC=8 $(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
+	JAX_PLATFORMS=cpu $(VENV)/cuda/bin/python -m pytest -n 0 tests/programs/test_gpu_costs.py
 	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
 
 lint: $(VENV)/.ready
@@ -42,6 +43,12 @@ lint: $(VENV)/.ready
 $(VENV)/.moto: $(VENV)/.ready  # the emulator of Amazon S3, alone because it conflicts with constraints.txt
 	$(PYTHON) -m venv $(VENV)/moto
 	$(VENV)/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[s3,server]==5.2.5'
+	touch $@
+
+$(VENV)/.cuda: $(VENV)/.ready  # XLA's CUDA plugin, alone because a machine with it and without a GPU is refused by commands
+	$(PYTHON) -m venv $(VENV)/cuda
+	$(VENV)/cuda/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev,gpu-compile]'
 	touch $@
 
 # PyTorch, alone because its packages conflict with constraints.txt. Python 3.11 if there is one, for which a build without

@@ -97,7 +97,6 @@ def gpu_cost(c: ConfigDict, name: str) -> dict[str, Any]:
         "mesh": dict(run.model.mesh.shape),
         "batch_size": c.batch_size,
         "dtype": c.dtype,
-        "without_bfloat16": hardware.without_bfloat16(device) if c.dtype == "bfloat16" else None,
         "peak_flops": hardware.peak_flops(device),
         "attention": run.model.backend,
         "attention_reason": run.model.backend_reason,

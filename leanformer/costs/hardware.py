@@ -9,7 +9,8 @@ from typing import Any
 
 HOST = 8  # devices per host in the manufacturers' servers
 JAX_MEMORY_FRACTION = 0.75  # fraction of a GPU's memory that JAX uses, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set
-# Names of devices in XLA's CUDA plugin, by their names on the command line.
+# Names of devices in XLA's CUDA plugin, by their names on the command line. Older ones need an assembler of CUDA 12,
+# without which the plugin crashes.
 DEVICES = {
     "b200": "NVIDIA B200",
     "b300": "NVIDIA B300",
@@ -23,8 +24,6 @@ DEVICES = {
     "a100-pcie": "NVIDIA A100 80GB PCIe",
     "rtx-pro-6000": "NVIDIA RTX PRO 6000 Blackwell",
     "rtx-a6000": "NVIDIA RTX A6000",
-    "v100": "Tesla V100-SXM2-16GB",
-    "p100": "Tesla P100-SXM2-16GB",
 }
 FIRST_BFLOAT16 = 8.0  # compute capability of the first GPUs with bfloat16 and TF32 units, Ampere
 

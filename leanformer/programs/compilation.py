@@ -9,10 +9,13 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from leanformer.errors import ConfigError
+from leanformer.runtime import determinism
 
 
 # The program is never run, so machine code is generated with as few optimisations as possible.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# Where kernels must be deterministic, XLA asks cuBLAS for those of Triton's matmuls, which takes a GPU.
+DETERMINISTIC = {"xla_gpu_enable_triton_gemm": False}
 AFTER = "spmd-partitioning"
 
 
@@ -23,7 +26,7 @@ def compile_for_gpu(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """
     try:
         with uncached():
-            return lowered.compile()
+            return lowered.compile(DETERMINISTIC if determinism.is_required() else None)
     except jax.errors.JaxRuntimeError as error:
         reason, separator, _ = str(error).partition(" in external/xla")
         if not separator or "cuda_dnn" not in str(error):

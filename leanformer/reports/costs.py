@@ -88,7 +88,6 @@ def gpu_table(name: str, f: dict[str, Any]) -> str:
     axes = ", ".join(f"{axis} {size}" for axis, size in f["mesh"].items())
     rows = {"attention": f"{f['attention']} ({f['attention_reason']})", "parameters": f"{f['params']:,}"}
     rows |= {"precision": f"{f['dtype']} activations, float32 parameters"}
-    rows |= {"note": f["without_bfloat16"]} if f["without_bfloat16"] else {}
     peak = f"{count.format_number(f['peak_flops'])}FLOP/s" if f["peak_flops"] else "none"
     rows |= {"peak bfloat16 matmul throughput": peak}
     title = f"{name} on {math.prod(f['mesh'].values())} x {f['device']} ({axes}), batch {f['batch_size']}"

@@ -18,19 +18,27 @@ from leanformer.runtime.jax_internals import backends_are_initialized
 NAME = "--xla_gpu_deterministic_ops"
 
 
+def is_required() -> bool:
+    """Return True if XLA_FLAGS contains the flag."""
+    return _find_flag() in (NAME, f"{NAME}=true", f"{NAME}=1")
+
+
+def _find_flag() -> str | None:
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    return next((flag for flag in reversed(flags) if flag.partition("=")[0] == NAME), None)
+
+
 def require(deterministic: bool) -> None:
     """Set XLA's flag if `deterministic`. Call this before anything uses a device.
 
     Raises ConfigError if devices are already in use, or XLA_FLAGS contains the opposite.
     """
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    current = next((flag for flag in reversed(flags) if flag.partition("=")[0] == NAME), None)
-    if not deterministic or current in (NAME, f"{NAME}=true", f"{NAME}=1"):
+    if not deterministic or is_required():
         return
-    if current:
+    if current := _find_flag():
         raise ConfigError(f"deterministic=True contradicts XLA_FLAGS={current}. Remove one of them.")
     if backends_are_initialized():
         raise ConfigError(
             f"deterministic=True cannot be set: devices are already in use. Start with XLA_FLAGS={NAME}=true."
         )
-    os.environ["XLA_FLAGS"] = " ".join([*flags, f"{NAME}=true"])
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {NAME}=true".strip()
