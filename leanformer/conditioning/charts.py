@@ -22,8 +22,9 @@ from leanformer.quantities import CONDITION, find
 
 
 MEASURED, THEORY, FORMULA, SEEDS = "#1f6f8b", "#c2512f", "#767676", "#333333"
-# Hues of similar luminance, with a contrast of at least 3:1 to white and to the background of dark pages.
-LAYERS = LinearSegmentedColormap.from_list("layers", ["#3b6fd0", "#0f8a94", "#5a8a1f", "#a97a00", "#d05a35"])
+# Hues of similar luminance, with a contrast of at least 3:1 to white and to the background of dark pages, and none like
+# that of THEORY, which is drawn beside them.
+LAYERS = LinearSegmentedColormap.from_list("layers", ["#3b6fd0", "#0f8a94", "#5a8a1f", "#a97a00", "#b0507f"])
 COLUMNS = 4
 NAMED = 8  # approximate number of layers in a legend
 DENSE = 64  # up to this many heads, the theory is drawn at every head count
@@ -205,7 +206,7 @@ def _finish(axes: Axes, across: str, up: str) -> None:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(across)
-    axes.set_ylabel(up)
+    axes.set_ylabel(up, fontsize=9)  # the longest one is as high as a panel
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, lw=0.6)
 
@@ -225,7 +226,7 @@ def _legend(figure: Figure | None) -> Figure | None:
 
 
 def _layer_styles(count: int) -> list[tuple[Any, str]]:
-    """Return a colour per layer, from blue (first) to red (last), and a label; "_" hides some of many layers."""
+    """Return a colour per layer, from blue (first) to pink (last), and a label; "_" hides some of many layers."""
     colors, every = LAYERS(np.linspace(0, 1, count)), math.ceil(count / NAMED)
     named = {*range(0, count, every), count - 1}
     return [(color, f"layer {i}" if i in named else "_") for i, color in enumerate(colors)]

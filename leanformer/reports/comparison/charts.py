@@ -1,7 +1,7 @@
 """Plots of a comparison, with captions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from leanformer.reports.plots import SERIES, TEXT_COLOR, TIP, style_axes
 
 GREY = "#767676"
 LABELS = 5  # maximal number of labels on a Pareto front
-TICKS = 4  # ticks of a logarithmic axis
+TICKS = 4  # ticks of a logarithmic axis, about
 NAMED = 12  # maximal number of coloured curves
 ROWS = 40  # maximal number of rows in a plot
 Charts = dict[str, tuple[Figure, str]]  # plots with captions, by file name
@@ -105,17 +105,12 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
             price = f"{find(name).label} {format_number(float(prices[shape.name]))}"
             _point(axes, result, shape, prices[shape.name], price, color)
         steps = [shape for name in on for shape in result.shapes if shape.name == name]
-        axes.step(
-            [prices[s.name] for s in steps], [scale * s.mean for s in steps], where="post", color=SERIES[0], lw=1.2
-        )
+        across, up = [prices[shape.name] for shape in steps], [scale * shape.mean for shape in steps]
+        axes.step(across, up, where="post", color=SERIES[0], lw=1.2, ls=":", zorder=1)  # not taken for an interval
         others = [shape for shape in result.shapes if shape not in steps] if len(result.shapes) <= 2 * LABELS else []
-        for i, shape in enumerate([*steps[:: math.ceil(len(steps) / LABELS)], *others]):
-            place: dict[str, Any] = {"xytext": (5, -10) if i % 2 else (-5, 6), "textcoords": "offset points"}
-            place["ha"] = "left" if i % 2 else "right"
-            at, color = (prices[shape.name], scale * shape.mean), GREY if shape in others else TEXT_COLOR
-            axes.annotate(_shorten(shape.name, 24), at, **place, fontsize=7, color=color)
-        axes.margins(x=0.3, y=0.12)
+        axes.margins(x=0.3, y=0.2)
         _logarithmic(axes, [*prices.values()])
+        _label(axes, result, {s.name: prices[s.name] for s in [*steps[:: math.ceil(len(steps) / LABELS)], *others]})
         axes.set_xlabel(find(name).axis, color=TEXT_COLOR)
         axes.set_ylabel(find(result.score.name).axis, color=TEXT_COLOR)
     return figure
@@ -162,7 +157,10 @@ def conditioned(result: Comparison, shown: Sequence[ScoreCorrelation]) -> Figure
         interval = f" [{measure.interval.low:+.2f}, {measure.interval.high:+.2f}]" if bounded else ""
         rho = "" if math.isnan(measure.rho) else f"   ρ {measure.rho:+.2f}{interval}"
         axes.set_title(f"{measure.measure.replace('_', ' ')}{rho}", fontsize=8, color=TEXT_COLOR)
+        axes.margins(x=0.3, y=0.2)
         _logarithmic(axes, [*measure.numbers.values()])
+        if len(measure.numbers) <= 2 * LABELS:
+            _label(axes, result, measure.numbers)
         axes.set_xlabel(CONDITION.label, color=TEXT_COLOR)
         axes.set_ylabel(find(result.score.name).axis, color=TEXT_COLOR)
     return figure
@@ -182,6 +180,17 @@ def _point(
     dot.set_gid(f"{TIP}{shape.name}: {tables.with_interval(shape, show)}; {cost}")
 
 
+def _label(axes: Axes, result: Comparison, positions: Mapping[str, float]) -> None:
+    """Write names of configurations at their x, in turn above and below their intervals, so that neighbours differ."""
+    scale, by_name = find(result.score.name).scale, {shape.name: shape for shape in result.shapes}
+    for i, (name, x) in enumerate(sorted(positions.items(), key=lambda item: item[1])):
+        mean, interval = by_name[name].mean, by_name[name].interval
+        end = (interval.high, interval.low)[i % 2] if math.isfinite(interval.high) else mean
+        place: dict[str, Any] = {"xytext": (0, -5 if i % 2 else 5), "textcoords": "offset points", "ha": "center"}
+        place["va"] = "top" if i % 2 else "bottom"
+        axes.annotate(_shorten(name, 24), (x, scale * end), **place, fontsize=7, color=TEXT_COLOR)
+
+
 def _bar(
     axes: Axes, row: int, middle: float, ends: tuple[float, float], color: str, tip: str, *, filled: bool = True
 ) -> None:
@@ -195,17 +204,30 @@ def _bar(
 
 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    """Set a logarithmic x axis with few ticks of two digits, even if the values differ little or not at all."""
+    """Set a logarithmic x axis with few round ticks, even if the values differ little or not at all."""
     low, high = min(values), max(values)
     horizontal, _ = axes.margins() or (0.0, 0.0)
     margin = max((high / low) ** horizontal, 1.1)  # wide enough for a tick rounded to two digits
     axes.set_xlim(low / margin, high * margin)  # without limits Matplotlib warns of values equal up to rounding
     axes.set_xscale("log")
     inner = margin**0.7 if high < 1.5 * low else 1.0  # between the values alone, labels would overlap
-    ticks = [*dict.fromkeys(float(f"{tick:.2g}") for tick in np.geomspace(low / inner, high * inner, TICKS))]
+    ticks = _round_ticks(low / margin, high * margin)
+    if not ticks:
+        ticks = [*dict.fromkeys(float(f"{tick:.2g}") for tick in np.geomspace(low / inner, high * inner, TICKS))]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_major_formatter(lambda tick, _: format_number(float(tick)))
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _round_ticks(low: float, high: float) -> list[float]:
+    """Return a few round numbers between two values, none if they are too close."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        ticks = [float(f"{factor}e{power}") for power in powers for factor in factors]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) >= TICKS - 1:
+            return ticks[:: math.ceil(len(ticks) / (2 * TICKS))]
+    return []
 
 
 def _rows(count: int) -> tuple[Figure, Axes]:
@@ -218,7 +240,8 @@ def _rows(count: int) -> tuple[Figure, Axes]:
 def _grid(count: int) -> tuple[Figure, list[Axes]]:
     columns = min(count, 2 if count in (2, 4) else 3)
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(1.0 + 3.9 * columns, 0.3 + 3.0 * rows), dpi=150, layout="constrained")
+    size = (1.0 + 3.9 * columns, 0.3 + 3.0 * rows) if count > 1 else (8.6, 3.6)  # pages show all equally wide
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels[count:]:
         axes.remove()

@@ -92,22 +92,13 @@ def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
             between(pair.interval, show),
             f"{pair.p_holm:.3g}",
             pair.difference.method,
-            "" if pair.same == UNKNOWN and pair.better else pair.same,  # the verdict is the better one
             pair.verdict,
         ]
         for pair in result.pairs
     ]
     unit = points(result)
-    within = f"equivalent within ±{show(result.margin)}{unit}"
-    return [
-        "pair",
-        f"difference,{unit}" if unit else "difference",
-        f"{LEVEL:.0%} interval",
-        "p (Holm)",
-        "test",
-        within,
-        "verdict",
-    ], rows
+    difference = f"difference,{unit}" if unit else "difference"
+    return ["pair", difference, f"{LEVEL:.0%} interval", "p (Holm)", "test", "verdict"], rows
 
 
 def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[list[str]]]:
