@@ -7,6 +7,8 @@ import numpy as np
 
 from experiments import planner, tables
 from experiments.figures.passages import FINDINGS, RESULTS, Passage
+from experiments.study import layers
+from experiments.study.language import read_rows
 from experiments.tables import Estimate
 from leanformer.analysis import statistics
 
@@ -21,6 +23,18 @@ def language() -> Mapping[str, Any]:
         "difference": Estimate.of(statistics.paired(deep, lean)),
         "bigram": bigram[0],
     }
+
+
+def heads_by_layer() -> Mapping[str, Any]:
+    """Return losses of arms with more heads in later or earlier layers, their differences, and verdicts."""
+    rows = read_rows(layers.ROWS)
+    judged = layers.compare(rows)
+    losses = {name: Estimate.mean(by_seed.values()) for name, by_seed in layers.read_values(rows).items()}
+    names = {("increasing", "uniform"): "later", ("decreasing", "uniform"): "earlier"}
+    names |= {("increasing", "decreasing"): "against"}
+    differences = {name: Estimate.of(judged[pair][0]) for pair, name in names.items()}
+    verdicts = {f"{name}_verdict": judged[pair][1] for pair, name in names.items()}
+    return losses | differences | verdicts | {"claim": layers.decide(judged)}
 
 
 def predictors() -> Mapping[str, Any]:
@@ -53,6 +67,16 @@ PASSAGES = [
             RESULTS: [
                 "{lean:.2f ±}; {deep:.2f ±} (deep minus lean {difference.value:.2f}, {difference.low:.2f} to "
                 "{difference.high:.2f}: inconclusive); {bigram:.2f} |",
+            ],
+        },
+    ),
+    Passage(
+        heads_by_layer,
+        {
+            RESULTS: [
+                "{increasing:.2f ±}; {uniform:.2f ±}; {decreasing:.2f ±} (later minus uniform {later:+.3f}: "
+                "{later_verdict}; earlier minus uniform {earlier:+.3f}: {earlier_verdict}; later minus earlier "
+                "{against:+.3f}: {against_verdict}). That later is better is {claim} by the rule",
             ],
         },
     ),

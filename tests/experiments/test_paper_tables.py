@@ -20,6 +20,7 @@ def test_counts_are_compared_at_the_reported_precision():
     assert make_row("119 M", truncated=True).agrees(119_589_889) and not make_row("119 M").agrees(119_589_889)
 
 
+@pytest.mark.slow
 def test_counts_that_differ_from_the_paper():
     counts = {r: paper_tables.params(config.load(r.config)) for r in (*ROWS, *RANGES, *READINGS)}
     differing = {f"{r.model} {r.variant}" for r, number in counts.items() if not r.agrees(number)}
@@ -46,6 +47,7 @@ def test_table_cells_of_a_model(no_shape_checks):
     assert cells[3:6] == ["192.9 k", f"{paper_tables.params(config.load('nystromformer_listops_1x4')):,}", "agrees"]
 
 
+@pytest.mark.slow
 def test_pairs_add_heads_in_one_of_two_ways():
     names = dict.fromkeys(row.model for row in ROWS)
     narrower = {name for name in names if paper_tables.describe_pair(name)[1] == "narrower"}
@@ -59,6 +61,7 @@ def test_counts_of_the_other_way():
     assert counts["ViT-B"] == "34,602,472" and counts["XCiT-Medium"] == "46,401,256"
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_of_the_command():
     page = (Path(__file__).parents[2] / "docs" / "paper_models.md").read_text()
     for name in dict.fromkeys(row.model for row in ROWS):

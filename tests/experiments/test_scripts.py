@@ -61,6 +61,7 @@ def test_coverage_of_a_few_draws(no_shape_checks):
         assert 0 < law(rng)(coverage.draw_shape(rng)) < 10
 
 
+@pytest.mark.slow
 def test_theorem_and_equation_state_their_assumption():
     near, ample = theorem.check_theorem(49, 16, heads=(3, 64))
     assert "not met" in near.assumption and "not met" not in ample.assumption
