@@ -145,6 +145,32 @@ def draw_listops(axes: Axes) -> None:
     axes.set(xlabel="top-1 accuracy on ListOps, %\n(right is better)", xlim=(35, 50))
 
 
+def draw_language(axes: Axes) -> None:
+    """Plot differences of held-out loss between small decoders."""
+    from experiments.figures import language
+
+    by_layer, depth = language.heads_by_layer(), language.language()["difference"]
+    rows = {"twice as deep\nagainst lean": depth}
+    rows |= {"more heads later\nagainst uniform": by_layer["later"], "earlier\nagainst uniform": by_layer["earlier"]}
+    draw_estimates(axes, rows | {"later\nagainst earlier": by_layer["against"]}, FIRST)
+    axes.set(xlabel="difference in nats per token\n(left is better)")
+
+
+def draw_trained(axes: Axes) -> None:
+    """Plot κ of the heads' outputs side by side, by layer, of two trained models and of fresh ones."""
+    from experiments.figures import trained
+
+    values = trained.trained_values()
+    for name, color, label in (("bert", FIRST, "MiniLM"), ("vit", SECOND, "ViT-S")):
+        for key, style, state in ((name, "o-", "trained"), (f"{name}_fresh", "o--", "fresh")):
+            median, low, high = np.array(values[key]["attention_output"]).T
+            axes.plot(median, style, color=color, markersize=4, label=f"{label}, {state}")
+            axes.fill_between(range(len(median)), low, high, color=color, alpha=0.15, linewidth=0)
+    axes.annotate("upper edge: singular in float32, at least this", (0, 2.6e6), fontsize=FONT - 3)
+    axes.set(yscale="log", xlabel="layer", ylabel="condition number", ylim=(20, 6e6))
+    axes.figure.legend(loc="outside upper center", ncols=2, frameon=False)
+
+
 SHORT = {
     "λI added to queries, keys, values": "λI added",
     "initialisation by shifted singular values": "shifted singular\nvalues",
@@ -157,6 +183,8 @@ CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "budgets": draw_budgets,
     "tasks": draw_tasks,
     "listops": draw_listops,
+    "language": draw_language,
+    "trained": draw_trained,
 }
 
 
