@@ -17,7 +17,7 @@ copyright = author
 root_doc = "docs/index"
 include_patterns = ["docs/*.md", "docs/_generated/*.md", "notebooks/*.ipynb", "launch/*.md", "CONTRIBUTING.md"]
 include_patterns += ["CHANGELOG.md", "experiments/LOG.md", "experiments/evidence/README.md"]
-include_patterns += ["experiments/study/PLAN.md"]
+include_patterns += ["experiments/study/PLAN.md", "experiments/study/LAYERS.md"]
 exclude_patterns = [".*", "runs", "docs/_build", "leanformer", "tests", "benchmarks", "configs"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
