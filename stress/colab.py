@@ -3,8 +3,8 @@
     python stress/colab.py --python=python3.13 [--notebooks=conditioning,rank] [--gpu]
 
 Builds the environment with Colab's versions of September 2026, makes a local clone where `git clone` of the first cell
-would put it, and runs every cell of each notebook with IPython, at reduced size (LEANFORMER_SMALL=1). Prints versions,
-devices and seconds per notebook. Exit status 1 if a notebook fails.
+would put it, and runs every cell of each notebook with IPython, at reduced size (tests/small_notebooks.py). Prints
+versions, devices and seconds per notebook. Exit status 1 if a notebook fails.
 
 --gpu runs the first cell as on a GPU runtime instead: with Colab's CUDA plugin and an `nvidia-smi` that does nothing.
 The cell must install JAX with a plugin of the same version, and then stop, because there is no GPU. No notebook is
@@ -15,10 +15,13 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import nbformat
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--gpu", action="store_true", help="run the first cell as on a GPU runtime")
     args = parser.parse_args(argv)
+    sys.path.append(str(ROOT / "tests"))
+    import small_notebooks
+
     with tempfile.TemporaryDirectory() as folder:
         content = Path(folder)  # /content of Colab
         run(args.python, "-m", "venv", "venv", cwd=content)
@@ -83,9 +89,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.notebooks.split(","):
             run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "leanformer", cwd=content)
             run(python, "-m", "pip", "install", "--quiet", *COLAB, cwd=content)
-            variables = {"COLAB_RELEASE_TAG": "like Colab", "LEANFORMER_SMALL": "1", "MPLBACKEND": "agg"}
+            variables = {"COLAB_RELEASE_TAG": "like Colab", "MPLBACKEND": "agg"}
+            notebook = content / "leanformer" / "notebooks" / f"{name}.ipynb"
+            nbformat.write(small_notebooks.read(notebook), notebook)
             start = time.monotonic()
-            words = (python, "-m", "IPython", "--colors=NoColor", f"leanformer/notebooks/{name}.ipynb")
+            words = (python, "-m", "IPython", "--colors=NoColor", notebook)
             output = run(*words, cwd=content, environment=os.environ | variables)
             lines = [line for line in output.splitlines() if line.startswith(("Python 3", "Devices:"))]
             print(f"{name}: {time.monotonic() - start:.0f} s", *lines, sep="\n  ", flush=True)

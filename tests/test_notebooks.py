@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import nbformat
 import pytest
+import small_notebooks
 from commands import FAST_COMPILE_FLAGS
 from nbclient import NotebookClient
 
@@ -14,9 +14,8 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("LEANFORMER_SMALL", "1")
     monkeypatch.setenv("XLA_FLAGS", FAST_COMPILE_FLAGS)
-    notebook = nbformat.read(path, as_version=4)
+    notebook = small_notebooks.read(path)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     figures = [o for cell in notebook.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
     assert len(figures) >= 4
