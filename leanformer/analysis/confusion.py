@@ -12,14 +12,20 @@ from leanformer.runtime import files
 
 
 def accuracy(matrix: Int[np.ndarray, "v v"]) -> list[float | None]:
-    """Return the accuracy per class, in [0, 1], from counts V V (labels x predictions); None without examples."""
+    """Return the accuracy of each of V classes, in [0, 1], from counts V V (labels x predictions).
+
+    A class without examples has None.
+    """
     totals = matrix.sum(axis=1)
     counts = zip(matrix.diagonal(), totals, strict=True)
     return [float(correct / total) if total else None for correct, total in counts]
 
 
 def most_confused(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, int, int]]:
-    """Return up to `most` of the most frequent errors as (label, prediction, count), from counts V V."""
+    """Return up to `most` of the most frequent errors from counts V V (labels x predictions).
+
+    Each is (label, prediction, count) with the indices of the classes, the most frequent first.
+    """
     wrong = matrix - np.diag(matrix.diagonal())
     order = np.argsort(-wrong, axis=None, kind="stable")[:most]
     cells = (tuple(map(int, np.unravel_index(place, wrong.shape))) for place in order)
@@ -27,7 +33,7 @@ def most_confused(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, 
 
 
 def write_csv(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]) -> None:
-    """Write the matrix as CSV: one row per label, one column per prediction, with the names of the classes."""
+    """Write counts V V (labels x predictions) as CSV, with the names of the V classes in the first row and column."""
     with files.atomic_write(path) as draft, draft.open("w", newline="", encoding="utf-8", errors=files.ESCAPED) as file:
         table = csv.writer(file)
         table.writerow(["label \\ predicted", *classes])
@@ -35,13 +41,16 @@ def write_csv(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]
 
 
 def read_csv(path: Path) -> tuple[Int[np.ndarray, "v v"], list[str]]:
-    """Return the matrix and the classes from a file of `write_csv`. Raises WorkdirError for any other file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        head, *rows = [*csv.reader(file)] or [[]]
+    """Return the counts V V and the names of the classes from a file of `write_csv`.
+
+    Raises WorkdirError if the file is not a square table of whole numbers.
+    """
     try:
+        with path.open(newline="", encoding="utf-8") as file:
+            head, *rows = [*csv.reader(file)] or [[]]
         matrix = np.array([[int(cell) for cell in row[1:]] for row in rows])
         if matrix.shape != (len(head) - 1,) * 2:
             raise ValueError(f"{len(rows)} rows and {len(head)} columns")
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:  # of numbers, of UTF-8, or of the table
         raise WorkdirError(f"{path} is not a confusion matrix: {error}. Run evaluate again.") from error
     return matrix, head[1:]

@@ -30,15 +30,25 @@ BY_TOKENS = ("language", "masked")  # tasks whose metrics are means over tokens,
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Finished run."""
+    """Finished run.
+
+    Attributes:
+        workdir: folder of the run.
+        seed: seed of its config.
+        keys: flat config, {"model.depth": 3, ...}, without IGNORED_KEYS and keys that change no result.
+        made_by: commit and devices of the run, for messages.
+        summary: content of summary.json.
+        records: lines of metrics.jsonl, in order.
+        value: final value of the compared metric.
+    """
 
     workdir: Path
     seed: int
-    keys: Mapping[str, Any]  # flat config, {"model.depth": 3, ...}, without keys that change no result and IGNORED_KEYS
-    made_by: str  # commit and devices of the run
+    keys: Mapping[str, Any]
+    made_by: str
     summary: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
-    value: float  # final value of the compared metric
+    value: float
 
     @property
     def vmapped_runs(self) -> int:
@@ -53,11 +63,17 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class ComparableRuns:
-    """Runs that can be compared."""
+    """Finished runs of one task and data set that can be compared.
+
+    Attributes:
+        runs: the runs, at least one.
+        score: compared metric.
+        left_out: reasons by folder of the runs that are not counted: unfinished, or without a finite value.
+    """
 
     runs: list[Run]
     score: Score
-    left_out: dict[Path, str]  # reasons by folder of the runs of a sweep that are not counted
+    left_out: dict[Path, str]
 
 
 def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
@@ -168,7 +184,8 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
         for name, item in key_docs.iterate_keys(c)
         if not (name in IGNORED_KEYS or key_docs.is_run_only(name, c))
     }
-    made_by = f"commit {header.get('git') or 'unknown'}, {', '.join(header.get('devices') or ['unknown devices'])}"
+    devices = [" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"]]
+    made_by = f"commit {header.get('git') or 'unknown'}, {', '.join(devices)}"  # "cpu cpu" is "cpu"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
 
 
@@ -222,7 +239,7 @@ def error_limit(score: Score) -> float:
 
 
 def to_errors(values: Sequence[float], score: Score) -> list[float]:
-    """Return scores as errors (lower is better): 1 - score if higher is better.
+    """Return scores as errors, for which lower is better: 1 - score if a higher score is better, else unchanged.
 
     Raises ConfigError if higher is better, but a score is above 1.
     """
@@ -235,6 +252,6 @@ def to_errors(values: Sequence[float], score: Score) -> list[float]:
 
 
 def run_dimensions(run: Run) -> Dimensions:
-    """Return the architecture of a run. Raises ConfigError if a size differs between layers."""
+    """Return the sizes of a run's architecture. Raises ConfigError if the model has stages, or a size is not set."""
     model = {key.removeprefix("model."): value for key, value in run.keys.items() if key.startswith("model.")}
     return model_dimensions(model, run.summary["params"], run.cost("forward_flops"))

@@ -26,10 +26,15 @@ Named = Mapping[str, Any]  # arrays by name; also "mask", a `masks.Mask`, and "s
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """Definition of a named measure: `take` computes matrices (or a reading) from the arrays in `needs`.
+    """Definition of a named measure of a block.
 
-    Without `take` the measure is the needed array itself. `whole` restricts it to sequences without padding, whose rows
-    and columns would add singular values of zero.
+    Attributes:
+        what: sentence about the matrix or the value, with the matrix as rows x columns.
+        needs: names of the arrays that the measure is computed from.
+        take: function from these arrays, by name, to a batch of matrices or a `Reading`; None if the only array in
+            `needs` is the batch of matrices.
+        whole: True if it applies only to sequences without padding, whose rows and columns would add singular values of
+            zero.
     """
 
     what: str
@@ -69,6 +74,10 @@ def by_name(stacks: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     The measures of a stack with several groups of equal layers are a list with one entry per group; so are then the
     values of each of its measures.
 
+    Args:
+        stacks: taps of a model, or result of `weights`.
+        names: names of the requested measures.
+
     Raises:
         ConfigError: a measure applies to no block of the model.
     """
@@ -94,7 +103,7 @@ def _by_measure(measures: Any) -> Mapping[str, Any]:
 
 
 def measure(name: str) -> Measure:
-    """Return the measure for a name of `by_name`, with or without its stack.
+    """Return the definition of a measure of ACTIVATIONS or WEIGHTS by its name, as "measure" or "stack.measure".
 
     >>> measure("attention_output").needs
     ('out',)
@@ -103,7 +112,7 @@ def measure(name: str) -> Measure:
 
 
 def quantity(name: str) -> Quantity:
-    """Return the words for a name of `by_name`: label and sentence.
+    """Return label and explanation of a measure, for reports, by its name, as "measure" or "stack.measure".
 
     >>> quantity("attention_branch").label
     'attention branch'
@@ -230,7 +239,7 @@ ACTIVATIONS = {
         ("block", "tokens"),
         lambda a: a["block"] - a["tokens"],
     ),
-    "mlp_hidden": Measure("the MLP's hidden layer after its GELU, T x F", ("hidden",)),
+    "mlp_hidden": Measure("the MLP's hidden layer, input of its last matrix, T x F", ("hidden",)),
     "head_correlation": Measure("mean linear CKA over pairs of heads' outputs, 0 to 1", ("out",), _head_correlation),
     "attention_entropy": Measure(
         "one head's entropy, mean over query tokens, nats, 0 to the log of the keys seen",
@@ -243,7 +252,7 @@ ACTIVATIONS = {
         attention_matrix.relative_entropy,
     ),
     "largest_logit": Measure(
-        "one head's largest q·k / √H, of keys that are seen", ("q", "k"), attention_matrix.largest_logit
+        "one head's largest logit, scaled and soft-capped, of keys that are seen", ("q", "k"), attention_matrix.largest_logit
     ),
     "self_weight": Measure(
         "one head's probability of each token itself, mean over tokens", ("q", "k"), attention_matrix.self_weight

@@ -247,7 +247,7 @@ def test_configurations_have_links_to_the_pages_of_their_runs(folder, tmp_path, 
     monkeypatch.setattr(reports, "MOST_PAGES", 4)  # the best configuration; a second would make 6 pages
     assert run_compare(folder, f"--out={tmp_path / 'out'}")[0] == 0
     page = (tmp_path / "out" / "compare.html").read_text()
-    links = re.findall(r"href=\"([^#\"][^\"]*)\">seed (\d)<", page)
+    links = re.findall(r"href=\"([^#\"][^\"]*)\">seed (\d): [\d.]+<", page)
     assert [seed for _, seed in links] == ["0", "1", "2"]
     for link, seed in links:
         assert f"<h1>made,depth=3,num_heads=4,seed={seed}</h1>" in (tmp_path / "out" / link).read_text()

@@ -34,7 +34,10 @@ def write_and_print(result: Comparison, out: Path) -> None:
 
 
 def write(result: Comparison, conditioning: Sequence[ScoreCorrelation], out: Path) -> list[Path]:
-    """Write compare.html, compare.json and the plots as PNG to the folder `out`, and return their paths."""
+    """Write compare.html, compare.json and the plots as PNG to the folder `out`, and return their paths.
+
+    Pages of the runs of the best configurations are written to out/runs.
+    """
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "compare.json", tables.to_plain(result, conditioning))
     figures = charts.draw_all(result, conditioning)
@@ -55,8 +58,10 @@ def _write_run_pages(result: Comparison, out: Path) -> dict[str, str]:
         number += len(shape.runs)
         if number > MOST_PAGES:
             break
-        pages = [run_page.write(run, out / at).name for run, at in zip(shape.runs, addresses, strict=True)]
-        seeds = [f"seed {run.seed}" for run in shape.runs]
+        back = "../../compare.html"
+        pages = [run_page.write(run, out / at, back).name for run, at in zip(shape.runs, addresses, strict=True)]
+        show = tables.number(result)
+        seeds = [f"seed {run.seed}: {show(run.value)}" for run in shape.runs]
         each = (html.link(f"{at}/{page}", seed) for at, page, seed in zip(addresses, pages, seeds, strict=True))
         links[shape.name] = f"<br><small>{' '.join(each)}</small>"
     return links
@@ -68,7 +73,14 @@ def make_page(
     figures: Charts,
     links: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the HTML page: the result first, then plots, tables and methods; `links` are added to configurations."""
+    """Return a comparison as an HTML page: the result first, then plots, tables and methods.
+
+    Args:
+        result: comparison.
+        conditioning: correlations of the score with condition numbers.
+        figures: plots from `charts.draw_all`.
+        links: HTML to add to the names of configurations, by name.
+    """
     runs = [run for shape in result.shapes for run in shape.runs]
     configurations, keys = format_count(len(result.shapes), "configuration"), runs[0].keys
     models = " and ".join(sorted({str(run.keys.get("model.name")) for run in runs}))
@@ -94,8 +106,8 @@ def make_page(
     }
     shown = [measure for measure in conditioning if len(measure.numbers) > 1]
     panels = {  # one plot per panel, so that a narrow screen shows them below each other
-        "fronts": [charts.fronts(result, {name: on}) for name, on in priced.items()],
-        "conditioning": [charts.conditioned(result, [measure]) for measure in shown],
+        "fronts": [charts.fronts(result, {name: on}, wide=len(priced) == 1) for name, on in priced.items()],
+        "conditioning": [charts.conditioned(result, [measure], wide=len(shown) == 1) for measure in shown],
     }
     for name, (figure, caption) in figures.items():
         parts += [html.heading(TITLES[name]), html.figures(panels.get(name) or [figure], caption), below.get(name, "")]

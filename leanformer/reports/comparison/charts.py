@@ -23,12 +23,20 @@ GREY = "#767676"
 LABELS = 5  # maximal number of labels on a Pareto front
 TICKS = 4  # ticks of a logarithmic axis, about
 NAMED = 12  # maximal number of coloured curves
+MARKED = 20  # maximal number of points of a curve that are marked
 ROWS = 40  # maximal number of rows in a plot
 Charts = dict[str, tuple[Figure, str]]  # plots with captions, by file name
 
 
 def draw_all(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> Charts:
-    """Return every plot for which these runs have data, with its caption."""
+    """Return the plots of a comparison for which its runs have data, each with its caption, by name.
+
+    The names are scores, differences, fronts, curves and conditioning.
+
+    Args:
+        result: comparison.
+        conditioning: correlations of the score with condition numbers; empty for none.
+    """
     words = tables.score_words(result)
     better = "Further to the right is better." if result.score.higher else "Further to the left is better."
     caption = f"Mean and {LEVEL:.0%} confidence interval of each configuration. Grey: single runs. {better}"
@@ -62,7 +70,10 @@ def draw_all(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> Ch
 
 
 def scores(result: Comparison) -> Figure:
-    """Plot the scores, one row per configuration, the best on top."""
+    """Plot mean scores with intervals and the scores of single runs, one row per configuration, the best on top.
+
+    Only the ROWS best configurations are shown.
+    """
     shown = result.shapes[:ROWS]
     figure, axes = _rows(len(shown))
     scale, show = find(result.score.name).scale, tables.number(result)
@@ -78,7 +89,10 @@ def scores(result: Comparison) -> Figure:
 
 
 def differences(result: Comparison) -> Figure:
-    """Plot the differences, one row per pair, those with the best configuration on top."""
+    """Plot differences with intervals and the margin, one row per pair, those with the best configuration on top.
+
+    Only the first ROWS / 2 pairs are shown.
+    """
     shown = result.pairs[: ROWS // 2]
     figure, axes = _rows(len(shown))
     scale, show, unit = find(result.score.name).scale, tables.number(result), tables.points(result)
@@ -94,9 +108,15 @@ def differences(result: Comparison) -> Figure:
     return figure
 
 
-def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
-    """Plot score against cost with the Pareto front, a panel per cost metric; `priced` is from `tables.fronts`."""
-    figure, panels = _grid(len(priced))
+def fronts(result: Comparison, priced: dict[str, list[str]], *, wide: bool = True) -> Figure:
+    """Plot score against cost with the Pareto front, one panel per cost metric.
+
+    Args:
+        result: comparison.
+        priced: names of the Pareto-optimal configurations by cost metric, from `tables.fronts`.
+        wide: True for a single panel as wide as the other plots, False for one to stand beside others.
+    """
+    figure, panels = _grid(len(priced), wide)
     scale = find(result.score.name).scale
     for axes, (name, on) in zip(panels, priced.items(), strict=True):
         prices: dict[str, Any] = {shape.name: frontier.median_cost(shape, name) for shape in result.shapes}
@@ -117,7 +137,7 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
 
 
 def curves(result: Comparison) -> Figure | None:
-    """Plot the learning curves of all configurations; None if no curve has two points."""
+    """Plot the learning curves of all configurations, the best ones in colour; None if no curve has two points."""
     words = find(result.score.name)
     drawn = {shape.name: frontier.learning_curve(shape, result.score.name) for shape in result.shapes}
     drawn = {name: curve for name, curve in drawn.items() if len(curve.steps) > 1}
@@ -132,6 +152,8 @@ def curves(result: Comparison) -> Figure | None:
         lines: dict[str, Any] = (
             {"lw": 1.6, "label": _shorten(name), "zorder": 3} if best else {"lw": 0.7, "alpha": 0.5, "zorder": 1}
         )
+        if len(curve.steps) <= MARKED:
+            lines |= {"marker": "o", "markersize": 3}
         means = words.scale * np.array(curve.means)
         (line,) = axes.plot(curve.steps, means, color=color, ls=style, **lines)
         line.set_gid(f"{TIP}{name}: {means[-1]:.4g} at step {curve.steps[-1]:,}")
@@ -145,17 +167,20 @@ def curves(result: Comparison) -> Figure | None:
     return figure
 
 
-def conditioned(result: Comparison, shown: Sequence[ScoreCorrelation]) -> Figure:
-    """Plot the score against condition numbers, one panel per matrix."""
+def conditioned(result: Comparison, shown: Sequence[ScoreCorrelation], *, wide: bool = True) -> Figure:
+    """Plot the mean score of each configuration against condition numbers, one panel per correlation in `shown`.
+
+    `wide` is as in `fronts`.
+    """
     by_name = {shape.name: shape for shape in result.shapes}
-    figure, panels = _grid(len(shown))
+    figure, panels = _grid(len(shown), wide)
     for axes, measure in zip(panels, shown, strict=True):
         for name, value in measure.numbers.items():
             condition = f"κ {'at least ' if name in measure.singular else ''}{format_number(float(value))}"
             _point(axes, result, by_name[name], value, condition, SERIES[3], filled=name not in measure.singular)
         bounded = measure.interval.high - measure.interval.low < 2
-        interval = f" [{measure.interval.low:+.2f}, {measure.interval.high:+.2f}]" if bounded else ""
-        rho = "" if math.isnan(measure.rho) else f"   ρ {measure.rho:+.2f}{interval}"
+        interval = f"[{measure.interval.low:+.2f}, {measure.interval.high:+.2f}]"
+        rho = f"   ρ {measure.rho:+.2f} {interval}" if bounded and not math.isnan(measure.rho) else ""
         axes.set_title(f"{measure.measure.replace('_', ' ')}{rho}", fontsize=8, color=TEXT_COLOR)
         axes.margins(x=0.3, y=0.2)
         _logarithmic(axes, [*measure.numbers.values()])
@@ -237,10 +262,11 @@ def _rows(count: int) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _grid(count: int) -> tuple[Figure, list[Axes]]:
+def _grid(count: int, wide: bool) -> tuple[Figure, list[Axes]]:
     columns = min(count, 2 if count in (2, 4) else 3)
     rows = math.ceil(count / columns)
-    size = (1.0 + 3.9 * columns, 0.3 + 3.0 * rows) if count > 1 else (8.6, 3.6)  # pages show all equally wide
+    one = (8.6, 3.6) if wide else (5.2, 3.4)  # alone on a page as wide as the other plots, or beside another one
+    size = (1.0 + 3.9 * columns, 0.3 + 3.0 * rows) if count > 1 else one
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels[count:]:

@@ -23,7 +23,7 @@ COLORS |= {TEXT_COLOR: "ink", "#000000": "ink", "#767676": "soft", "#b0b0b0": "l
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return an HTML document with this title and these parts."""
+    """Return an HTML document from a title, which is escaped, and the HTML of its parts."""
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -37,12 +37,17 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def heading(text: str) -> str:
-    """Return a heading of a section."""
+    """Return the HTML of a section's heading; markup in the text is escaped."""
     return f"<h2>{html.escape(text)}</h2>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """Return a paragraph with a class of STYLE: answer, soft or warn; without a class if `kind` is empty."""
+    """Return the HTML of a paragraph; markup in the text is escaped.
+
+    Args:
+        text: content.
+        kind: class of STYLE: "answer", "soft", "warn", or "" for none.
+    """
     return f"<p{f' class="{kind}"' if kind else ''}>{html.escape(text)}</p>"
 
 
@@ -52,21 +57,21 @@ def code(text: str) -> str:
 
 
 def row(parts: Iterable[str]) -> str:
-    """Return parts side by side, in as many rows as needed."""
+    """Return HTML that shows its parts, which are HTML, side by side in as many rows as needed."""
     return f'<div class="row">{"".join(parts)}</div>'
 
 
 def folded(summary: str, inside: str) -> str:
-    """Return content that opens when its summary is clicked."""
+    """Return HTML that shows a summary, whose text is escaped, and the HTML `inside` once the summary is clicked."""
     return f"<details><summary>{html.escape(summary)}</summary>\n{inside}</details>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], links: Mapping[str, str] | None = None) -> str:
-    """Return a table; columns of numbers are aligned to the right. A click on a title sorts by that column (SCRIPT).
+    """Return an HTML table; columns of numbers are aligned to the right. A click on a title sorts by it (SCRIPT).
 
     Args:
         head: titles of the columns.
-        rows: cells of each row.
+        rows: cells of each row as text, which is escaped.
         links: HTML that is added to the first cell of a row, by the text of that cell.
     """
     right = [all(_is_numeric(row[i]) for row in rows) for i in range(len(head))]
@@ -89,7 +94,7 @@ def _row(kind: str, cells: Sequence[str], right: Sequence[bool], more: str = "")
 
 
 def link(address: str, text: str) -> str:
-    """Return a link to a file beside the page."""
+    """Return an HTML link with the given text to a file; `address` is its path relative to the page."""
     return f'<a href="{html.escape(urllib.parse.quote(address))}">{html.escape(text)}</a>'
 
 
@@ -106,8 +111,15 @@ def figures(drawn: Sequence[Figure], caption: str, *, paper: bool = False) -> st
     caption = html.escape(caption)
     images = "".join(_image(figure, caption, paper) for figure in drawn)
     if len(drawn) > 1:
-        images = f'<div class="panels">{images}</div>'
+        least = max(map(_least_width, drawn))  # so that no panel is cut while the screen has room for one
+        columns = f"repeat(auto-fit, minmax(min({least}, 100%), 1fr))"
+        images = f'<div class="panels" style="grid-template-columns: {columns}">{images}</div>'
     return f"<figure>{images}\n<figcaption>{caption}</figcaption></figure>"
+
+
+def _least_width(drawn: Figure) -> str:
+    """Return the CSS width below which a plot is not legible and scrolls."""
+    return f"{LEGIBLE * drawn.get_figwidth():.3g}in"
 
 
 def _image(drawn: Figure, caption: str, paper: bool) -> str:
@@ -122,6 +134,6 @@ def _image(drawn: Figure, caption: str, paper: bool) -> str:
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
     for color, name in () if paper else COLORS.items():
         text = text.replace(color, f"var(--{name})")
-    least = f"min-width:{LEGIBLE * drawn.get_figwidth():.3g}in"
+    least = f"min-width:{_least_width(drawn)}"
     image = text.replace("<svg", f'<svg role="img" aria-label="{caption}" style="{least}"', 1)
     return f'<div class="scroll">{image}</div>'

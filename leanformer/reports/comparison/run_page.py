@@ -20,7 +20,8 @@ from leanformer.training.progress import format_value
 
 
 CAPTIONS = {
-    "loss": "Loss over steps; lower is better. Training examples are augmented, so their loss may be the higher one.",
+    "loss": "Loss over steps; lower is better. Training examples may be augmented and their labels smoothed, which "
+    "raises their loss: the two are not on one scale.",
     "accuracy": "Accuracy on the evaluation split over steps; higher is better.",
     "lr": "Learning rate over steps.",
 }
@@ -43,30 +44,37 @@ SIZES = {
 }
 READING = (
     f"{CONDITION.sentence} Lines: median over the evaluated examples (or heads); band: 10-90 % of them. Dashed: a "
-    "matrix of independent Gaussian entries of the same shape. A line far above the dashed one is worse conditioned "
-    "than chance; near it, the matrix looks random. Letters: T tokens, D width, N heads of dimension H, F hidden "
+    "matrix of independent Gaussian entries of the same shape: a reference, not a target, which trained models mostly "
+    "stay far above. κ alone says nothing about accuracy. Letters: T tokens, D width, N heads of dimension H, F hidden "
     "width of the MLP."
 )
 
 
-def write(run: Run, out: Path) -> Path:
-    """Write run.html to the folder `out`, which is created, and return its path."""
+def write(run: Run, out: Path, back: str | None = None) -> Path:
+    """Write the report of a run to run.html in the folder `out`, which is created, and return its path.
+
+    Args:
+        run: finished run.
+        out: folder of the page.
+        back: address of the comparison that the run is part of, relative to `out`, for a link.
+    """
     out.mkdir(parents=True, exist_ok=True)
     path = out / "run.html"
-    files.write_text(path, page(run))
+    files.write_text(path, page(run, back))
     return path
 
 
 def summary(run: Run) -> str:
-    """Return a summary of a single run for a terminal."""
+    """Return the final scores and the costs of a single run as text for a terminal."""
     title = f"A single run, {run.workdir.name}: nothing to compare it with. {_format_headline(run)}"
     return text.page(title, ((label, value) for label, _, value in _format_costs(run)))
 
 
-def page(run: Run) -> str:
-    """Return the HTML document."""
+def page(run: Run, back: str | None = None) -> str:
+    """Return the report of a run as an HTML document, with a link to the page `back` if given."""
     figures = plots.make_run_plots([*run.records])
-    parts = [html.paragraph(_format_model(run)), html.paragraph(_format_headline(run), "answer")]
+    parts = [f"<p>{html.link(back, 'The comparison that this run is part of')}</p>"] if back else []
+    parts += [html.paragraph(_format_model(run)), html.paragraph(_format_headline(run), "answer")]
     learning = [name for name in figures if name != "conditioning"]
     drawn = (html.figures([figures[name]], CAPTIONS.get(name) or find(name).sentence) for name in learning)
     parts += [html.heading("Learning"), html.row(drawn)]
@@ -118,11 +126,13 @@ def _format_headline(run: Run) -> str:
     score = scores.read(run.summary.get("score", {"top1": None}))[0]
     values = [(record[score.name], record["step"]) for record in run.records if _has_score(record, score.name)]
     (name, final), *others = _scores(run)
-    parts = [f"After {run.records[-1]['step']:,} steps: {find(name).label} {format_value(name, final)}"]
+    batch = f" of {size:,} examples" if (size := run.keys.get("batch_size")) else ""
+    parts = [f"After {run.records[-1]['step']:,} steps{batch}: {find(name).label} {format_value(name, final)}"]
     if values and name == score.name:
         best, step = (max if score.higher else min)(values, key=lambda pair: pair[0])
         parts.append(
-            f" (best {format_value(name, best)} at step {step:,}; {'higher' if score.higher else 'lower'} is better)"
+            f" (best {format_value(name, best)} at step {step:,}, selected on this split; "
+            f"{'higher' if score.higher else 'lower'} is better)"
         )
     parts += [f", {find(key).label} {format_value(key, value)}" for key, value in others if not key.startswith(EMA)]
     return f"{''.join(parts)}. One seed gives no confidence interval."
@@ -187,10 +197,11 @@ def _next_commands(run: Run) -> str:
     workdir = f"--workdir={shlex.quote(str(run.workdir))}"
     steps = {
         "Evaluate on any split, with accuracy per class": f"evaluate {workdir} --best",
-        "Measure the conditioning of every layer": f"probe {workdir}",
+        "Measure other matrices, or another split or checkpoint": f"probe {workdir}",
         "Train another seed, for a confidence interval": "train --config=FILE --config.seed=1 --workdir=OTHER",
         "Compare two runs": f"compare {shlex.quote(str(run.workdir))} OTHER --out=DIR",
         "Train several configurations and seeds, and compare them": "sweep --config=FILE "
         "--over=model.num_heads=4,8 --seeds=3 --workdir=SWEEP",
     }
-    return "\n".join(f"# {why}\npython -m leanformer.{words}" for why, words in steps.items())
+    names = "# FILE: the config file of this run. OTHER, DIR, SWEEP: new folders."
+    return "\n".join([*(f"# {why}\npython -m leanformer.{words}" for why, words in steps.items()), names])

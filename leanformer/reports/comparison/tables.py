@@ -21,11 +21,13 @@ METHODS = (
     "Confidence intervals are Student's, over the runs of a configuration. Differences are the first configuration "
     "minus the second: paired by seed and by other differing keys, of independent runs (Welch), or with one variance "
     "for all configurations (pooled), as in the column test. Different: p below 0.05 after Holm's correction for all "
-    "pairs. Equivalent: two one-sided tests (TOST) at 5 %, with the same correction. "
+    "pairs; intervals are not corrected, so that one may exclude 0 beside an undecided verdict. Equivalent: two "
+    "one-sided tests (TOST) at 5 %, with the same correction. "
     f"Runs needed: for {POWER:.0%} power, if there is no difference and the variance is as observed. "
     "The mean of the best of many configurations is optimistic, because it was selected."
 )
 Number = Callable[[float], str]
+RIVALS = 3  # maximal number of names in a sentence
 
 
 def number(result: Comparison) -> Number:
@@ -41,7 +43,7 @@ def number(result: Comparison) -> Number:
 
 
 def score_words(result: Comparison) -> Quantity:
-    """Return the words for the compared score, with the direction of this comparison."""
+    """Return name, unit and description of the compared score; whether higher is better is that of the comparison."""
     return dataclasses.replace(find(result.score.name), higher=result.score.higher)
 
 
@@ -52,13 +54,18 @@ def points(result: Comparison) -> str:
 
 
 def with_interval(shape: RunGroup, show: Number) -> str:
-    """Format the mean and the half-width of its confidence interval."""
+    """Format the mean score of a configuration with the half-width of its confidence interval, as "MEAN ± HALF".
+
+    Args:
+        shape: configuration.
+        show: function that formats a score, from `number`.
+    """
     half = (shape.interval.high - shape.interval.low) / 2
     return f"{show(shape.mean)} ± {show(half)}" if math.isfinite(half) else f"{show(shape.mean)} (no interval)"
 
 
 def between(interval: Interval, show: Number) -> str:
-    """Format an interval as "LOW to HIGH"."""
+    """Format an interval as "LOW to HIGH" with the function `show`, or as "unknown" if it is infinite."""
     return f"{show(interval.low)} to {show(interval.high)}" if math.isfinite(interval.high) else "unknown"
 
 
@@ -69,7 +76,10 @@ def fronts(result: Comparison) -> dict[str, list[str]]:
 
 
 def shapes(result: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of the table of configurations: name, runs, costs, mean and Pareto fronts."""
+    """Return the head and the rows of the table of configurations.
+
+    The columns are name, number of runs, mean score with interval, costs, and the costs for which it is Pareto-optimal.
+    """
     on, show = fronts(result), number(result)
     rows = []
     for shape in result.shapes:
@@ -83,7 +93,7 @@ def shapes(result: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of the table of pairs."""
+    """Return the head and the rows of the table of pairs: difference, interval, p value, test and verdict."""
     show = number(result)
     rows = [
         [
@@ -102,7 +112,7 @@ def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of the table of condition numbers, with their rank correlation with the score."""
+    """Return the head and the rows of the table of condition numbers, with their rank correlation with the score."""
     rows = []
     for measure in result:
         unbounded = measure.interval.high - measure.interval.low >= 2
@@ -114,13 +124,14 @@ def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[li
 
 
 def headline(result: Comparison) -> str:
-    """Return the result in a few sentences: the best, what it gains at which cost, and how many pairs are decided."""
+    """Return the result in a few sentences: the best configuration, its difference from another, and pairs decided."""
     show, best, unit = number(result), result.shapes[0], find(result.score.name).unit
     sentences = [
         f"Best mean: {best.name}, {find(result.score.name).label} {with_interval(best, show)}{unit and f' {unit}'}."
     ]
     if result.pairs:
-        sentences.append(describe_pair(result, _most_telling(result)))
+        telling = _most_telling(result)
+        sentences += [_describe_rivals(result, telling), describe_pair(result, telling)]
     if len(result.pairs) > 1:
         differ = sum(pair.better is not None for pair in result.pairs)
         same = sum(pair.same == SAME for pair in result.pairs)
@@ -129,7 +140,21 @@ def headline(result: Comparison) -> str:
             f"Of {len(result.pairs)} pairs {differ} differ, {same} are equivalent within "
             f"±{show(result.margin)}{points(result)}, {open_} are undecided."
         )
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
+
+
+def _describe_rivals(result: Comparison, but: Pair) -> str:
+    """Return the sentence on configurations that are not shown to be worse than the best, apart from the pair `but`."""
+    best, rivals = result.shapes[0], []
+    for pair in result.pairs:
+        if best.name not in (pair.first, pair.second) or pair.better is not None or pair is but:
+            continue
+        other = next(s for s in result.shapes if s.name in (pair.first, pair.second) and s is not best)
+        prices = [frontier.median_cost(shape, "params") for shape in (other, best)]
+        ratio = f" ({_times(prices[0] / prices[1])} parameters)" if prices[0] and prices[1] else ""
+        rivals.append(f"{other.name}{ratio}")
+    more = f" and {len(rivals) - RIVALS} more" if len(rivals) > RIVALS else ""
+    return f"Not shown to be worse: {', '.join(rivals[:RIVALS])}{more}." if rivals else ""
 
 
 def _most_telling(result: Comparison) -> Pair:
@@ -165,7 +190,12 @@ def _times(ratio: float) -> str:
 
 
 def format_text(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> str:
-    """Return the comparison as text for a terminal."""
+    """Return a comparison as text for a terminal: result, tables, and warnings.
+
+    Args:
+        result: comparison.
+        conditioning: correlations of the score with condition numbers; empty for none.
+    """
     runs = format_count(sum(len(shape.runs) for shape in result.shapes), "run")
     title = f"{runs} of {format_count(len(result.shapes), 'configuration')}. {score_words(result).sentence}"
     blocks = [text.wrap(f"{title}\n{headline(result)}"), align_columns(*shapes(result))]
@@ -180,13 +210,18 @@ def format_text(result: Comparison, conditioning: Sequence[ScoreCorrelation]) ->
 
 
 def align_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a table for a terminal; at most SHOWN rows."""
+    """Format a table for a terminal, with at most SHOWN rows and a line about the others."""
     more = [f"  ... and {len(rows) - SHOWN} more in compare.json"] if len(rows) > SHOWN else []
     return "\n".join([text.table(head, rows[:SHOWN]), *more])
 
 
 def to_plain(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> dict[str, Any]:
-    """Return the comparison as plain values for JSON; unknown values are None."""
+    """Return the content of compare.json: a comparison as plain values; unknown and infinite ones are None.
+
+    Args:
+        result: comparison.
+        conditioning: correlations of the score with condition numbers; empty for none.
+    """
     content = {
         "metric": result.score.name,
         "higher_is_better": result.score.higher,
