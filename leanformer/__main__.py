@@ -30,13 +30,13 @@ FILES = (*TRAINING, "evaluate", "probe", "compare", "convert")  # commands whose
 
 
 def usage() -> str:
-    """Return the list of commands."""
+    """Return the help page of `leanformer`: how to call it, and its commands."""
     lines = [f"  {name:<10} {what}" for name, what in COMMANDS.items()]
     return "\n".join(["Usage: leanformer COMMAND [flags]; leanformer COMMAND --help explains its flags.", "", *lines])
 
 
 def main() -> None:
-    """Run the command that the first word names."""
+    """Run the command that the first word of the command line names, or print the help page."""
     name, *rest = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
         sys.argv = [f"leanformer {name}", *rest]

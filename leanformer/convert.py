@@ -52,7 +52,8 @@ def check_reference(model: ModelSetup, weights: Any, reference: pretrained.Tenso
     Args:
         model: setup of the model.
         weights: weights of the model.
-        reference: tensors `input` and `logits`.
+        reference: tensors `input` (images B C height width or B height width C, or tokens B T) and `logits` (B V or
+            B T V) of the original model.
         path: path of the reference, for errors.
 
     Raises:

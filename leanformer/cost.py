@@ -44,7 +44,10 @@ COMPILING = "Compiling the training step"
 
 
 def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
-    """Return a config's params, forward_flops, train_flops, train_memory_bytes, modules, batch_size and device.
+    """Return the costs of a config on this machine's devices.
+
+    The keys are params, forward_flops and train_flops (per example), train_memory_bytes (peak of the training step per
+    device), modules (parameters by module), batch_size and device (its type).
 
     Args:
         c: config.
@@ -66,6 +69,9 @@ def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
 def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Return memory, FLOPs and communication volume per device of a training step on `c.mesh`.
 
+    The keys are mesh, batch_size, dtype, attention (its backend), params, bytes_per_device (by content), and those of
+    `programs.read_communication`.
+
     Args:
         c: config.
         devices: as many devices as the mesh has, of any type.
@@ -84,9 +90,17 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 
 def gpu_cost(c: ConfigDict, name: str) -> dict[str, Any]:
-    """Return memory, kernels and collectives of a training step compiled for GPUs `name`, one per device of `c.mesh`.
+    """Return memory, kernels and collectives of a training step compiled for GPUs that need not be attached.
 
-    Raises the errors of `programs.gpus` and `train_setup.build`.
+    Among the keys are bytes_per_device (by content), device_memory_bytes, limit_bytes (usable by JAX), and those of
+    `programs.read_kernels`.
+
+    Args:
+        c: config; one GPU per device of `c.mesh`.
+        name: key of `hardware.DEVICES`, such as "h100".
+
+    Raises:
+        ConfigError: the name is unknown, XLA's CUDA plugin is missing, or the config does not fit the mesh.
     """
     run = step.build(c, name)
     compiled = programs.compile_for_gpu(run.lower_train_step())
@@ -152,7 +166,13 @@ def _too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
 
 
 def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
-    """Print the costs of the step compiled for `device`.
+    """Print the costs of a config's training step compiled for a GPU that need not be attached.
+
+    Args:
+        c: config.
+        name: name of the config.
+        device: key of `hardware.DEVICES`, such as "h100".
+        as_json: True to print one JSON object instead of tables.
 
     Raises:
         ConfigError: the step does not fit the device's memory.

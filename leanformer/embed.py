@@ -33,7 +33,7 @@ from leanformer.training import inference, model_setup
 
 
 def read_texts(path: str) -> list[str]:
-    """Return the lines of a file, one text per line.
+    """Return the texts in a file, which has one per line.
 
     Raises:
         ConfigError: the file cannot be read, or a line is empty, which has no embedding.
@@ -47,7 +47,7 @@ def read_texts(path: str) -> list[str]:
 
 
 def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
-    """Return the model and its tokenizer.
+    """Return the model that the flags give (a run, or a config with weights) and its tokenizer.
 
     Raises:
         ConfigError: the flags cannot be combined, or a file cannot be read.

@@ -39,7 +39,7 @@ class TrainingError(LeanformerError):
 
 
 class CorruptExample(DataError, ValueError):
-    """Unreadable example, which is counted, reported and replaced by another."""
+    """Unreadable example. `data.loader` counts and reports it, and reads its neighbour instead."""
 
 
 NO_HOME = "Could not determine home directory."  # message of pathlib.Path.expanduser
@@ -85,6 +85,6 @@ def user_message(error: BaseException) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of another library's error."""
+    """Return the first line, at most 300 characters, of an error's message; the name of its class if it is empty."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300]

@@ -74,15 +74,16 @@ def main(f: cli.Values) -> None:
 def record(
     workdir: Path, out: Path | None, values: dict[str, Any], matrix: np.ndarray | None, classes: list[str]
 ) -> Path | None:
-    """Write the evaluation, and its confusion matrix if there is one. Return the path of the plot, if it is written.
+    """Write an evaluation to evaluation.json, and its confusion matrix, if there is one, to a CSV file and a plot.
 
-    A run's folder that is not writable is only warned of.
+    Return the path of the plot; None if it is not written. If no `out` is given and the run's folder is not writable, a
+    warning is printed.
 
     Args:
         workdir: folder of the run, which is written to by default.
-        out: folder to write to instead.
-        values: metrics.
-        matrix: counts, V V: rows are labels, columns predictions.
+        out: folder to write to instead, if not None.
+        values: metrics by name, with `split` and `step`.
+        matrix: counts, V V: rows are labels, columns predictions; None without classes.
         classes: names of the classes.
     """
     folder = out or workdir
@@ -108,7 +109,7 @@ def format_errors(matrix: np.ndarray, classes: list[str], chart: Path | None) ->
     """Return the classes of lowest accuracy and the most frequent errors as a page.
 
     Args:
-        matrix: counts, as in `record`.
+        matrix: counts, V V: rows are labels, columns predictions.
         classes: names of the classes.
         chart: path of the plot of the matrix, if there is one.
     """

@@ -35,7 +35,7 @@ BROKEN = "�"  # an incomplete character decodes to this
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of tokens as they arrive, in complete characters."""
+    """Yield the text of tokens, piece by piece as they arrive; a piece never ends within a character."""
     received: list[int] = []
     printed = ""
     for token in tokens:
@@ -48,10 +48,11 @@ def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def read_prompts(f: cli.Values) -> list[str]:
-    """Return the prompts that the flags give.
+    """Return the prompts that --prompt or --prompts gives; empty lines of the file are left out.
 
     Raises:
-        ConfigError: not exactly one of --prompt and --prompts is given, or the file is empty or not UTF-8.
+        ConfigError: not exactly one of the two is given, --out is given without --prompts, or a prompt or the file is
+            not UTF-8, or the file is empty.
     """
     if (f.prompt is None) == (f.prompts is None):
         raise ConfigError('Pass exactly one of --prompt="..." and --prompts=FILE.')

@@ -48,14 +48,14 @@ from leanformer.runtime.text import wrap
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Budget of an architecture.
+    """Budget that architectures must spend.
 
     Attributes:
-        counted: limited count, "params" or "flops".
+        counted: limited count: "params", or "flops" for training FLOPs per example.
         amount: limit of the count.
-        memory: limit of the bytes per device of a training step, None without a limit.
-        device: GPU to compile for, None for this machine.
-        flags: limits as typed, by "params", "flops" or "memory".
+        memory: limit of the bytes per device of a training step; None without a limit.
+        device: GPU to compile for, a key of `hardware.DEVICES` such as "h100"; None for this machine's devices.
+        flags: each limit as typed, such as "--budget=params:40e6", by "params", "flops" or "memory".
     """
 
     counted: str
@@ -66,7 +66,10 @@ class Budget:
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Budget":
-        """Parse the values of --budget.
+        """Return the budget that the values of --budget give.
+
+        Args:
+            texts: values such as "params:40e6", "flops:1e9" and "memory:60e9@h100".
 
         Raises:
             ConfigError: a value is not a budget, one is given twice, or it is more memory than the device has.
@@ -100,7 +103,7 @@ class Budget:
         return cls(counted[0], amounts[counted[0]], memory, device, flags)
 
     def notes(self) -> list[str]:
-        """Return a warning if the limit is above the memory that JAX uses by default."""
+        """Return [a warning] if the memory limit is above what JAX uses of the GPU by default, otherwise []."""
         default = hardware.JAX_MEMORY_FRACTION * programs.gpu_memory(self.device) if self.device else math.inf
         if self.memory is None or self.memory <= default:
             return []
@@ -110,12 +113,12 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Response surface of finished runs.
+    """Response surface (regression) fitted to finished runs, with texts about it.
 
     Attributes:
         surface: fitted response surface.
         source: description of the runs.
-        notes: lines on effects that the runs do not determine.
+        notes: lines on effects that the runs do not determine, and on ignored differences between the runs.
     """
 
     surface: Surface
@@ -124,7 +127,11 @@ class Fit:
 
 
 def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
-    """Fit the response surface to finished runs.
+    """Return the response surface fitted to finished runs.
+
+    Args:
+        paths: folders of runs or of sweeps.
+        metric: metric to predict, as in `runs.read`; None for the score of the runs.
 
     Raises:
         ConfigError: there are too few architectures, or the runs are not comparable.
@@ -151,9 +158,12 @@ def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
 def format_table(
     best: Sequence[Dimensions], costs: Mapping[str, Sequence[int]], fit: Surface | None, first: Dimensions
 ) -> str:
-    """Format architectures with their costs, and with the predictions of the response surface.
+    """Format a table of architectures with their costs, and with the predictions of the response surface.
 
     Args:
+        best: architectures, one per row; all layers of each are equal.
+        costs: costs of each architecture by title of the column.
+        fit: response surface; None for a table without predictions.
         first: architecture that the others are compared with.
     """
     head = ["depth", "width", "heads", "head dim", "MLP", *costs]
@@ -181,8 +191,14 @@ def select_fitting(
 ) -> tuple[dict[Shape, int], list[str]]:
     """Compile architectures in order until `number` fit the memory, or twice as many have been compiled.
 
+    Args:
+        c: config, whose other keys all architectures have.
+        budget: budget with the memory limit and the device to compile for.
+        ranked: architectures, best first.
+        number: number of architectures to select.
+
     Returns:
-        The bytes of the architectures that fit, and a line for each that does not.
+        The peak bytes per device of the architectures that fit, and a line for each that does not.
 
     Raises:
         ConfigError: no architecture fits.

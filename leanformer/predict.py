@@ -68,7 +68,13 @@ def _is_hidden(path: Path) -> bool:
 
 
 def classify_files(model: LoadedModel, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
-    """Yield a record per file with the `top` most likely classes, or with the `error` if it cannot be read."""
+    """Yield a record per file: {"file": ..., "classes": [...]}, or {"file": ..., "error": ...} if it is unreadable.
+
+    Args:
+        model: model that classifies.
+        paths: files, images or texts as the model takes.
+        top: number of classes per file, the most likely first: {"class": ..., "probability": ...}.
+    """
     for group in itertools.batched(paths, BATCH):
         rows: list[Any] = []
         for path in group:

@@ -38,7 +38,9 @@ TIMED = 16  # training examples with which the speed of one core is measured
 
 
 def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
-    """Return the number of examples and the classes of each split, after reading a few examples of each.
+    """Return the facts about each split of a config's data by name, after reading a few examples of each.
+
+    The facts are the number of examples, the classes, the labels of the read examples, and the speed of one core.
 
     Raises:
         DataError: data are missing or unreadable; the message says how to fix it.
@@ -75,7 +77,13 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
 
 
 def examples_per_core(c: ConfigDict, module: DataModule, train: data.Source) -> float:
-    """Return the training examples/s that one core reads and augments, without the time waiting for a disk."""
+    """Return the training examples/s that one core reads and augments, without the time waiting for a disk.
+
+    Args:
+        c: config, for the seed.
+        module: data module of the config's task.
+        train: source of the training split.
+    """
     batches = module.train_batches(train, batch_size=TIMED, seed=c.seed, process=0, processes=1)
     batches[0]  # the first batch includes one-time setup
     start = time.thread_time()

@@ -60,7 +60,7 @@ def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> It
 
 
 def check_flags(f: cli.Values) -> list[int]:
-    """Return the numbers of heads of --heads. Raises ConfigError if the flags cannot be combined."""
+    """Return the numbers of heads in --heads, ascending. Raises ConfigError if flags cannot be combined."""
     if f.workdir is not None and f.config is not None:
         raise ConfigError(
             f"--workdir={f.workdir} --config: both specify the model, and the run has a config of its own. Pass one."
@@ -81,14 +81,23 @@ def check_flags(f: cli.Values) -> list[int]:
 
 
 def check_alone(f: cli.Values, names: Sequence[str], needs: str) -> None:
-    """Raise ConfigError if a flag has a value that is not its default."""
+    """Raise ConfigError if one of some flags is given, because another that it requires is not.
+
+    Args:
+        f: values of the flags.
+        names: flags that must have their defaults.
+        needs: what they require, for the message.
+    """
     for name in names:
         if getattr(f, name) not in (None, False, (), []):
             raise ConfigError(f"--{name} requires {needs}.")
 
 
 def probe_weights(f: cli.Values) -> None:
-    """Print and write the measures of the matrices of a file or folder."""
+    """Print the measures of the matrices in --weights, a file or folder, and write probe.json and a plot to --out.
+
+    Raises ConfigError for flags that need a model.
+    """
     check_alone(f, ("step", "all", "heads", "examples", "allow_nonfinite"), "--workdir or --config")
     out = Path(f.out or "probe").expanduser()
     files.check_writable(out)
@@ -108,7 +117,7 @@ def draw(
 
     Args:
         out: folder for the plots.
-        snapshots: measures of each checkpoint.
+        snapshots: `step`, `of` (description) and `measures` of each checkpoint.
         spectra: singular values of the newest checkpoint, from `tables.describe`.
         swept: measures by number of heads, None without --heads.
         title: title of the plot over steps.

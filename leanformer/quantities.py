@@ -9,7 +9,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """Words for one quantity. `higher` is True if higher is better, False if lower is, None if neither is."""
+    """Words for one recorded quantity.
+
+    Attributes:
+        label: name for people, such as "top-1 accuracy".
+        what: description, as a noun phrase.
+        unit: unit of values after multiplication by `scale`; empty if there is none.
+        higher: True if higher is better, False if lower is, None if neither is.
+    """
 
     label: str
     what: str
@@ -23,7 +30,7 @@ class Quantity:
 
     @property
     def scale(self) -> int:
-        """Factor of a recorded value in the unit: 100 for fractions in percent."""
+        """Factor from a recorded value to the unit: 100 for fractions in percent, 1 otherwise."""
         return 100 if self.unit == "%" else 1
 
     @property
@@ -94,7 +101,7 @@ EMA = "ema_"  # prefix of scores of the averaged weights
 
 
 def find(name: str) -> Quantity:
-    """Return the entry of a name in records; that of the weights' moving average for `ema_NAME`.
+    """Return the words for a quantity by its name in records; for `ema_NAME` those of NAME, with EMA weights.
 
     Names of a task outside this package have no entry: their label is the name in words, without a direction.
 

@@ -32,7 +32,7 @@ from leanformer.training.timer import Timer
 
 
 def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "the same call") -> int:
-    """Train from the newest checkpoint in `workdir` to the end, or to a stop request. Returns the exit status.
+    """Train from the newest checkpoint in `workdir` to the end, or to a stop request. Return the exit status.
 
     Args:
         c: config.
@@ -44,12 +44,15 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
 
 
 def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool = False, again: str) -> int:
-    """Set up a run, or several runs as one, and train. This function defines the order of the start-up.
+    """Set up a run, or several runs as one, and train it. Return the exit status: 0, or that of the stop request.
+
+    This function defines the order of the start-up.
 
     Args:
         prepare: function from a timer to the run.
         hang_seconds: time limit of one activity in seconds; 0 for none.
-        dry_run, again: as in `train`.
+        dry_run: True to print processes, devices and the starting step without training.
+        again: command that resumes the run, for messages.
     """
     timer = Timer()
     with contextlib.ExitStack() as stack:

@@ -34,7 +34,7 @@ from leanformer.training.timer import Timer
 
 
 def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same call") -> int:
-    """Train all runs to the end, or to a stop request. Returns the exit status, as `leanformer.train`.
+    """Train all runs as one program to the end, or to a stop request. Return the exit status, as `leanformer.train`.
 
     Args:
         members: folder and config of each run.

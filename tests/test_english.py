@@ -24,8 +24,8 @@ def find_argument_names(node):
 
 def parse_listed_names(text):
     """Return the names that a docstring lists under `Args:` or `Attributes:`."""
-    section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", text, re.MULTILINE)
-    lines = section.group(1).splitlines() if section else []
+    sections = re.findall(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", text, re.MULTILINE)
+    lines = [line for section in sections for line in section.splitlines()]
     entries = [match.group(1) for line in lines if (match := re.match(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ", line))]
     return [name.strip().lstrip("*") for head in entries for name in head.split(",")]
 
@@ -49,3 +49,30 @@ def test_unknown_arguments_are_detected():
     source = 'def load(x):\n    """Return it.\n\n    Args:\n        x: a.\n        y: z.\n    """\n'
     (line,) = find_unknown_arguments(source)
     assert line.startswith("load ") and line.endswith(" y")
+
+
+def find_undocumented_fields(source):
+    """Return (class, field) for public fields of public classes that the class's docstring does not list."""
+    result = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            fields = [part.target.id for part in node.body if isinstance(part, ast.AnnAssign)]
+            listed = parse_listed_names(ast.get_docstring(node) or "")
+            result += [(node.name, field) for field in fields if field[0] != "_" and field not in listed]
+    return result
+
+
+def test_docstrings_of_classes_list_their_fields():
+    """`help` shows them; comments in the code it does not."""
+    missing = {
+        str(path.relative_to(ROOT)): fields
+        for path in sorted((ROOT / "leanformer").rglob("*.py"))
+        if (fields := find_undocumented_fields(path.read_text()))
+    }
+    assert not missing
+
+
+def test_undocumented_fields_are_detected():
+    text = '"""A.\n\n    Attributes:\n        x, y: a.\n    """'
+    source = f"class A:\n    {text}\n    x: int\n    y: int\n    z: int\n    _w: int\n"
+    assert find_undocumented_fields(source) == [("A", "z")]

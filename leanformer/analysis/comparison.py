@@ -24,51 +24,75 @@ OF_SEED = re.compile(r"[,_]?seed=?\d+$")  # end of the name of a run's folder, s
 
 @dataclasses.dataclass(frozen=True)
 class RunGroup:
-    """Configuration: runs that differ only in their seeds, and in keys that `by` does not list."""
+    """Configuration: runs that differ only in their seeds, and in keys that `by` of `group` does not list.
+
+    Attributes:
+        name: name in reports: the common name of the folders without their seeds, or KEY=VALUE,KEY=VALUE,...
+        keys: values of the config keys that distinguish the configurations.
+        runs: runs of the configuration.
+        by_block: score by block, for paired tests. A block is a seed, with the values of all other differing keys.
+    """
 
     name: str
-    keys: Mapping[str, Any]  # values of the config keys that distinguish the configurations
+    keys: Mapping[str, Any]
     runs: list[Run]
-    # Score by block, for paired tests; a block is a seed, with the values of all other differing keys.
     by_block: Mapping[str, float]
 
     @property
     def scores(self) -> np.ndarray:
+        """Score of each run, an array with one number per run."""
         return np.array([run.value for run in self.runs])
 
     @property
     def mean(self) -> float:
+        """Mean score over the runs."""
         return float(self.scores.mean())
 
     @property
     def interval(self) -> Interval:
+        """Student's 95 % confidence interval of the mean score; infinite for one run, or if all scores are equal."""
         return statistics.mean_interval(self.scores)
 
     def costs(self, name: str) -> list[float]:
-        """Return the values of a key of summary.json, for the runs that have it."""
+        """Return the values of the key `name` in the runs' summary.json, without the runs that do not have it."""
         return [cost for run in self.runs if (cost := run.cost(name)) is not None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Comparison of two configurations: the first minus the second."""
+    """Comparison of the scores of two configurations: the mean of the first minus the mean of the second.
+
+    Attributes:
+        first, second: names of the configurations.
+        difference: difference of the means in units of the metric, with its standard error.
+        interval: 95 % confidence interval of the difference.
+        simultaneous_interval: confidence interval of the difference that holds for all pairs at once with at least
+            95 % confidence (Bonferroni).
+        p: p value of no difference.
+        p_holm: p value of no difference with Holm's correction for all pairs.
+        same: result of the equivalence test: SAME, OUTSIDE (the difference is above the margin) or UNKNOWN.
+        needed: approximate number of runs per configuration for an equivalence test to succeed if the two are equal;
+            None if the test has a result, or if the number cannot be estimated.
+        better: name of the better configuration; None without a significant difference.
+    """
 
     first: str
     second: str
     difference: Difference
-    interval: Interval  # confidence interval of the difference
-    simultaneous_interval: Interval  # simultaneous confidence interval for all pairs (Bonferroni)
-    p: float  # p value of no difference
-    p_holm: float  # p value of no difference with Holm's correction for all pairs
-    same: str  # result of the equivalence test: SAME, OUTSIDE or UNKNOWN
-    # Approximate number of runs per configuration for an equivalence test to succeed if the two are equal; None if it
-    # cannot be estimated.
+    interval: Interval
+    simultaneous_interval: Interval
+    p: float
+    p_holm: float
+    same: str
     needed: int | None
-    better: str | None  # name of the better configuration, None without a significant difference
+    better: str | None
 
     @property
     def verdict(self) -> str:
-        """Result in words. Absence of evidence is never reported as evidence of absence."""
+        """Results of the two tests in words, such as "A is better, by more than the margin" or "inconclusive".
+
+        Absence of evidence is never reported as evidence of absence.
+        """
         parts = [f"{self.better} is better"] if self.better else []
         if self.same == UNKNOWN:
             more = f" (if equal, about {self.needed} runs each show it)" if self.needed else ""
@@ -78,15 +102,25 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Configurations of finished runs, best first, and the differences of their scores with tests and intervals."""
+    """Configurations of finished runs, best first, and the differences of their scores with tests and intervals.
+
+    Attributes:
+        score: compared metric.
+        margin: equivalence margin, in units of the metric: the largest difference to ignore.
+        margin_by: source of the margin, for messages.
+        shapes: configurations, best first.
+        pairs: compared pairs: first those with the best configuration, then all others by p value.
+        left_out: reasons by folder name of the runs that are not counted.
+        notes: warnings that limit the conclusions.
+    """
 
     score: Score
-    margin: float  # equivalence margin, in units of the metric
-    margin_by: str  # source of the margin, for messages
-    shapes: list[RunGroup]  # configurations, best first
-    pairs: list[Pair]  # pairs with the best configuration first, then all others by p value
-    left_out: Mapping[str, str]  # reasons by name of the runs that are not counted
-    notes: list[str]  # warnings for the reader
+    margin: float
+    margin_by: str
+    shapes: list[RunGroup]
+    pairs: list[Pair]
+    left_out: Mapping[str, str]
+    notes: list[str]
 
 
 def compare(
@@ -101,13 +135,14 @@ def compare(
 
     Args:
         data: finished runs.
-        by: config keys that define a configuration; by default all keys that differ.
-        margin: equivalence margin, in units of the metric.
-        against: name of the configuration that the others are compared with.
-        test: key of TESTS.
+        by: config keys that define a configuration; by default all keys that differ, except the seed.
+        margin: equivalence margin, in units of the metric; by default 1 % of the mean over all runs (MARGIN).
+        against: name of the configuration that the others are compared with; all pairs are compared if None.
+        test: key of TESTS: "paired" by seed (Welch's test if seeds do not match), "welch" or "pooled".
 
     Raises:
-        ConfigError: a key is in no run, the margin is not positive, or no configuration has the name `against`.
+        ConfigError: a key of `by` is in no run or is the seed, the margin is not positive, or no configuration has the
+            name `against`.
     """
     if margin is not None and not 0 < margin < math.inf:
         raise ConfigError(f"--margin={margin:g}: must be above 0 and finite. Give the largest difference to ignore.")
@@ -130,7 +165,7 @@ def compare(
 def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
     """Group runs into configurations by the values of the keys `by`, by default all keys that differ.
 
-    Raises ConfigError if a key is in no run.
+    Raises ConfigError if a key is in no run, or is the seed.
     """
     keys = {key for run in runs for key in run.keys}
     for key in by:
@@ -182,9 +217,15 @@ def _strip_common_words(names: Sequence[str]) -> list[str]:
 
 
 def judge(couples: Sequence[tuple[RunGroup, RunGroup]], higher: bool, margin: float, test: str) -> list[Pair]:
-    """Compare pairs of configurations; each type of test is corrected for the number of pairs (Holm).
+    """Return the comparison of each pair of configurations, in the same order.
+
+    The p values of each type of test (difference, equivalence, larger than the margin) are corrected for the number of
+    pairs (Holm).
 
     Args:
+        couples: pairs of configurations.
+        higher: True if a higher score is better.
+        margin: equivalence margin, in units of the metric.
         test: key of TESTS.
     """
     shapes = {shape.name: shape for couple in couples for shape in couple}

@@ -12,11 +12,17 @@ from leanformer.analysis.dimensions import Dimensions
 
 
 class Term(NamedTuple):
-    """Term of the regression: a power of a size's logarithm to base 2 (doublings)."""
+    """Term of the regression: a power of a size's logarithm to base 2 (doublings).
+
+    Attributes:
+        axis: name of the size, a key of `doublings`.
+        power: exponent, 1 or 2.
+        prior: prior standard deviation of the coefficient, in units of the fitted scale per doubling.
+    """
 
     axis: str
-    power: int  # exponent, 1 or 2
-    prior: float  # prior standard deviation of the coefficient, in units of the fitted scale per doubling
+    power: int
+    prior: float
 
 
 # In published tables of trained models (experiments/planner.py) the effects are 0.02 to 0.3 per doubling of parameters,
@@ -40,7 +46,10 @@ FLOOR = 1e-4  # fraction of the largest singular value; smaller values are round
 
 
 def doublings(d: Dimensions) -> dict[str, float]:
-    """Return log2 of each size; the mean over layers if layers differ."""
+    """Return log2 of each size of an architecture by name; the mean of the logarithms if layers differ.
+
+    The names are those in SIZES, and "MLP / width" for the ratio of the two. An MLP of size 0 counts as 1.
+    """
     sizes = {"parameters": d.params, "depth": d.depth, "width": d.width, "heads": d.heads, "head dimension": d.head_dim}
     result = {axis: float(np.mean(np.log2(size))) for axis, size in sizes.items()}
     result["MLP"] = float(np.mean(np.log2(np.maximum(d.mlp, 1))))
@@ -48,23 +57,37 @@ def doublings(d: Dimensions) -> dict[str, float]:
 
 
 def terms(sizes: Mapping[str, float], centre: Mapping[str, float]) -> list[float]:
-    """Return a row of the regression without the intercept."""
+    """Return the values of TERMS for one architecture: its row of the regression, without the intercept.
+
+    Args:
+        sizes: sizes of the architecture, from `doublings`.
+        centre: mean of each size over the trained architectures, which is subtracted.
+    """
     return [(sizes[term.axis] - centre[term.axis]) ** term.power for term in TERMS]
 
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """Sizes of the trained architectures, in doublings."""
+    """Sizes of n trained architectures in doublings (logarithms to base 2), and the design matrix of the regression.
 
-    centre: dict[str, float]  # mean of each size
-    low: dict[str, float]  # minimum of each size
-    high: dict[str, float]  # maximum of each size
-    sizes: dict[str, Float[np.ndarray, " n"]]  # doublings of every architecture, by size
-    rows: Float[np.ndarray, "n p"]  # terms of each architecture
+    Attributes:
+        centre, low, high: mean, minimum and maximum of each size over the architectures, by key of `doublings`.
+        sizes: doublings of every architecture, shape (n,), by key of `doublings`.
+        rows: value of each of the p terms in TERMS for each architecture.
+    """
+
+    centre: dict[str, float]
+    low: dict[str, float]
+    high: dict[str, float]
+    sizes: dict[str, Float[np.ndarray, " n"]]
+    rows: Float[np.ndarray, "n p"]
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[Dimensions]) -> "Design":
-        """Return the design of trained architectures."""
+        """Return the ranges of the sizes, and the rows of the regression, for at least one trained architecture.
+
+        An architecture whose layers differ counts with the mean of log2 over its layers.
+        """
         sizes = [doublings(shape) for shape in shapes]
         columns = {axis: np.array([size[axis] for size in sizes]) for axis in sizes[0]}
         centre = {axis: math.fsum(column) / len(column) for axis, column in columns.items()}
@@ -73,19 +96,25 @@ class Design:
         return cls(centre, low, high, columns, rows)
 
     def beyond(self, shape: Dimensions) -> dict[str, float]:
-        """Return the signed distance of each size in SIZES from its range, in doublings; 0 inside the range."""
+        """Return the doublings by which each size in SIZES of an architecture lies outside the trained range, by name.
+
+        They are negative below the range, positive above it, and 0 inside.
+        """
         sizes = doublings(shape)
         return {
             axis: min(0.0, sizes[axis] - self.low[axis]) + max(0.0, sizes[axis] - self.high[axis]) for axis in SIZES
         }
 
     def outside(self, shape: Dimensions) -> list[str]:
-        """Return the names of the sizes that lie outside the range of the runs."""
+        """Return the names of the sizes of an architecture that lie outside the trained range; [] if none does.
+
+        Parameters may lie up to 10 % outside, since they follow from the other sizes.
+        """
         allowed = dict.fromkeys(SIZES, EXACT) | {"parameters": NEAR}
         return [axis for axis, excess in self.beyond(shape).items() if abs(excess) > allowed[axis]]
 
     def ranges(self) -> str:
-        """Format the range of each size."""
+        """Return the trained range of each size in SIZES as text, such as "depth 2 to 12, width 384, ..."."""
         ends = {axis: (2 ** self.low[axis], 2 ** self.high[axis]) for axis in SIZES}
         return ", ".join(
             f"{axis} {low:,.0f} to {high:,.0f}" if self.values(axis) > 1 else f"{axis} {low:,.0f}"
@@ -93,7 +122,7 @@ class Design:
         )
 
     def values(self, axis: str) -> int:
-        """Return the number of different values of a size."""
+        """Return the number of different values of a size, a key of `sizes`, among the trained architectures."""
         return 1 + int((np.diff(np.sort(self.sizes[axis])) > EXACT).sum())
 
     def collinear(self) -> list[tuple[list[str], list[str]]]:

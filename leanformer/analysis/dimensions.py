@@ -13,22 +13,41 @@ AXES = ("depth", "width", "num_heads", "head_dim", "mlp_dim")
 
 @dataclasses.dataclass(frozen=True)
 class Dimensions:
-    """Sizes of an architecture."""
+    """Sizes of an architecture.
 
-    width: int  # embedding dimension
-    heads: tuple[int, ...]  # number of heads of each layer
-    head_dim: tuple[int, ...]  # head dimension of each layer
-    mlp: tuple[int, ...]  # hidden dimension of the MLP of each layer
+    Attributes:
+        width: embedding dimension.
+        heads: number of heads of each layer.
+        head_dim: head dimension of each layer.
+        mlp: hidden dimension of the MLP of each layer.
+        params: number of parameters, including embeddings and head.
+        flops: forward FLOPs per example; None if not known.
+    """
+
+    width: int
+    heads: tuple[int, ...]
+    head_dim: tuple[int, ...]
+    mlp: tuple[int, ...]
     params: int
-    flops: int | None = None  # forward FLOPs per example, None if not known
+    flops: int | None = None
 
     @property
     def depth(self) -> int:
+        """Number of layers."""
         return len(self.heads)
 
 
 def model_dimensions(model: Mapping[str, Any], params: int, flops: int | None = None) -> Dimensions:
-    """Return the sizes of a config's `model` by layer. Raises ConfigError if it has stages, or a size is unset."""
+    """Return the sizes of an architecture by layer.
+
+    Args:
+        model: section `model` of a config; each size is one number, or one per layer.
+        params: number of parameters, for the result.
+        flops: forward FLOPs per example, for the result; None if not known.
+
+    Raises:
+        ConfigError: the model has stages, or a size is not set.
+    """
     several = listed_per_layer(model)
     uneven = [axis for axis in AXES if axis not in several and type(model.get(axis)) is not int]
     if uneven or (type(model.get("value_dim") or 1) is not int and "value_dim" not in several):

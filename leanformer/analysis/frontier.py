@@ -40,7 +40,12 @@ COST_METRICS: dict[str, Callable[[Run], Any]] = {
 
 
 def median_cost(shape: RunGroup, currency: str) -> float | None:
-    """Return the median cost over a configuration's runs; None if no run has recorded it."""
+    """Return the median of a cost over a configuration's runs; None if no run has recorded it.
+
+    Args:
+        shape: configuration.
+        currency: key of COST_METRICS.
+    """
     costs = [cost for run in shape.runs if (cost := COST_METRICS[currency](run)) is not None]
     return float(middles.median(costs)) if costs else None
 
@@ -67,7 +72,13 @@ def pareto_front(shapes: Sequence[RunGroup], higher: bool, currency: str) -> lis
 
 @dataclasses.dataclass(frozen=True)
 class LearningCurve:
-    """Learning curve: means over the seeds of a configuration at the steps at which all of them were evaluated."""
+    """Learning curve of a configuration: means over its runs at the steps at which all of them were evaluated.
+
+    Attributes:
+        steps: training steps in ascending order; empty if the runs have no evaluation step in common.
+        means: mean of the metric at each step.
+        intervals: 95 % confidence interval of each mean.
+    """
 
     steps: list[int]
     means: list[float]
@@ -75,7 +86,10 @@ class LearningCurve:
 
 
 def learning_curve(shape: RunGroup, metric: str) -> LearningCurve:
-    """Return the learning curve of a configuration; it is empty if its runs have no evaluation step in common."""
+    """Return the learning curve of a configuration for `metric`, a name in its evaluation records.
+
+    The curve is empty if the runs have no evaluation step in common.
+    """
     by_run = [
         {r["step"]: r[metric] for r in run.records if r["kind"] == "eval" and r.get(metric) is not None}
         for run in shape.runs
@@ -87,18 +101,25 @@ def learning_curve(shape: RunGroup, metric: str) -> LearningCurve:
 
 @dataclasses.dataclass(frozen=True)
 class ScoreCorrelation:
-    """Correlation of the score with a condition number at the last probe of each run."""
+    """Rank correlation of the score with a condition number at the last probe of each run, over configurations.
 
-    measure: str  # name of the matrix
-    # Condition number of each configuration by name: median over layers, geometric mean over runs.
+    Attributes:
+        measure: name of the matrix.
+        numbers: condition number of each configuration by name: median over layers, geometric mean over runs.
+        singular: names of the configurations with a numerically singular matrix; their number is a lower bound.
+        rho: Spearman's correlation of `numbers` and mean scores; NaN if it cannot be computed.
+        interval: 95 % confidence interval of `rho`; -1 to 1 or infinite with too few configurations.
+    """
+
+    measure: str
     numbers: Mapping[str, float]
-    singular: list[str]  # configurations with a numerically singular matrix; their condition number is a lower bound
-    rho: float  # Spearman's rank correlation with the mean score over configurations
+    singular: list[str]
+    rho: float
     interval: Interval
 
 
 def score_correlations(comparison: Comparison) -> list[ScoreCorrelation]:
-    """Return the correlation for each condition number that every run has recorded."""
+    """Return the correlation with the score of each condition number that the last probe of every run has recorded."""
     last = {shape.name: [_last_probe(run) for run in shape.runs] for shape in comparison.shapes}
     records = [record for group in last.values() for record in group]
     common = [name for name in records[0] if all(name in record for record in records)]

@@ -37,14 +37,24 @@ def get_config() -> config.ConfigDict:
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """Common part of the planned configs."""
+    """Config that all planned configs load and change in their sizes only.
 
-    file: str  # full path of the config file, with its argument
-    changes: Mapping[str, Any]  # values of the keys set on the command line
+    Attributes:
+        file: full path of the config file, with its argument after a colon if any.
+        changes: values of the keys that were set on the command line, by key such as "optim.lr".
+    """
+
+    file: str
+    changes: Mapping[str, Any]
 
     @classmethod
     def of(cls, name: str, c: ConfigDict) -> "Base":
-        """Return the base of the config `c`, which was loaded from the file `name`."""
+        """Return the base of a config.
+
+        Args:
+            name: file from which the config was loaded, FILE or FILE:ARGUMENT.
+            c: the config; keys that differ from those in the file are the base's changes.
+        """
         file, colon, argument = name.partition(":")
         whole = f"{loading.find(file).absolute()}{colon}{argument}"
         plain = dict(key_docs.iterate_keys(loading.load(whole)))
@@ -53,7 +63,14 @@ class Base:
         )
 
     def write(self, out: Path, named: Mapping[str, Shape], costs: Costs, why: str) -> list[Path]:
-        """Write one config file per architecture, with the reason `why` in its docstring, and return the paths."""
+        """Write one config file per architecture, and return the paths.
+
+        Args:
+            out: folder of the files, which is created.
+            named: architectures by file name without ".py".
+            costs: counts of the config's model; the file's docstring states the number of parameters.
+            why: reason for the architecture, for the docstring.
+        """
         out.mkdir(parents=True, exist_ok=True)
         changes = "".join(f"    c.{key} = {value!r}\n" for key, value in self.changes.items())
         paths = [out / f"{name}.py" for name in named]
@@ -68,9 +85,19 @@ class Base:
 def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: str, words: Sequence[str]) -> Path:
     """Train architectures with `leanformer.sweep`, which resumes interrupted runs. Return the folder of the runs.
 
-    The configs are in out/shapes, with the reason `why` in their docstrings, and the runs in out/runs. Raises
-    ConfigError if the sweep rejected its arguments or the folder holds proxy runs with other settings, and
-    TrainingError if no run finished.
+    A stop signal to the sweep ends this process with the same exit status.
+
+    Args:
+        out: folder; the configs are written to out/shapes, and the runs to out/runs.
+        base: config that all runs share but for their sizes.
+        chosen: architectures to train.
+        costs: counts of the config's model.
+        why: reason for the runs, for the docstrings of the configs.
+        words: further flags of the sweep, such as --seeds=2.
+
+    Raises:
+        ConfigError: the sweep rejected its arguments, or the folder holds proxy runs with other settings.
+        TrainingError: no run finished.
     """
     out.mkdir(parents=True, exist_ok=True)
     changes = {key: repr(value) for key, value in base.changes.items()}

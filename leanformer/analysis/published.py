@@ -31,12 +31,14 @@ class Effect:
         kind: kind of model, a value of KINDS.
         source: table and data set.
         unit: NATS, or percent of an error.
-        value, low, high: change of loss or error, with its 95 % interval.
-        models, units: numbers of models or pairs, and of independent ones.
-        dims: range of the head dimension after the doubling, or its value before and after for an exact step.
+        value: change of loss or error by the doubling; below 0 if more heads are better.
+        low, high: ends of the 95 % interval of the change.
+        models: number of models or of pairs of models from which it was estimated.
+        units: number of independent ones among them.
+        dims: smallest and largest head dimension after the doubling; for an exact step the value before and after it.
         exact: True for the effect of this step of the head dimension, between otherwise equal models.
-        measured: range of the widths from which the effect was estimated.
-        width, depth, params: ranges of the whole table; parameters include embeddings.
+        measured: smallest and largest embedding dimension from which the effect was estimated.
+        width, depth, params: smallest and largest value in the whole table; parameters include embeddings.
     """
 
     kind: str
@@ -57,7 +59,18 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Change of a source's loss or error over a step, with its interval and what it was estimated from."""
+    """Change of loss or error in one source from one architecture to another with different heads.
+
+    Attributes:
+        source: table of published models and data set.
+        unit: NATS for a loss; otherwise the change is relative, in percent of an error.
+        value: estimated change; below 0 if the second architecture is better.
+        low, high: ends of the interval of the change: 95 % for a single effect, wider for a sum of effects.
+        models: number of models or pairs from which it was estimated, the smallest of the summed effects.
+        dims: smallest and largest head dimension of the effects; for an exact step its larger and its smaller one.
+        exact: True if the effect of exactly this step was estimated, between otherwise equal models.
+        widths: smallest and largest embedding dimension from which the effects were estimated.
+    """
 
     source: str
     unit: str
@@ -79,12 +92,12 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Step from one architecture to another, and what published models say about its heads.
+    """Step from one architecture to another, and the effect of its change of heads in published models.
 
     Attributes:
-        kind: kind of model; empty if no table has such models.
-        before, after: heads and head dimensions.
-        changes: change in each source that covers the step.
+        kind: kind of model, a value of KINDS; empty if no table has such models.
+        before, after: number of heads and head dimension as text, such as "8 x 64".
+        changes: change in each source that covers the step; empty if none does.
         reason: why no source covers it; empty if one does.
     """
 
@@ -111,7 +124,7 @@ class Step:
 
 @functools.cache
 def read() -> tuple[Effect, ...]:
-    """Return the rows of published_effects.csv."""
+    """Return the rows of published_effects.csv, which is read once per process."""
     with PATH.open(newline="", encoding="utf-8") as file:
         return tuple(_parse(row) for row in csv.DictReader(file))
 

@@ -30,7 +30,10 @@ COUNTS: Mapping[str, Callable[[Run], int]] = {
 
 
 def polynomial_terms(shape: Shape) -> list[int]:
-    """Return the terms of the polynomial: first those outside the layers, then those of all layers."""
+    """Return the terms of the polynomials of parameters and FLOPs for an architecture: products of its sizes.
+
+    First come those outside the layers, then those of a layer times the depth.
+    """
     depth, width, heads, head_dim, mlp = shape
     inner = heads * head_dim
     layer = [1, width, width**2, width * inner, width * mlp, inner, mlp, heads, head_dim]
@@ -39,15 +42,24 @@ def polynomial_terms(shape: Shape) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Exact counts of parameters and FLOPs as polynomials in width, depth, heads, head dimension and MLP."""
+    """Exact counts of parameters and FLOPs as polynomials in depth, width, heads, head dimension and MLP.
 
-    coefficients: Mapping[str, Sequence[int]]  # coefficients of `polynomial_terms` by key of COUNTS
+    Attributes:
+        coefficients: coefficient of each of the `polynomial_terms`, by key of COUNTS.
+    """
+
+    coefficients: Mapping[str, Sequence[int]]
 
     @classmethod
     def fit(cls, c: ConfigDict, names: Sequence[str]) -> "Costs":
-        """Fit the polynomials of a config's model.
+        """Return the polynomials of a config's model, fitted to small models and verified on others.
 
-        Raises ConfigError if a size differs between layers, or a count is not such a polynomial.
+        Args:
+            c: config, whose own sizes of the model do not matter.
+            names: counts to fit, keys of COUNTS.
+
+        Raises:
+            ConfigError: the model cannot be built with other sizes, or a count is not such a polynomial.
         """
         shapes = _sample(FITTED + CHECKED)
         runs = [build(c, shape) for shape in shapes]
@@ -68,11 +80,14 @@ class Costs:
         return cls(fitted)
 
     def of(self, name: str, shape: Shape) -> int:
-        """Return the count `name` of an architecture."""
+        """Return a count of an architecture: "params", or "flops" for training FLOPs per example."""
         return sum(c * term for c, term in zip(self.coefficients[name], polynomial_terms(shape), strict=True))
 
     def confirm(self, c: ConfigDict, shapes: Sequence[Shape]) -> None:
-        """Raise ConfigError if the polynomial of the parameters is wrong for one of these architectures."""
+        """Raise ConfigError if the polynomial of the parameters is wrong for one of these architectures.
+
+        Each is traced with the other keys of the config `c`, and counted.
+        """
         for shape in shapes:
             true, fitted = COUNTS["params"](build(c, shape)), self.of("params", shape)
             if true != fitted:
@@ -83,7 +98,7 @@ class Costs:
 
 
 def with_shape(c: ConfigDict, shape: Shape) -> ConfigDict:
-    """Return a copy of a config with the sizes `shape`."""
+    """Return a copy of a config with other sizes of the model, in the order of AXES, and without probes."""
     c = c.copy_and_resolve_references()
     with c.unlocked():
         c.model.update(dict(zip(AXES, shape, strict=True)))
@@ -92,7 +107,10 @@ def with_shape(c: ConfigDict, shape: Shape) -> ConfigDict:
 
 
 def build(c: ConfigDict, shape: Shape) -> Run:
-    """Return the training setup of a config with the sizes `shape`, for counting."""
+    """Return the training setup of a config with other sizes of the model, for counting only.
+
+    It has no mesh and no warm-up, and a batch of one example per device.
+    """
     c = with_shape(c, shape)
     with c.unlocked():
         c.update(batch_size=jax.device_count(), accumulate=1)
@@ -140,7 +158,15 @@ def enumerate_within(
 ) -> list[Shape]:
     """Return every architecture that costs at most the budget, and at least (1 - slack) of it.
 
-    Raises ConfigError if there is none; the message names `flag`, which set the budget, and the nearest ones.
+    Args:
+        axes: values of each size to combine, by name in AXES.
+        price: function from an architecture to its cost.
+        budget: largest cost.
+        slack: fraction of the budget that may be unused.
+        flag: flag that set the budget, for the message.
+
+    Raises:
+        ConfigError: there is no such architecture; the message names the nearest ones.
     """
     priced = [(price(shape), shape) for shape in itertools.product(*(axes[axis] for axis in AXES))]
     inside = [shape for cost, shape in priced if (1 - slack) * budget <= cost <= budget]

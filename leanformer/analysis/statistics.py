@@ -21,7 +21,10 @@ Scores = Float[np.ndarray, " n"]
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Interval from `low` to `high`; both infinite if it cannot be computed.
+    """Closed interval of numbers.
+
+    Attributes:
+        low, high: ends of the interval, infinite if it cannot be computed.
 
     >>> Interval(0.5, 1.5).contains(1.0)
     True
@@ -70,7 +73,7 @@ class Difference:
         return Interval(*map(float, stats.t.interval(level, self.df, self.value, self.error)))
 
     def p_differs(self) -> float:
-        """Return the two-sided p value of no difference."""
+        """Return the two-sided p value of no difference; 1 if there is no standard error to test with."""
         return self._p(abs(self.value), both=True)
 
     def p_within(self, margin: float) -> float:
@@ -88,7 +91,7 @@ class Difference:
 
 
 def mean_interval(scores: Scores) -> Interval:
-    """Return Student's confidence interval of the mean; infinite for one score, or if all are equal.
+    """Return Student's 95 % confidence interval of the mean; infinite for one score, or if all are equal.
 
     >>> interval = mean_interval(np.array([1.0, 2.0, 3.0]))
     >>> round(interval.low, 2), round(interval.high, 2)
@@ -123,7 +126,10 @@ def paired(a: Scores, b: Scores) -> Difference:
 
 
 def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
-    """Return the pooled standard deviation of groups and its degrees of freedom; NaN and 0 if none has two scores."""
+    """Return the pooled standard deviation of groups of scores, and its degrees of freedom.
+
+    They are NaN and 0 if no group has two scores.
+    """
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
     df = sum(len(group) - 1 for group in groups)
     return (math.sqrt(squares / df) if df else math.nan), df
@@ -132,7 +138,11 @@ def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
 def pooled_difference(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> Difference:
     """Return the difference of two independent groups, with the pooled standard deviation of all groups (`pooled_std`).
 
-    It has many more degrees of freedom, but is wrong if the variances differ.
+    It has many more degrees of freedom than Welch's test, but is wrong if the variances differ.
+
+    Args:
+        a, b: scores of the two groups.
+        common: pooled standard deviation and its degrees of freedom.
     """
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
     count = min(len(a), len(b)) if df < 2 else max(2, min(len(a), len(b)))
@@ -193,7 +203,7 @@ def _power(n: Int[np.ndarray, "k"], groups: int, spread: float, margin: float, a
 
 
 def spearman(x: Scores, y: Scores) -> tuple[float, Interval]:
-    """Return Spearman's rank correlation and its confidence interval.
+    """Return Spearman's rank correlation of `x` and `y`, and its 95 % confidence interval.
 
     The interval uses Fisher's z with the standard error of Bonett and Wright (2000). With fewer than five points it is
     -1 to 1. The correlation is NaN with fewer than three points, or if `x` or `y` is constant.

@@ -14,9 +14,15 @@ NOMINAL_EXAMPLES = 1_281_167  # the epoch length changes no cost, but the schedu
 
 
 def build(c: ConfigDict, name: str | None) -> train_setup.Run:
-    """Return the training setup on GPUs `name`, one per device of `c.mesh`, or on this host's devices if None.
+    """Return the training setup of a config, to count and to compile its training step.
 
-    Raises the errors of `programs.gpus` and `train_setup.build`.
+    Args:
+        c: config.
+        name: key of `hardware.DEVICES` for GPUs that need not be attached, one per device of `c.mesh`; None for this
+            host's devices.
+
+    Raises:
+        ConfigError: the name is unknown, XLA's CUDA plugin is missing, or the config does not fit the mesh.
     """
     if name is None:
         return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
@@ -27,12 +33,16 @@ def build(c: ConfigDict, name: str | None) -> train_setup.Run:
 
 
 def contents(run: train_setup.Run) -> dict[str, Any]:
-    """Return the arguments of a training step by what they hold, for `programs.memory_by_content`."""
+    """Return the arguments of a training step by content, for `programs.memory_by_content`.
+
+    The names are parameters, batch statistics, moments (of the optimizer), averages (EMA weights) and batch; the values
+    are trees of abstract arrays with shardings.
+    """
     state = run.state
     parts = {"parameters": state.params, "batch statistics": state.statistics, "moments": state.moments}
     return parts | {"averages": state.ema, "batch": run.batch}
 
 
 def peak_bytes(c: ConfigDict, name: str | None) -> int:
-    """Return the peak bytes per device of a step of `c` on the devices of `build`. Raises the errors of `build`."""
+    """Return the peak bytes per device of a config's training step. Takes the arguments of `build`, with its errors."""
     return programs.peak_memory(programs.compile_for_gpu(build(c, name).lower_train_step()))

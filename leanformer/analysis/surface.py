@@ -46,9 +46,13 @@ NODES = 8  # components of the mixture of normals that approximates Student's t
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Transformation f of errors before the regression: logit if they are bounded, logarithm if not."""
+    """Transformation f of errors before the regression: logit if they are bounded, logarithm if not.
 
-    limit: float = math.inf  # upper bound of errors: 1 for an error rate, 2 for 1 - correlation, infinity for a loss
+    Attributes:
+        limit: upper bound of errors: 1 for an error rate, 2 for 1 - correlation, infinity for a loss.
+    """
+
+    limit: float = math.inf
 
     def forward(self, errors: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         """Return the logit of bounded errors, or the logarithm of unbounded ones."""
@@ -61,26 +65,44 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Surface:
-    """Posterior of the regression: a mixture of normals, one component per grid point of the noise."""
+    """Posterior of the regression, which predicts errors: a mixture of k normals, one per grid point of the noise.
+
+    Attributes:
+        scale: transformation of the errors.
+        design: sizes of the trained architectures.
+        weight: probability of each component.
+        mean: mean of the p coefficients per component, the level first.
+        covariance: covariance of the coefficients per component.
+        noise: scale of the noise of one run per component.
+        repeated: fraction rho of the noise variance that all runs of an architecture share, per component.
+    """
 
     scale: Scale
-    design: Design  # sizes of the trained architectures
-    weight: Float[np.ndarray, " k"]  # probability of each component
-    mean: Float[np.ndarray, "k p"]  # mean of the coefficients, the level first
-    covariance: Float[np.ndarray, "k p p"]  # covariance of the coefficients
-    noise: Float[np.ndarray, " k"]  # scale of the noise of one run
-    repeated: Float[np.ndarray, " k"]  # fraction rho of the noise variance that all runs of an architecture share
+    design: Design
+    weight: Float[np.ndarray, " k"]
+    mean: Float[np.ndarray, "k p"]
+    covariance: Float[np.ndarray, "k p p"]
+    noise: Float[np.ndarray, " k"]
+    repeated: Float[np.ndarray, " k"]
 
     def expected_error(self, shapes: Sequence[Dimensions]) -> Float[np.ndarray, " n"]:
-        """Return the predicted median error of a run of each architecture."""
+        """Return the predicted median error of one run of each of n architectures."""
         return self._quantiles(shapes, (0.5,))[0]
 
     def interval(self, shapes: Sequence[Dimensions], level: float = LEVEL) -> Float[np.ndarray, "2 n"]:
-        """Return the prediction interval of the error of one run of each architecture."""
+        """Return the lower and upper ends of the prediction interval of the error of one run of each architecture.
+
+        Args:
+            shapes: n architectures.
+            level: probability that the error of a run lies inside.
+        """
         return self._quantiles(shapes, ((1 - level) / 2, (1 + level) / 2))
 
     def probability_worse(self, shapes: Sequence[Dimensions], first: Dimensions) -> Float[np.ndarray, " n"]:
-        """Return the probability that the mean error over seeds of each architecture is above that of `first`."""
+        """Return the probability that the mean error over seeds of each architecture is above that of `first`.
+
+        For `first` itself it is 0.5.
+        """
         rows, beyond = self._rows([first, *shapes])
         centre, variance = self._moments(rows[1:] - rows[0], beyond[1:] - beyond[0])
         nodes, weights = student_nodes(FREEDOM, NODES)
@@ -122,18 +144,23 @@ class Surface:
 
 @functools.cache
 def student_nodes(freedom: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return precisions and weights of the normals whose mixture is Student's t (Gauss-Laguerre quadrature)."""
+    """Return precisions and weights, each (count,), of normals whose mixture approximates Student's t.
+
+    Args:
+        freedom: degrees of freedom of Student's t.
+        count: number of normals (nodes of the Gauss-Laguerre quadrature).
+    """
     nodes, weights = special.roots_genlaguerre(count, freedom / 2 - 1)
     return nodes / (freedom / 2), weights / weights.sum()
 
 
 def fit(shapes: Sequence[Dimensions], errors: Sequence[Sequence[float]], scale: Scale | None = None) -> Surface:
-    """Fit the regression to trained architectures.
+    """Return the regression fitted to trained architectures.
 
     Args:
         shapes: trained architectures.
-        errors: errors of the runs of each architecture.
-        scale: scale of the errors; by default that of a loss.
+        errors: errors (lower is better) of the runs of each architecture, at least one each.
+        scale: transformation of the errors; by default that of a loss.
 
     Raises:
         ConfigError: there are fewer than FEWEST different architectures, or an error is outside the scale.

@@ -43,7 +43,8 @@ COMMON_KEYS = {"model.num_heads": 16, "batch_size": 256, "optim.lr": 1e-3, "tota
 def command(*flags: Flag, **options: Any) -> Callable[[Body], Main]:
     """Return a decorator that turns a body into a command with these flags and options of `CommandLine`.
 
-    argv are the words after the command's name, by default those of this process. Configs are validated
+    A body takes the values of the flags and returns the exit status, or None for 0. The command takes argv, the words
+    after its name (by default those of this process), and returns the exit status. Configs are validated
     (`leanformer.training.checks.check`) before the body is called. User-fixable errors, including errors of the file
     system (`errors.user_message`), are printed as a message, and the exit status is 2.
     """
@@ -51,7 +52,11 @@ def command(*flags: Flag, **options: Any) -> Callable[[Body], Main]:
 
 
 def body(name: str) -> Callable[[Body], Main]:
-    """Return a decorator that turns the body of a command of `COMMANDS` into the command."""
+    """Return a decorator that turns a body into the command `name` of `COMMANDS`.
+
+    A body takes the values of the flags and returns the exit status, or None for 0. The command is a function
+    `main(argv)`, as from `command`, with the body as its attribute.
+    """
 
     def decorate(function: Body) -> Main:
         main: Any = _make_main(COMMANDS[name], function.__module__, lambda: function)
@@ -62,7 +67,10 @@ def body(name: str) -> Callable[[Body], Main]:
 
 
 def main_of(name: str) -> Main:
-    """Return a command of `COMMANDS`, whose module is imported once the command line is parsed."""
+    """Return the command `name` of `COMMANDS`, a function `main(argv)` that returns the exit status.
+
+    The module `leanformer.NAME` is imported once the command line is parsed.
+    """
     module = f"leanformer.{name}"
 
     def load() -> Body:

@@ -15,10 +15,12 @@ from leanformer.training import checks
 def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Values], int | None]]) -> int:
     """Validate the configs of a command, call its body, and return the exit status.
 
+    A user-fixable error is printed as a message, and the status is 2.
+
     Args:
         line: flags and words of the command.
         values: values of its flags.
-        load: function that returns the body.
+        load: function that imports and returns the body.
     """
     try:
         if line.multi_process:

@@ -75,7 +75,7 @@ class Flag:
         return f"--{self.name}={value}"
 
     def define(self, flags: absl.FlagValues) -> None:
-        """Add the flag to absl's flags; a config as the name of its file."""
+        """Add the flag to `flags`, which parse a command line; a config is added as a text, the name of its file."""
         if self.many:
             absl.DEFINE_multi_string(self.name, self.default, self.help, flag_values=flags)
         elif isinstance(self.kind, tuple):
@@ -174,6 +174,9 @@ def _replace_old_name(word: str, flags: absl.FlagValues) -> str:
 
 def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
     """Return the values of flags from the words of a command line. Configs are not validated yet.
+
+    Beside the flags the result has `argv` (the words as one text), `words` (words that are not flags), `verb` (these
+    joined) and `files` (names of the config files by flag).
 
     Args:
         flags: flags of the command.

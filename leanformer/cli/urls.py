@@ -16,8 +16,13 @@ def staged(line: CommandLine, values: Values) -> Iterator[None]:
 
     All processes of a command must call it.
 
+    Args:
+        line: flags of the command; `line.urls` names the one whose values may be URLs.
+        values: values of the flags, which are changed.
+
     Raises:
-        ConfigError, StoreError: the errors of `staging.mirrored` and `downloads.downloaded`.
+        ConfigError: there is nothing at a URL, or another run uses it.
+        StoreError: the store cannot be read or written.
     """
     with contextlib.ExitStack() as stack:
         urls: dict[str, str] = {}

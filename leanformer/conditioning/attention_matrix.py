@@ -47,7 +47,7 @@ def _logits(a: Named) -> Float[Array, "b n t s"]:
 
 
 def probabilities(a: Named) -> Float[Array, "b n t s"]:
-    """Return the attention probabilities of a layer, computed from its tapped queries and keys."""
+    """Return the attention probabilities (B N T S) of a layer, from a block's tapped queries and keys, or logits."""
     return jax.nn.softmax(_logits(a))
 
 
@@ -60,7 +60,7 @@ def _entropies(a: Named) -> tuple[Float[Array, "b n t"], Int[Array, "b t"]]:
 
 
 def entropy(a: Named) -> Reading:
-    """Return the attention entropy of each head in nats, averaged over queries."""
+    """Return each head's (B, N) attention entropy in nats from a block's arrays, a mean over queries except padding."""
     entropies, keys = _entropies(a)
     if a["mask"].valid_tokens(keys.shape[1]) is None:
         return read(entropies.mean(axis=-1))
@@ -68,7 +68,10 @@ def entropy(a: Named) -> Reading:
 
 
 def relative_entropy(a: Named) -> Reading:
-    """Return the attention entropy over the log of the number of keys, averaged over queries with at least two keys."""
+    """Return each head's (B, N) attention entropy over the log of the number of visible keys, from a block's arrays.
+
+    The values are 0 to 1. They are averaged over queries that see at least two keys; not valid if there are none.
+    """
     entropies, keys = _entropies(a)
     several = keys > 1
     shares = jnp.where(several[:, None], entropies / jnp.log(jnp.maximum(keys, 2))[:, None], 0)
@@ -76,7 +79,10 @@ def relative_entropy(a: Named) -> Reading:
 
 
 def self_weight(a: Named) -> Reading:
-    """Return the attention probability of each token on itself, averaged over queries."""
+    """Return each head's (B, N) attention probability of a token on itself, from a block's arrays.
+
+    It is averaged over queries except padding.
+    """
     diagonal = jnp.diagonal(probabilities(a), axis1=-2, axis2=-1)  # B N T
     valid = a["mask"].valid_tokens(_sizes(a)[0])
     if valid is None:
@@ -85,5 +91,5 @@ def self_weight(a: Named) -> Reading:
 
 
 def largest_logit(a: Named) -> Reading:
-    """Return the largest attention logit of each head."""
+    """Return each head's (B, N) largest attention logit from a block's arrays; padding and masked keys do not count."""
     return read(jnp.where(_visible(a), _logits(a), -jnp.inf).max(axis=(-2, -1)))

@@ -31,7 +31,15 @@ DENSE = 64  # up to this many heads, the theory is drawn at every head count
 
 
 def plot_by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
-    """Plot each measure by layer: median and 10-90 % band of the layer's matrices; dashed for Gaussian matrices."""
+    """Plot each measure by layer: median and 10-90 % band of the layer's matrices; dashed for Gaussian matrices.
+
+    Args:
+        measures: entries by name, in the format of `probe.json`.
+        title: title of the figure.
+
+    Returns:
+        The figure, with one panel per measure; None if no measure has condition numbers.
+    """
     figure, panels = _panels(_with_shape(measures), title)
     for axes, (_, entry) in panels:
         middle, low, high = (_values(entry["layers"], key) for key in ("median", "q10", "q90"))
@@ -53,7 +61,11 @@ def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]]
 
     Args:
         steps: training steps of the snapshots, in ascending order.
-        snapshots: `measures` at each step.
+        snapshots: measures at each step, as for `plot_by_layer`; at least one.
+        title: title of the figure.
+
+    Returns:
+        The figure; None if no measure has condition numbers.
     """
     figure, panels = _panels(_with_shape(snapshots[0]), title)
     for axes, (name, entry) in panels:
@@ -108,6 +120,10 @@ def plot_spectra(values: Mapping[str, np.ndarray | Sequence[np.ndarray]], title:
     Args:
         values: {name: singular values L ... r}, largest first, or a list of them by layer. The median over the matrices
             of each layer is drawn.
+        title: title of the figure.
+
+    Returns:
+        The figure; None if there are no values.
     """
     figure, panels = _panels(values, title)
     for axes, (_, layers) in panels:

@@ -92,15 +92,24 @@ class Summary:
 
     If a matrix is numerically singular in float32, `condition_number` is the lower bound 1 / FLOOR = 1.7e6 (for float64
     see `condition`). For a matrix with a NaN or an infinity it is infinite, and the ranks are zero.
+
+    Attributes:
+        condition_number: σ_1 / σ_r, the largest over the smallest singular value.
+        log10_condition: logarithm of the condition number to base 10.
+        effective_rank: exp of the entropy of σ_i / Σσ (Roy and Vetterli 2007).
+        stable_rank: Σσ_i² / σ_1².
+        negligible: number of singular values of at most FLOOR σ_1, integers.
+        finite: True if no entry is NaN or infinite, booleans.
+        shape: rows and columns of a matrix, static under `jit`.
     """
 
-    condition_number: Any  #: σ_1 / σ_r
-    log10_condition: Any  #: its logarithm to base 10
-    effective_rank: Any  #: exp of the entropy of σ_i / Σσ (Roy and Vetterli 2007)
-    stable_rank: Any  #: Σσ_i² / σ_1²
-    negligible: Any  #: integer: number of singular values of at most FLOOR σ_1
-    finite: Any  #: boolean: no entry is NaN or infinite
-    shape: tuple[int, int] = dataclasses.field(metadata={"static": True})  #: rows and columns of a matrix
+    condition_number: Any
+    log10_condition: Any
+    effective_rank: Any
+    stable_rank: Any
+    negligible: Any
+    finite: Any
+    shape: tuple[int, int] = dataclasses.field(metadata={"static": True})
 
     @property
     def valid(self) -> Any:
@@ -111,7 +120,12 @@ class Summary:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """Values that are not computed from a spectrum, such as an entropy, in float32; 0 where not `valid`."""
+    """Values that are not computed from a spectrum, such as an entropy.
+
+    Attributes:
+        value: the values, float32 of any shape; 0 if not valid.
+        valid: True for each value that is finite and defined for the model; booleans of the same shape.
+    """
 
     value: Any
     valid: Any
@@ -125,6 +139,8 @@ def summarise(
     Values of at most `floor` times the largest count as rounding noise.
 
     Args:
+        s: singular values, r = min(shape) per matrix.
+        shape: rows and columns of a matrix.
         rank: number of singular values that each matrix has without its rows of padding, at least 1; r if None. Rows
             of zeros add singular values of zero and change no other.
 
@@ -198,13 +214,13 @@ def _on_host(x: np.ndarray) -> Summary:
 
 
 def with_spectrum(x: Float[Array | np.ndarray, "*b m n"]) -> tuple[Float[Array, "*b r"], Summary]:
-    """Return the singular values of each matrix in a batch, and their summary."""
+    """Return the singular values of each matrix in a batch, largest first, and their summary; r = min(m, n)."""
     s = singular_values(x)
     return s, summarise(s, (x.shape[-2], x.shape[-1]))
 
 
 def read(value: Float[Array, "*b"], defined: bool = True) -> Reading:
-    """Return a reading in float32, valid where it is finite, if it is `defined` for the model."""
+    """Return values as a float32 `Reading`: each is valid if it is finite, and if they are `defined` for the model."""
     value = value.astype(jnp.float32)
     valid = jnp.isfinite(value) & defined
     return Reading(jnp.where(valid, value, 0), valid)

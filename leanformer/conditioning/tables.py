@@ -28,7 +28,14 @@ LEGEND = (
 
 
 def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | None:
-    """Return the prediction for a Gaussian matrix of this shape, ready for JSON; None for UNLIKE_GAUSSIAN measures."""
+    """Return the fields of `theory.Prediction` for a Gaussian matrix of this shape, ready for JSON.
+
+    The result is None for a measure in UNLIKE_GAUSSIAN. An infinite formula becomes None.
+
+    Args:
+        name: name of the measure.
+        shape: rows and columns of its matrices.
+    """
     if name.rpartition(".")[2] in UNLIKE_GAUSSIAN:
         return None
     prediction = dataclasses.asdict(gaussian(*shape))
@@ -39,8 +46,13 @@ def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | Non
 def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray | list[np.ndarray]]]:
     """Return the measured values as plain numbers, and the singular values (L ... r) of matrices, both by measure.
 
-    If the matrices of layers have different shapes, `shape` and `theory` are lists with one entry per layer, and the
-    singular values a list of arrays, one per layer.
+    Args:
+        measured: result of `measures.by_name`: for matrices the pairs of `spectrum.with_spectrum`, else `Reading`.
+
+    Returns:
+        An entry per measure, as in `probe.json`, and the singular values of those of matrices. If the matrices of
+        layers have different shapes, `shape` and `theory` of an entry are lists with one item per layer, and the
+        singular values a list of arrays, one per layer.
     """
     entries, spectra, order = {}, {}, list(ACTIVATIONS | WEIGHTS)
     # A jitted function returns its dictionary sorted by name. Sort by stack, then in the order of the measures.
@@ -73,7 +85,7 @@ def _shapes_and_theory(name: str, shapes: Sequence[Any]) -> dict[str, Any]:
 
 
 def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the measures in a probe's record to the format of `charts`.
+    """Convert the measures in a probe's record of metrics.jsonl, lists by layer, to the format of `charts`.
 
     Records written before shapes were recorded get the shape None, with which `charts` draws no condition number.
     """
@@ -144,7 +156,7 @@ def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
 
 
 def format_quantiles(values: dict[str, Any]) -> str:
-    """Format median [q10, q90], or the median alone if both quantiles are equal."""
+    """Format `median` [`q10`, `q90`] of a dict, or the median alone if both quantiles are equal when rounded."""
     if values["median"] is None:
         return "none finite"
     low, middle, high = (f"{values[key]:.3g}" for key in ("q10", "median", "q90"))
@@ -162,7 +174,7 @@ def _flags(entries: dict[str, Any]) -> list[str]:
 
 
 def format_sweep(sweep: dict[str, Any]) -> str:
-    """Format a sweep over heads for a terminal, one row per point."""
+    """Format a sweep over the number of heads, see `charts.plot_over_heads`, for a terminal: one row per point."""
     titles = ("trade", "heads", "head_dim", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank")
     rows: list[tuple[str, ...]] = [(*titles, "Gaussian", "formula", "singular")]
     flags = []

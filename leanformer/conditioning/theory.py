@@ -77,22 +77,31 @@ def _eigenvalue(off_diagonal: np.ndarray, index: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Predicted condition number of a Gaussian matrix of one shape."""
+    """Predicted condition number of a Gaussian matrix of one shape.
+
+    Attributes:
+        shape: rows (tokens) and columns (number of heads · head dimension) of the matrix.
+        formula: the paper's asymptotic formula, infinite for a square matrix.
+        median: median of draws from the exact distribution.
+        q10, q90: quantiles at 10 and 90 % of these draws.
+        inaccurate: True if the formula is further than INACCURATE from the median, relative to it.
+        note: sentence on the validity of the formula for this shape.
+    """
 
     shape: tuple[int, int]
-    formula: float  # the paper's, infinite for a square matrix
-    median: float  # exact, with the quantiles at 10 and 90 % of the draws
+    formula: float
+    median: float
     q10: float
     q90: float
-    inaccurate: bool  # the formula is further than INACCURATE from the median
+    inaccurate: bool
     note: str
 
 
 def gaussian(tokens: int, width: int, draws: int = 1000, seed: int = 0) -> Prediction:
     """Return the predicted condition number of a Gaussian tokens x width matrix (width = heads · head dimension).
 
-    By the paper's formula, and as median and 10 and 90 % quantiles of `draws` samples of the exact distribution.
-
+    The prediction has the paper's formula, and median and 10 and 90 % quantiles of `draws` samples of the exact
+    distribution.
 
     >>> prediction = gaussian(tokens=64, width=1024)
     >>> round(prediction.formula, 2), round(prediction.median, 1), prediction.inaccurate

@@ -31,12 +31,19 @@ __all__ += ["points", "sentences", "sequences", "total_steps"]
 
 
 class Kind(NamedTuple):
-    """Task type: defaults and validation of its configs."""
+    """Task type: defaults and validation of its configs.
 
-    name: str  # description of the examples
-    defaults: Callable[[], ConfigDict]  # function of this package that returns a locked config
-    check: Callable[[Any], None]  # raises ConfigError at the first invalid key of the task
-    parts: tuple[Callable[..., ConfigDict], ...] = ()  # functions that set the keys; their comments are the help texts
+    Attributes:
+        name: description of the examples.
+        defaults: function of this package that returns the locked config with the default of each key.
+        check: function that raises ConfigError at the first invalid key of the task in a config.
+        parts: functions that set the keys, whose comments are the help texts; those of images are always included.
+    """
+
+    name: str
+    defaults: Callable[[], ConfigDict]
+    check: Callable[[Any], None]
+    parts: tuple[Callable[..., ConfigDict], ...] = ()
 
 
 TEXTS = (texts, language, bert, masked)
@@ -59,7 +66,11 @@ def check(c: Any) -> None:
 
 
 def total_steps(c: ConfigDict, examples: int | None) -> int:
-    """Return the optimizer steps of a whole run over a training split of `examples`; None if the split is infinite.
+    """Return the number of optimizer steps of a whole run.
+
+    Args:
+        c: config.
+        examples: number of examples of the training split; None if it is infinite.
 
     Raises:
         ConfigError: the length is in epochs of an infinite split, or exceeds the range of int32.
@@ -79,19 +90,35 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
 
 
 class Intervals(NamedTuple):
-    """Length of a run, and intervals of its events, in optimizer steps; 0: only at the end, or for `probe` never."""
+    """Length of a run, and intervals of its events, in optimizer steps.
 
-    total: int  # length of the run
-    log: int  # between train records
-    eval: dict[str, int]  # between evaluations of a split by its name in `eval.more`; "" is `data.eval_split`
-    probe: int  # between measurements of conditioning
-    checkpoint: int  # between checkpoints
+    Attributes:
+        total: length of the run.
+        log: interval of training records.
+        eval: interval of evaluations of each split, by its name in `eval.more`; "" is `data.eval_split`; 0 for only at
+            the end.
+        probe: interval of measurements of conditioning; 0 for never.
+        checkpoint: interval of checkpoints; 0 for only at the end.
+    """
+
+    total: int
+    log: int
+    eval: dict[str, int]
+    probe: int
+    checkpoint: int
 
 
 def intervals(c: ConfigDict, examples: int | None) -> Intervals:
-    """Return the length and the intervals of a run. `examples` and errors as in `total_steps`.
+    """Return the length and the intervals of a run in optimizer steps.
 
-    Those of sections with `every_epochs` are at least 1, and need data that have epochs.
+    Intervals in epochs (`every_epochs`) become at least one step.
+
+    Args:
+        c: config.
+        examples: number of examples of the training split; None if it is infinite.
+
+    Raises:
+        ConfigError: the length or an interval is in epochs of an infinite split, or the length exceeds int32.
     """
     total, steps = total_steps(c, examples), {}
     for section in rules.SECTIONS_WITH_INTERVALS:
@@ -107,7 +134,11 @@ def intervals(c: ConfigDict, examples: int | None) -> Intervals:
 
 
 def arguments(text: str, **defaults: Any) -> dict[str, Any]:
-    """Parse the argument of a config file, `--config=FILE:depth=8,heads=14`, by the names and types of the defaults.
+    """Return the values in the argument of a config file, such as `--config=FILE:depth=8,heads=14`.
+
+    Args:
+        text: argument after the colon.
+        defaults: name and default of each value, whose type is that of the result.
 
     Raises:
         ConfigError: a name is not among the defaults, or a value has another type.

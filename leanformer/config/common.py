@@ -15,7 +15,7 @@ RENAMED = {"data.items": "data.num_items"}
 
 
 def common(task: str) -> ConfigDict:
-    """Return a config with the keys of every task: the run, its length, optimizer, evaluation, checkpoints, mesh."""
+    """Return a config with the keys that every task has and their defaults; `task` is the type, as in config.task."""
     c = ConfigDict()
     c.task = task  # training task: a registry entry of leanformer/tasks
     c.seed = 0  # random seed of initial weights, data order, augmentation, mixup and drop path
@@ -86,7 +86,7 @@ def common(task: str) -> ConfigDict:
 
 
 def optimizer(c: ConfigDict) -> None:
-    """Add the section `optim`."""
+    """Add the section `optim` to a config, with its defaults: optimizer, learning-rate schedule, EMA."""
     c.optim = ConfigDict()
     # optimizer: "adamw", "lion", "muon", "adafactor" or "sgd", see leanformer/training/optimizers.py; weight decay is
     # decoupled in all of them
@@ -118,7 +118,12 @@ def optimizer(c: ConfigDict) -> None:
 
 
 def section(name: str, **arguments: Any) -> ConfigDict:
-    """Return a model section: keys of all architectures, then those of one."""
+    """Return the section `model` of a config: the keys of all architectures, then those of one.
+
+    Args:
+        name: architecture, a module of leanformer/models.
+        arguments: values of keys of this architecture.
+    """
     m = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name
     m.name = name  # model architecture: a module of leanformer/models
     # stochastic-depth rate of the last block; the architecture defines how the rate rises over the blocks
@@ -136,13 +141,13 @@ def section(name: str, **arguments: Any) -> ConfigDict:
 
 
 def blocks(name: str, **arguments: Any) -> ConfigDict:
-    """Return a model section of one stack of blocks, for architectures other than image models."""
+    """Return the section `model` of an architecture with one stack of blocks, not for images; see `section`."""
     both = {"value_dim": placeholder(int), "layer_scale": placeholder(float)}
     return section(name, attention="softmax", **both, **arguments)
 
 
 def softmax(m: ConfigDict) -> None:
-    """Add the keys of attention="softmax" and "latent", which have no effect if unset."""
+    """Add to a section `model` the keys of attention="softmax" and "latent", unset, which then have no effect."""
     # number of key and value heads, each shared by several query heads, or one per layer; model.num_heads if unset
     m.num_kv_heads = placeholder(int)
     m.logit_scale = placeholder(float)  # factor of the attention logits q·k; 1/√head_dim if unset
@@ -164,7 +169,7 @@ def softmax(m: ConfigDict) -> None:
 
 
 def current_name(key: str) -> str:
-    """Return the name of a config key that may have an old name, such as "data.items"."""
+    """Return the present name of a config key that may be an old one, such as "data.items"."""
     return RENAMED.get(key, key)
 
 

@@ -25,7 +25,7 @@ def is_run_only(key: str, c: Any) -> bool:
 
 
 def key_comments(*functions: Any) -> dict[str, str]:
-    """Return help texts by key: the comments behind or above the lines of `functions` that set keys."""
+    """Return {dotted key: help text}: the comments behind or above the lines of `functions` that set config keys."""
     texts: dict[str, str] = {}
     for function in functions:
         source = inspect.getsource(function)
@@ -55,7 +55,7 @@ def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def help_texts(task: str) -> dict[str, str]:
-    """Return the help texts of the keys of a task type; those of images if the type is unknown."""
+    """Return {dotted key: help text} for the config of a task type; that of images if the type is unknown."""
     parts = config.KINDS[task].parts if task in config.KINDS else ()
     shared = (common.common, common.optimizer, common.section, common.softmax, common.interventions)
     return _family_texts() | key_comments(*shared, config.base, config.model, *parts)
@@ -66,10 +66,14 @@ def _family_texts() -> dict[str, str]:
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
-    """Return a help page of a config, or of the defaults of all tasks: keys with value and help text.
+    """Return a help page of config keys, each with its value and help text.
+
+    Args:
+        c: config; None for the defaults of all tasks.
+        section: section or key that the page is restricted to, such as "model"; "" for all.
 
     Raises:
-        ConfigError: no key is in `section`, a section or key such as "model"; empty for all.
+        ConfigError: no key is in `section`.
     """
     if c is not None:
         groups = {"": _lines(c, help_texts(c.task), section)}
@@ -115,7 +119,7 @@ def _lines(c: Any, words: dict[str, str], section: str = "") -> list[str]:
 
 
 def meaning(words: dict[str, str], key: str) -> str:
-    """Return the help text of a key, or of the section that contains it; NO_HELP for a config file's own keys.
+    """Return the help text of a dotted key, or of the section that contains it; NO_HELP if neither has one.
 
     Args:
         words: help texts by dotted key, from `help_texts`.
@@ -133,7 +137,7 @@ def format_value(value: Any) -> str:
 
 
 def iterate_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys, as on the command line, with their values."""
+    """Yield the dotted keys of a config, as on the command line, with their values; each key after `prefix`."""
     for name, value in tree.items():
         if isinstance(value, ConfigDict) and len(value):
             yield from iterate_keys(value, f"{prefix}{name}.")

@@ -10,7 +10,7 @@ from leanformer.config.rules import require
 
 
 def texts(task: str) -> ConfigDict:
-    """Return the config keys shared by all text tasks: text files, and training length in tokens."""
+    """Return a config of a text task: the keys of `common`, those of text files, and the training length in tokens."""
     c = common(task)
     # training length in tokens, including padding of packed rows; excludes the other total_... keys; 0 = off
     c.total_tokens = 0.0
@@ -116,7 +116,7 @@ def bert() -> ConfigDict:
 
 
 def check(c: Any) -> None:
-    """Raise ConfigError at the first invalid key of a text config."""
+    """Raise ConfigError at the first invalid key of a config of language modelling, causal or masked."""
     require(c.logits_at_once >= 1, f"logits_at_once={c.logits_at_once} must be at least 1.")
     require(c.data.documents >= 0, f"data.documents={c.data.documents} must not be negative. 0 = all documents.")
     require(

@@ -25,7 +25,7 @@ def find(name: str, flag: str = "config") -> Path:
 
     Args:
         name: name or path of the config.
-        flag: flag with this name, for messages.
+        flag: command-line flag whose value is `name`, for messages.
 
     Raises:
         ConfigError: there is no such file.
@@ -49,11 +49,11 @@ def find(name: str, flag: str = "config") -> Path:
 
 
 def load(name: str, flag: str = "config") -> ConfigDict:
-    """Return the config of `FILE`, or of `FILE:ARGUMENT`; `get_config` gets the argument.
+    """Return the config that the function `get_config` of a config file returns.
 
     Args:
-        name: file, with its argument.
-        flag: flag with this name, for messages.
+        name: name or path of the file, see `find`; or FILE:ARGUMENT, with the argument of `get_config`.
+        flag: command-line flag whose value is `name`, for messages.
 
     Raises:
         ConfigError: the file is missing, raises an error, or returns no config.
@@ -88,7 +88,7 @@ def _line(error: Exception, file: str) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """Format an error of ConfigDict, such as a missing key, or of a config file as one line."""
+    """Return an error of ConfigDict, such as a missing key, or of a config file, as one line of text."""
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
     # str() of a KeyError quotes its message.
@@ -109,5 +109,8 @@ def format_error(error: BaseException) -> str:
 
 
 def load_sibling(file: str, name: str, *arguments: str) -> ConfigDict:
-    """Return the config `<name>.py` in the folder of `file`, for config files that override another one."""
+    """Return the config `<name>.py` in the folder of `file`, for config files that override another one.
+
+    `arguments`, at most one, is the argument of its `get_config`.
+    """
     return load(":".join([str(Path(file).with_name(f"{name}.py")), *arguments]))

@@ -1,4 +1,4 @@
-"""Sizes that each layer may have its own of: one number, one number per layer, or a schedule such as "linear:4-12"."""
+"""Sizes that may differ by layer: one number, one number per layer, or a schedule such as "linear:4-12"."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ PER_LAYER = ("num_heads", "head_dim", "value_dim", "mlp_dim", "num_kv_heads")  #
 
 
 def allow_per_layer(m: ConfigDict) -> ConfigDict:
-    """Let the sizes of a section model take one number per layer, or a schedule, and return the section."""
+    """Let the keys PER_LAYER of a section `model` take one number per layer, or a schedule. Return the same section."""
     for name in PER_LAYER:
         if name in m:
             _set(m, name, m[name])
@@ -27,7 +27,7 @@ def _set(m: ConfigDict, name: str, value: Any) -> None:
 
 
 def resolve_schedules(c: ConfigDict) -> None:
-    """Replace schedules over layers in the section model by one number per layer, and equal numbers by one.
+    """Replace schedules over layers in a config's section `model`, in place, by one number per layer, or one for all.
 
     Raises ConfigError if a schedule is invalid, or the model has stages.
     """
@@ -49,7 +49,7 @@ def resolve_schedules(c: ConfigDict) -> None:
 
 
 def listed_per_layer(m: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of a section model that have one number per layer; none for an architecture with stages."""
+    """Return {key: numbers} of a section `model` for sizes given per layer; {} for an architecture with stages."""
     several = {name: m[name] for name in PER_LAYER if isinstance(m.get(name), tuple | list)}
     return {name: tuple(sizes) for name, sizes in several.items()} if isinstance(m.get("depth"), int) else {}
 

@@ -70,7 +70,7 @@ def points() -> ConfigDict:
 
 
 def heads_of_rank(width: int, rank: int) -> dict[str, int]:
-    """Return the config keys of width / rank heads of dimension `rank`. Raises ConfigError if that is no integer.
+    """Return {config key: value} of width / rank heads of dimension `rank`. Raises ConfigError if that is no integer.
 
     >>> heads_of_rank(width=64, rank=16)
     {'num_heads': 4, 'head_dim': 16}

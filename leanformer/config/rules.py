@@ -25,7 +25,7 @@ def require(ok: bool, message: str) -> None:
 
 
 def nearest_divisors(n: int, target: int) -> str:
-    """Return the divisors of `n` nearest to `target`, at most it and above it."""
+    """Return the divisors of `n` nearest to `target`, the largest up to it and the smallest above it, as "12 or 16"."""
     divisors = [d for d in range(1, n + 1) if n % d == 0]
     below = [d for d in divisors if d <= target][-1:]
     above = [d for d in divisors if d > target][:1]
@@ -33,7 +33,7 @@ def nearest_divisors(n: int, target: int) -> str:
 
 
 def image_sides(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of images from a side or a pair. Raises ConfigError for an invalid size."""
+    """Return (height, width) in pixels from the side of a square or a pair. Raises ConfigError for an invalid size."""
     _check_image_size(size)
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
@@ -48,7 +48,7 @@ def patch_grid(m: Any) -> tuple[int, int] | None:
 
 
 def check(c: Any) -> None:
-    """Raise ConfigError at the first invalid value of a key that every task has."""
+    """Raise ConfigError at the first invalid value in a config of a key that every task has."""
     _check_finite(c)
     _check_sizes(c)
     _check_optim(c)
@@ -237,7 +237,7 @@ def sharded_batches(c: Any) -> dict[str, int]:
 
 
 def check_shares(name: str, size: int, parts: int) -> None:
-    """Raise ConfigError unless `size` is divisible by `parts` devices."""
+    """Raise ConfigError unless a batch size, of the key `name`, is divisible by `parts` devices."""
     if size % parts:
         down = size // parts * parts
         near = f"{down} or {down + parts}" if down else f"{parts}"

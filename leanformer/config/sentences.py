@@ -11,11 +11,17 @@ from leanformer.config.rules import require
 
 
 class Glue(NamedTuple):
-    """Requirements of a GLUE task: number of outputs, metric, evaluation split (Wang et al. 2019, Table 1)."""
+    """Requirements of a GLUE task (Wang et al. 2019, Table 1).
 
-    outputs: int  # number of classes; 1 = regression
+    Attributes:
+        outputs: number of outputs of the model: that of the classes, or 1 for a regression.
+        score: name of the metric, such as "matthews".
+        dev: evaluation split.
+    """
+
+    outputs: int
     score: str
-    dev: str = "dev"  # evaluation split
+    dev: str = "dev"
 
 
 GLUE = {  # task name, as in data.name, to its requirements
@@ -75,7 +81,7 @@ def sentences() -> ConfigDict:
 
 
 def glue(task: str) -> ConfigDict:
-    """Return the config of a GLUE task, evaluated on its dev split; MNLI also on the mismatched split, as `mm`.
+    """Return the config of a GLUE task, such as "cola", evaluated on dev; MNLI also on dev_mismatched, `eval.more.mm`.
 
     Raises:
         ConfigError: the task is unknown.

@@ -10,6 +10,8 @@ import jax.extend.core as jex
 def parameters(tree: Any) -> int:
     """Return the number of elements in a tree of arrays or shapes.
 
+    `training.model_setup.abstract_model` has the shapes of a model's parameters without building it.
+
     >>> parameters({"kernel": jax.ShapeDtypeStruct((3, 4), float), "bias": jax.ShapeDtypeStruct((4,), float)})
     16
     """
@@ -17,7 +19,12 @@ def parameters(tree: Any) -> int:
 
 
 def by_module(params: Any, depth: int = 3) -> dict[str, int]:
-    """Return the number of parameters of each module, named by the first `depth` names of its path."""
+    """Return the number of parameters of each module, named by the first `depth` names of its path, such as "a.b.c".
+
+    Args:
+        params: tree of arrays or shapes.
+        depth: maximal number of names; the name of the parameter itself is not one of them.
+    """
     counts: dict[str, int] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         names = jax.tree_util.keystr(path, simple=True, separator=".").split(".")

@@ -35,7 +35,7 @@ class DataSheet:
     Attributes:
         kinds: regular expression for JAX's `device_kind` without the manufacturer and the brand. A partition of a
             device (MIG), a laptop GPU or another variant of the name is a different device and does not match.
-        capability: CUDA compute capability of a GPU.
+        capability: CUDA compute capability of a GPU; None for a TPU.
         peak: dense bfloat16 matmul throughput with accumulation in float32, in FLOP/s; None without bfloat16 units.
         links: bytes/s that a device sends and receives at the same time. The first number is within a host, over
             NVLink (half of the sheet's bidirectional number). The second is between hosts, by assumption one NIC per
@@ -110,7 +110,7 @@ def without_bfloat16(device: Any) -> str | None:
 
 
 def has_tensor_float32(device: Any) -> bool:
-    """Return whether a GPU multiplies float32 matrices in TF32, with 10 bits of mantissa, unless told otherwise."""
+    """Return whether a device is a GPU that by default multiplies float32 matrices in TF32 (10 bits of mantissa)."""
     capability = getattr(device, "compute_capability", None)
     return device.platform in ("gpu", "cuda") and capability is not None and float(capability) >= FIRST_BFLOAT16
 

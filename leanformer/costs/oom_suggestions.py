@@ -24,10 +24,15 @@ STEP = "step"  # name of the training step among programs
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Changed config keys, with their effect."""
+    """Change of config keys that lowers the memory of a training step.
 
-    changes: dict[str, Any]  # new values by key
-    why: str  # effect of the change
+    Attributes:
+        changes: new values by key, such as {"accumulate": 4}.
+        why: effect of the change, for messages.
+    """
+
+    changes: dict[str, Any]
+    why: str
 
     def __str__(self) -> str:
         flags = " ".join(f"--config.{key}={value}" for key, value in self.changes.items())
@@ -35,7 +40,7 @@ class Setting:
 
 
 def suggest(c: ConfigDict, devices: int) -> list[Setting]:
-    """Return the settings that are valid on `devices` devices, the first to try first."""
+    """Return changes of a config that need less memory and are valid on `devices` devices, the first to try first."""
     return list(_settings(c, devices // c.mesh.tensor))
 
 
@@ -55,7 +60,13 @@ def _settings(c: ConfigDict, shares: int) -> Iterator[Setting]:
 
 
 def describe(c: ConfigDict, problem: str = "Out of device memory.", *, runs: int = 1) -> str:
-    """Return a message with settings that need less memory, for a program of `runs` runs on the attached devices."""
+    """Return a message with up to three ways to need less memory on the attached devices.
+
+    Args:
+        c: config of the run.
+        problem: first sentence of the message.
+        runs: number of runs that the program trains.
+    """
     settings = suggest(c, 1 if runs > 1 else jax.device_count())
     options = [*map(str, settings), "use a smaller model, or more devices"]
     if runs > 1:  # runs of a sweep, on one device
@@ -74,10 +85,13 @@ def memory_limit(device: Any) -> int | None:
 
 
 def check_memory(c: ConfigDict, peaks: Mapping[str, int], device: Any, *, runs: int = 1) -> None:
-    """Raise TrainingError if a program does not fit the device. Call before step 1.
+    """Raise TrainingError if a program does not fit the device; the message has settings to try. Call before step 1.
 
     Args:
-        peaks: bytes that the training step, STEP, and the programs of evaluators need, by name.
+        c: config of the run.
+        peaks: bytes per device that the training step (STEP) and the programs of evaluators need, by name.
+        device: device with the memory limit; nothing is checked if it does not report one.
+        runs: number of runs that the program trains.
     """
     limit, human = memory_limit(device), count.format_number
     for name, peak in peaks.items():
@@ -93,7 +107,12 @@ def check_memory(c: ConfigDict, peaks: Mapping[str, int], device: Any, *, runs: 
 
 @contextlib.contextmanager
 def explained(c: ConfigDict, *, runs: int = 1) -> Iterator[None]:
-    """Raise TrainingError with settings to try in place of JAX's error if a device, or NCCL, is out of memory."""
+    """Raise TrainingError in place of JAX's error within a `with` block if a device, or NCCL, is out of memory.
+
+    Args:
+        c: config of the run, for the settings to try in the message.
+        runs: number of runs that the program trains.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

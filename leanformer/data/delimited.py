@@ -13,7 +13,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class BadColumnCount(ValueError):
-    """A line with too few or too many columns."""
+    """Error for a line with too few or too many columns."""
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -32,18 +32,18 @@ def split(line: bytes, width: int) -> list[bytes]:
 
 
 def split_header(line: bytes) -> list[str]:
-    """Return the columns of a header."""
+    """Return the column names in a tab-separated header line, decoded as UTF-8."""
     return line.decode("utf-8", "replace").split("\t")
 
 
 def check_header(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
-    """Raise DataError if a header repeats one of the columns that are read."""
+    """Raise DataError if a header contains one of the column names in `names` twice; `path` is for the message."""
     if repeated := [name for name in names if header.count(name) > 1]:
         raise DataError(f"{path}, line 1: the header repeats the column {repeated[0]}. Rename or delete the others.")
 
 
 def quote(text: bytes | str) -> str:
-    """Return the beginning of a text, quoted for messages."""
+    """Return at most the first 40 characters of a text, in quotation marks, for messages."""
     text = text.decode("latin-1") if isinstance(text, bytes) else text
     return repr(text[:40] + "..." if len(text) > 40 else text)
 
@@ -84,7 +84,7 @@ def read(
 
 
 def error_at(path: Path, line: int, what: str) -> DataError:
-    """Return the error for a line of a file; `what` is the end of its sentence."""
+    """Return the DataError for a line of a file; `what` is the problem, such as "has an empty text"."""
     return DataError(f"{path}, line {line} {what}. Fix or delete these rows.")
 
 

@@ -20,13 +20,16 @@ SAMPLED = 4096  # files whose sizes are read, evenly spaced: 0.1 s on a local di
 
 
 def compute(source: Source) -> dict[str, Any]:
-    """Return the fingerprint of a split: its number of examples, and digests of what its source can tell quickly."""
+    """Return the fingerprint of a split: `examples`, None if endless, and the digests of `source.fingerprint()`.
+
+    Sources without that method have only the number of examples.
+    """
     own: Callable[[], Mapping[str, Any]] = getattr(source, "fingerprint", dict)
     return {"examples": size(source), **own()}
 
 
 def digest(*parts: bytes | np.ndarray) -> str:
-    """Return a short digest of bytes and arrays."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of bytes and arrays, in this order."""
     result = hashlib.sha256()
     for part in parts:
         result.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
@@ -34,7 +37,11 @@ def digest(*parts: bytes | np.ndarray) -> str:
 
 
 def digest_sizes(paths: Callable[[int], str], number: int) -> str:
-    """Return a digest of the sizes of at most SAMPLED of `number` files; -1 for those that are missing."""
+    """Return a digest of the sizes of at most SAMPLED of `number` files, evenly spaced; a missing file counts as -1.
+
+    Args:
+        paths: function from the index of a file, below `number`, to its path.
+    """
     chosen = np.unique(np.linspace(0, number - 1, min(number, SAMPLED)).round().astype(np.int64))
     sizes = np.empty(len(chosen), np.int64)
     for place, index in enumerate(chosen.tolist()):
@@ -46,7 +53,7 @@ def digest_sizes(paths: Callable[[int], str], number: int) -> str:
 
 
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the differences between two fingerprints of a split; "" if there are none."""
+    """Return the differences between two results of `compute` for a split as text; "" if there are none."""
     changes = [f"other {key}" for key in before if key != "examples" and after.get(key, before[key]) != before[key]]
     if before.get("examples") != after["examples"]:
         changes.insert(0, f"{before.get('examples')} -> {after['examples']} examples")
@@ -54,7 +61,7 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
 
 
 def describe_repeats(train: Source, held_out: Mapping[str, Source]) -> list[str]:
-    """Return a sentence for each split that has a file twice, and for each that shares examples with the first.
+    """Return a sentence for each split that lists a file twice, and for each that shares data with the training split.
 
     Args:
         train: training split.

@@ -17,7 +17,7 @@ SAMPLED = 16  # blocks of a larger file that are verified, together as long as W
 
 
 def record_path(folder: Path, kind: str) -> Path:
-    """Return the path of a dataset's record."""
+    """Return the path of the record of a dataset of type `kind`: `<kind>.json` in its folder, in lower case."""
     return folder / f"{kind.lower()}.json"
 
 
@@ -29,6 +29,12 @@ def make(
     The folder appears when it is complete, with the files that `fill` writes, and with `<kind>.json`: version (of the
     files and of the meaning of a recipe), recipe, result of `fill`, and SHA-256 sums. A killed run leaves a hidden
     folder beside it.
+
+    Args:
+        kind: type of the dataset, such as "ListOps".
+        version: version of the files and of the meaning of a recipe.
+        recipe: settings that determine the data, ready for JSON.
+        fill: function that writes the files to a folder, and returns further entries of the record.
 
     Raises:
         DataError: the folder has other content, or cannot be written.
@@ -52,7 +58,9 @@ def make(
 
 
 def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a dataset; only the settings in `expected` are compared with its recipe.
+    """Return the record that `make` wrote for a dataset of type `kind`.
+
+    Only the settings in `expected` are compared with its recipe.
 
     Raises:
         DataError: the record is missing or damaged, or has another version or another recipe.
@@ -114,12 +122,12 @@ def _check_blocks(path: Path, sums: Sequence[int]) -> None:
 
 
 def sum_blocks(path: Path) -> list[int]:
-    """Return the CRC-32 sum of each block of a file."""
+    """Return the CRC-32 sum of each block of BLOCK bytes of a file."""
     with path.open("rb") as file:
         return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")]
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 sum of a file."""
+    """Return the SHA-256 sum of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -53,9 +53,10 @@ def _key(seed: int, epoch: int) -> int:
 
 
 class Batches:
-    """Sequence from the step to this process's part of the global batch, with random access.
+    """Batches by step, with random access: this process's part of each global batch.
 
     Args:
+        source: source of the examples; one without a length is for training only.
         prepare: function (index, example, draws) to the model's inputs by name, arrays of the same shape for every
             example. `draws()` returns a random generator in the state of the position, the same at every call.
         batch_size: global batch size; each of `processes` takes a contiguous slice of every batch.
@@ -63,6 +64,10 @@ class Batches:
             once, in order, with the last batch padded.
         seed: seed of order and augmentation.
         repeats: number of consecutive training views of each example (repeated augmentation).
+        process, processes: index of this process, and number of processes.
+
+    Raises:
+        DataError: `batch_size` is not divisible by `processes`, or an endless source is used for evaluation.
     """
 
     def __init__(
@@ -90,13 +95,13 @@ class Batches:
         return ENDLESS if self.train else -(-self._size // self.batch_size)
 
     def positions(self, step: int) -> range:
-        """Return the positions of this process's part of a step's batch."""
+        """Return the positions, step · batch_size + place in the batch, of this process's part of a step's batch."""
         local = self.batch_size // self.processes
         first = step * self.batch_size + self.process * local
         return range(first, first + local)
 
     def example(self, position: int) -> int:
-        """Return the index of the example at a position of the global order."""
+        """Return the index in the source of the example at a position, step · batch_size + place in the batch."""
         if not self.train or self._size is None:
             return position // self.repeats
         return shuffled_index(position // self.repeats, self._size, self.seed)
@@ -139,7 +144,7 @@ class Batches:
         )
 
     def unreadable_reason(self, index: int) -> str:
-        """Return the reason why an example is unreadable."""
+        """Read the example with an index again, and return the reason why it is unreadable."""
         try:
             self.prepare(index, self.source[index], functools.partial(self._generator, 0))
         except (CorruptExample, OSError) as error:
@@ -153,9 +158,14 @@ class Batches:
 def stream(
     batches: Batches, *, start: int = 0, stop: int | None = None, workers: int = 0, prefetch: int = 2
 ) -> Generator[dict[str, np.ndarray], None, None]:
-    """Iterate over steps `start` to `stop` with prefetching, by `workers` processes, or by a thread if 0.
+    """Yield the batches of the steps from `start` to before `stop`, which are read in advance.
 
     The result does not depend on the number of workers. Close the generator to stop the workers.
+
+    Args:
+        stop: step after the last; None for all.
+        workers: number of processes that read; 0 for a thread of this process.
+        prefetch: number of batches that each worker, or the thread, reads in advance.
     """
     stop = len(batches) if stop is None else stop
     steps = grain.MapDataset.source(batches)[start:stop]  # ty: ignore[invalid-argument-type] - it has __getitem__
@@ -187,7 +197,14 @@ def _block_signals() -> None:
 
 
 class CorruptLog:
-    """Log of unreadable examples, which stops the run if they exceed a fraction of the data."""
+    """Log of unreadable examples, which stops the run if they exceed a fraction of the data.
+
+    Call it with the array `corrupt` of each batch. It warns of each example once.
+
+    Args:
+        batches: training batches, whose source names the examples.
+        max_share: largest fraction of unreadable examples, 0 to 1; of an endless source, of those read so far.
+    """
 
     def __init__(self, batches: Batches, max_share: float):
         self.batches, self.source, self.max_share = batches, batches.source, max_share

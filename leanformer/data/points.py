@@ -21,41 +21,62 @@ Examples = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of an example."""
+    """Sizes of an example of a point-set task.
 
-    points: int  # N points of a set
-    dim: int  # dimension d of a point
-    num_items: int = 1  # D items of "retrieval"
-    bias: float = 0.0  # bias of "nearest_biased"
+    Attributes:
+        points: number of points of a set; of "regression", number of pairs x, y.
+        dim: dimension d of a point.
+        num_items: number of directions of "retrieval"; unused by other tasks.
+        bias: number added to the first point's inner product with the query, in tasks with a query.
+    """
+
+    points: int
+    dim: int
+    num_items: int = 1
+    bias: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class PointTask:
-    """Definition of a task on point sets, for one `data.name`."""
+    """Definition of a task on point sets, for one `data.name`.
 
-    what: str  # description for messages
-    # From normal numbers (B, `normals`, d) to B examples: `points`, `targets`, and arrays that they were computed from.
+    Attributes:
+        what: description for messages.
+        draw: function from standard normal numbers (B, `normals`, d) and the sizes to B examples: `points` (B T d),
+            `targets` (B S V), and arrays that these were computed from.
+        normals: function from the sizes to the number of normal vectors per example.
+        outputs: function from the sizes to the dimension V of a target.
+        tokens: function from the sizes to the number of tokens T of an example.
+        targets: function from the sizes to the number of targets S of an example.
+        read: slice of the model's outputs, one per token, that is compared with the targets.
+        ordered: True if the error depends on the position of a target, and is reported by position.
+        shrink: function from (examples, sizes, number of coordinates, number of points) to the smaller examples of a
+            curriculum, in arrays of the same shapes, with `scored` (S) if not all targets count; None if the task has
+            no curriculum.
+        curriculum_axes: names of the sizes that a curriculum starts small, "dim" and "points".
+        validate: function from the sizes to the reason why there are no such examples; None if there are.
+    """
+
+    what: str
     draw: Callable[[np.ndarray, Sizes], Examples]
-    normals: Callable[[Sizes], int]  # number of normal vectors per example
-    outputs: Callable[[Sizes], int]  # dimension of a target
-    tokens: Callable[[Sizes], int]  # number of tokens per example
-    targets: Callable[[Sizes], int]  # number of targets per example
-    read: slice = slice(None)  # part of the model's outputs (one per token) that is compared with the targets
-    ordered: bool = False  # True if the position of a target is informative
-    # From (examples, sizes, coordinates, points) to the smaller examples of a curriculum, in arrays of the same shapes,
-    # with `scored` (S) if not all targets count. None without a curriculum.
+    normals: Callable[[Sizes], int]
+    outputs: Callable[[Sizes], int]
+    tokens: Callable[[Sizes], int]
+    targets: Callable[[Sizes], int]
+    read: slice = slice(None)
+    ordered: bool = False
     shrink: Callable[[Examples, Sizes, int, int], Examples] | None = None
-    curriculum_axes: tuple[str, ...] = ()  # names of the sizes that a curriculum starts small
-    validate: Callable[[Sizes], str | None] = lambda sizes: None  # reason why there are no such examples
+    curriculum_axes: tuple[str, ...] = ()
+    validate: Callable[[Sizes], str | None] = lambda sizes: None
 
 
 def sphere(normals: np.ndarray) -> np.ndarray:
-    """Map normal numbers (B N d) to points that are uniform on the unit sphere."""
+    """Return points (B P d) that are uniform on the unit sphere, from standard normal numbers of the same shape."""
     return normals / np.linalg.norm(normals, axis=-1, keepdims=True)
 
 
 def orthonormal(normals: np.ndarray) -> np.ndarray:
-    """Map normal numbers (B N d, N at most d) to uniformly distributed sets of orthonormal rows."""
+    """Return uniformly distributed sets of P orthonormal points (B P d), P at most d, from standard normal numbers."""
     q, r = np.linalg.qr(normals.swapaxes(-2, -1))
     return (q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]).swapaxes(-2, -1)
 
@@ -113,7 +134,7 @@ def _fewer_pairs(examples: Examples, s: Sizes, dim: int, pairs: int) -> Examples
 
 
 def directions(s: Sizes) -> np.ndarray:
-    """Return the fixed orthonormal directions (D d) of "retrieval", a function of the sizes that models must learn."""
+    """Return the orthonormal directions (num_items, d) of "retrieval": fixed for given sizes, and learned by models."""
     rng = np.random.Generator(np.random.Philox(key=(s.num_items, s.dim)))
     return orthonormal(rng.standard_normal((s.num_items, s.dim)))
 
@@ -212,7 +233,7 @@ KINDS: Mapping[str, PointTask] = MappingProxyType(
 
 
 def find(name: str) -> PointTask:
-    """Return the definition for a `data.name`. Raise ConfigError for an unknown name."""
+    """Return the definition of the point-set task for a `data.name`. Raise ConfigError for an unknown name."""
     if name not in KINDS:
         choices = "".join(f"\n  {word}: {kind.what}" for word, kind in KINDS.items())
         raise ConfigError(f'data.name="{name}": unknown name. Choose one of:{choices}')
@@ -233,7 +254,14 @@ def _normals(key: int, first: int, number: int, count: int) -> np.ndarray:
 
 
 class Points:
-    """Endless split of a task, in float64 arrays. Splits with the same seed differ."""
+    """Endless split of a point-set task, with random access to examples of float64 arrays.
+
+    Args:
+        name: name of the task, a key of KINDS.
+        sizes: sizes of an example.
+        split: name of the split; splits of different names have different examples, also with the same seed.
+        seed: seed of the examples, 0 <= seed < 2^32.
+    """
 
     def __init__(self, name: str, sizes: Sizes, split: str, seed: int):
         self.kind, self.sizes, self.split, self.seed = name, sizes, split, seed
@@ -243,7 +271,7 @@ class Points:
         return {name: array[0] for name, array in self.get_batch(index, 1).items()}
 
     def get_batch(self, first: int, number: int) -> Examples:
-        """Return `number` examples from `first` on, with leading axis B."""
+        """Return the `number` examples from index `first` on, in arrays with a leading axis B = `number`."""
         rows = find(self.kind).normals(self.sizes)
         normals = _normals(self._stream, first, number, rows * self.sizes.dim)
         return find(self.kind).draw(normals.reshape(number, rows, self.sizes.dim), self.sizes)
@@ -253,7 +281,12 @@ class Points:
 
 
 class FixedSplit(Points):
-    """Split of fixed length for evaluation: the first examples of an endless split."""
+    """Split of fixed length for evaluation: the first examples of an endless split.
+
+    Args:
+        args: arguments of `Points`.
+        examples: number of examples.
+    """
 
     def __init__(self, *args: Any, examples: int):
         super().__init__(*args)

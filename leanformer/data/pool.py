@@ -50,7 +50,7 @@ def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: i
 
 
 def begin_worker(*_: int) -> None:
-    """Prepare a worker process.
+    """Prepare this process to be a worker; arguments are ignored.
 
     It ignores signals to stop, which schedulers and Ctrl-C send to all processes but only the parent handles. It ends
     with its parent, uses one core, and sees no GPU. A signal before this call would end the worker, so the parent may

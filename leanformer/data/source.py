@@ -33,7 +33,9 @@ EXPECTED_TEXTS = "Expected the path of a text file, a text as bytes, such as tex
 
 @runtime_checkable
 class Source(Protocol):
-    """Examples with random access. A source without a length is endless, for training only.
+    """Protocol of a source of examples, dicts by name, with random access.
+
+    A source without a length is endless, for training only.
 
     A source of labelled examples has `num_classes`, None if unknown, and `classes`, the class names in order, or None.
     """
@@ -46,14 +48,19 @@ class Source(Protocol):
 
 @runtime_checkable
 class Finite(Source, Protocol):
-    """Source with a length."""
+    """Protocol of a source with a length, its number of examples."""
 
     def __len__(self) -> int: ...
 
 
 @runtime_checkable
 class Labelled(Finite, Protocol):
-    """Source of labelled examples with a length."""
+    """Protocol of a source of labelled examples with a length.
+
+    Attributes:
+        num_classes: number of classes; None if unknown.
+        classes: class names in the order of the labels; None if the classes have no names.
+    """
 
     @property
     def num_classes(self) -> int | None: ...
@@ -68,15 +75,21 @@ def size(source: Source) -> int | None:
 
 
 class Kind(NamedTuple):
-    """Registry entry of a source type, the part of a `data.name` before the colon."""
+    """Registry entry of a source type, the part of a `data.name` before the colon.
 
-    shown: str  # pattern of the name, with <...> for the user's part
-    open: Callable[[str, str, Any], Any]  # (part after the colon, split, requirements) -> source
-    about: str = ""  # description for messages
-    # (part after the colon, folder of TFDS data, recipe): generate or download the data once; False if there is nothing
-    # to do. None if the data cannot be built.
+    Attributes:
+        shown: pattern of the name for messages, with <...> for the user's part, such as "folder:<path>".
+        open: function (part after the colon, split, `SourceSpec` of the package) -> source.
+        about: description for messages.
+        build: function (part after the colon, folder of TFDS data or None, recipe) that generates or downloads the data
+            once, and returns False if there is nothing to do; None if the data cannot be built.
+        encode: function (bytes of a file or pixels, number of tokens) -> tokens; None if a file cannot be an example.
+    """
+
+    shown: str
+    open: Callable[[str, str, Any], Any]
+    about: str = ""
     build: Callable[[str, str | None, Mapping[str, Any]], bool] | None = None
-    # (bytes of a file or pixels, number of tokens) -> tokens; None if a file is not an example
     encode: Callable[[Any, int], np.ndarray] | None = None
 
 
@@ -98,6 +111,11 @@ def find(name: str, kinds: Mapping[str, Kind]) -> tuple[Kind, str]:
 
 def build(name: str, kinds: Mapping[str, Kind], dir: str | None = None, recipe: Mapping[str, Any] = NONE) -> bool:
     """Generate or download the data of a `data.name` if missing. Return False if there is nothing to do.
+
+    Args:
+        kinds: registry of source types.
+        dir: folder of TFDS data; None for the default.
+        recipe: settings of data that are generated locally.
 
     Raises:
         ConfigError: the recipe is invalid.
@@ -130,7 +148,10 @@ def open_folder(path: str, shown: str) -> Path | epath.Path:
 
 @contextlib.contextmanager
 def explain_url_errors(*places: str | None) -> Iterator[None]:
-    """Raise DataError for an error of the libraries that read an object store, if one of the places is a URL in it."""
+    """Return a context manager that turns errors of libraries which read gs:// URLs into DataError.
+
+    Errors are unchanged if none of `places`, paths or names of data, contains such a URL.
+    """
     try:
         yield
     except LeanformerError:
@@ -147,7 +168,10 @@ def explain_url_errors(*places: str | None) -> Iterator[None]:
 class Subset:
     """Evenly spaced subset of a source, which represents all classes equally if the source is sorted by class.
 
-    Other attributes are those of the source.
+    Attributes in FORWARDED are those of the source.
+
+    Args:
+        examples: number of examples, at most those of the source.
     """
 
     FORWARDED = ("classes", "num_classes", "vocabulary", "tokenizer")
@@ -164,7 +188,10 @@ class Subset:
         return self.source[int(self._chosen[index])]
 
     def get_batch(self, first: int, number: int) -> dict[str, np.ndarray]:
-        """Return `number` examples from `first` on, with leading axis B; the last one repeats past the end."""
+        """Return `number` examples of a source with `get_batch` from index `first` on, in arrays with a leading axis B.
+
+        Past the end, the last example repeats.
+        """
         places = np.minimum(np.arange(first, first + number), len(self) - 1)
         drawn = [self.source.get_batch(int(place), 1) for place in self._chosen[places]]
         return {name: np.concatenate([one[name] for one in drawn]) for name in drawn[0]}
@@ -182,7 +209,7 @@ def take_subset(source: Finite, examples: int) -> Finite:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file that lists names, which end with a line feed or a carriage return alone.
+    """Return the lines of a text file of names. Only line feeds and carriage returns end a line.
 
     Bytes that are not UTF-8 are decoded like file names, so that they equal names of folders with the same bytes.
 
@@ -212,7 +239,16 @@ def listed(folder: Path) -> list[str] | None:
 
 
 def numbers(names: Iterable[str], classes: Sequence[str], about: str) -> dict[str, int]:
-    """Return the number of each known class. Raise DataError for unknown names."""
+    """Return {class name: number} for all of `classes`, in their order.
+
+    Args:
+        names: class names found in the data.
+        classes: class names of the training split.
+        about: place of the data, for the message.
+
+    Raises:
+        DataError: one of `names` is not in `classes`.
+    """
     if unknown := sorted(set(names) - set(classes)):
         raise DataError(
             f"{about} has unknown classes: {quote(unknown)}. Known: {quote(classes)}, from the training split or from "
@@ -222,15 +258,21 @@ def numbers(names: Iterable[str], classes: Sequence[str], about: str) -> dict[st
 
 
 def quote(names: Sequence[str]) -> str:
-    """Format the number of names and the first eight of them."""
+    """Format names for a message: their number, then the first eight in brackets."""
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"{len(names)} ({', '.join(names[:8])}{more})"
 
 
 def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
-    """Return the content of an example: bytes of a file or of a given path, or the array or PIL image as given.
+    """Return the content of an example that a user passed: bytes, or an array or PIL image as it is.
 
-    Raises DataError if the example has another type, or the file cannot be read.
+    Args:
+        example: content of a file as bytes; path of a file, as every str is; or with `images` also a PIL image, or a
+            non-empty uint8 array (height, width) or (height, width, channels) of at most 4 channels.
+        images: True for images, False for texts.
+
+    Raises:
+        DataError: the example has another type, or the file cannot be read.
     """
     if isinstance(example, bytes | bytearray | memoryview):
         return bytes(example)
@@ -253,12 +295,12 @@ def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Im
 
 
 def expected_examples(images: bool) -> str:
-    """Return the sentence of messages that lists the valid examples: images or texts."""
+    """Return the sentence for messages that lists the types of valid examples, of images or of texts."""
     return EXPECTED_IMAGES if images else EXPECTED_TEXTS
 
 
 def describe(value: Any) -> str:
-    """Return the type of a value as text, such as "int"; for an array with dtype and shape."""
+    """Return the type of a value and its beginning for messages; for an array, its dtype and shape."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
     return f"{type(value).__name__} {str(value)[:60]!r}"

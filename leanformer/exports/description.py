@@ -16,21 +16,36 @@ OTHERS = "Formats that hold every model: --to=stablehlo, which runs without lean
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A model of ours as another library knows it."""
+    """Model of leanformer as another library loads it from a folder.
 
-    library: str  # package that loads the folder, "transformers" or "timm"
-    architecture: str  # class of the model, or for timm the registered name
-    config: Mapping[str, Any]  # content of `config.json`
-    auto: str = ""  # class of transformers that loads the folder, such as "AutoModelForCausalLM"
-    pipeline: str | None = None  # task of `transformers.pipeline`, if there is one
-    needs: str = ""  # oldest version of the library that loads the folder; "" for any recent one
-    head_dim: int | None = None  # head dimension for which timm needs an attention class of the user's
-    grey: bool = False  # the model reads RGB where ours reads grey images
-    adapt: Callable[[Tensors], Tensors] = dict  # from the exported tensors to those of the folder
+    Attributes:
+        library: package that loads the folder, "transformers" or "timm".
+        architecture: class of the model, or for timm the registered name.
+        config: content of `config.json`.
+        auto: class of transformers that loads the folder, such as "AutoModelForCausalLM"; empty for timm.
+        pipeline: task of `transformers.pipeline`; None if there is none.
+        needs: oldest version of the library that loads the folder; empty for any recent one.
+        head_dim: head dimension for which timm needs an attention class of the user's; None if it needs none.
+        grey: True if the other model reads RGB where ours reads grey images.
+        adapt: function from the exported tensors to those of the folder, both by name.
+    """
+
+    library: str
+    architecture: str
+    config: Mapping[str, Any]
+    auto: str = ""
+    pipeline: str | None = None
+    needs: str = ""
+    head_dim: int | None = None
+    grey: bool = False
+    adapt: Callable[[Tensors], Tensors] = dict
 
 
 def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section config.model in which unset keys of attention have the values that they stand for."""
+    """Return a copy of a section config.model in which unset keys of attention have the values that None stands for.
+
+    The keys are value_dim (head_dim), num_kv_heads (num_heads) and out_bias (True).
+    """
     values = dict(arguments) | {"value_dim": arguments.get("value_dim") or arguments["head_dim"]}
     values["num_kv_heads"] = arguments.get("num_kv_heads") or arguments["num_heads"]
     values["out_bias"] = arguments.get("out_bias") is not False
@@ -59,7 +74,13 @@ def check_keys(
 
 
 def check_total_width(arguments: Mapping[str, Any], library: str, model: str, hint: str = "") -> None:
-    """Raise ConfigError if num_heads x head_dim differs from the width, for models without a key for it."""
+    """Raise ConfigError if num_heads x head_dim differs from the width, for published models that need them equal.
+
+    Args:
+        arguments: section config.model with num_heads, head_dim and width.
+        library, model: names for the message.
+        hint: sentence for the message on another way to export the model, with a space at its end.
+    """
     heads, head_dim, width = (arguments[key] for key in ("num_heads", "head_dim", "width"))
     if heads * head_dim != width:
         raise ConfigError(

@@ -37,13 +37,14 @@ SIZES = ("width", "depth", "num_heads", "head_dim", "mlp_dim")
 def preprocessing(
     size: int | Sequence[int], crop_fraction: float, mean: Sequence[float], std: Sequence[float]
 ) -> dict[str, Any] | None:
-    """Return `preprocessor_config.json`: the shorter side resized, a central crop, normalisation of three channels.
+    """Return the content of `preprocessor_config.json` of transformers, which prepares images as in evaluation.
 
-    None for images that are not square, since transformers has no resizing to cover them.
+    The shorter side is resized, the centre is cropped, and three channels are normalised. None for images that are not
+    square, since transformers has no resizing to cover them.
 
     Args:
         size: side of an image, or height and width.
-        crop_fraction: share of the resized image that the crop has.
+        crop_fraction: side of the crop as a fraction of the shorter side of the resized image.
         mean, std: normalisation of each channel, or of a grey image.
     """
     sides = [size] if isinstance(size, int) else [*size]
@@ -60,7 +61,7 @@ def preprocessing(
 
 
 def tokenizer_files(content: str, *, causal: bool, types: bool, length: int) -> dict[str, dict[str, Any]]:
-    """Return the content of `tokenizer.json` and `tokenizer_config.json`.
+    """Return the content of `tokenizer.json` and `tokenizer_config.json` of transformers, by file name.
 
     Args:
         content: tokenizer.json of the run.
@@ -88,7 +89,12 @@ def tokenizer_files(content: str, *, causal: bool, types: bool, length: int) -> 
 
 
 def special_numbers(tokenizer: Tokenizer, *, causal: bool) -> dict[str, int]:
-    """Return the numbers of special tokens for `config.json`."""
+    """Return the numbers of special tokens for `config.json`, by key such as "pad_token_id".
+
+    Args:
+        tokenizer: tokenizer of the run.
+        causal: True for a causal language model, for which all of them are the token that ends a document.
+    """
     if causal:
         return {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.end}
     padding = tokenizer.number("[PAD]")
@@ -96,14 +102,20 @@ def special_numbers(tokenizer: Tokenizer, *, causal: bool) -> dict[str, int]:
 
 
 def generation(numbers: Mapping[str, int], length: int) -> dict[str, Any]:
-    """Return `generation_config.json`: sampling as `leanformer generate` does by default."""
+    """Return the content of `generation_config.json` of transformers: sampling as `leanformer generate` by default.
+
+    Args:
+        numbers: numbers of special tokens, from `special_numbers`.
+        length: maximal number of tokens of prompt and completion.
+    """
     return {**numbers, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_length": length}
 
 
 def loading_code(description: Description, *, prepared: bool = True) -> str:
-    """Return the Python lines that load the folder in which they run.
+    """Return Python code that loads the model from the folder in which it runs.
 
     Args:
+        description: model of the folder.
         prepared: True if the folder has a tokenizer or the preprocessing of images.
     """
     if description.library == "timm":
@@ -120,12 +132,13 @@ def loading_code(description: Description, *, prepared: bool = True) -> str:
 
 
 def model_card(description: Description, model: Mapping[str, Any], facts: Mapping[str, Any], *, prepared: bool) -> str:
-    """Return the model card.
+    """Return the model card of a folder (README.md): a table of facts, and code that loads the folder.
 
     Args:
+        description: model of the folder.
         model: section config.model.
         facts: further rows of the table, such as data and score.
-        prepared: as in `loading_code`.
+        prepared: True if the folder has a tokenizer or the preprocessing of images.
     """
     meta = [f"library_name: {description.library}", "tags: [leanformer]"]
     task = description.pipeline or ("image-classification" if description.library == "timm" else None)

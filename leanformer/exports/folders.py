@@ -23,17 +23,26 @@ NOT_SCORES = ("step", "kind", "examples")
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Origin of weights: what a run knows of its model beside the config; nothing for weights of a file."""
+    """Facts of a run about its model that the config does not have; all are unset for weights from a file.
 
-    classes: tuple[str, ...] | None = None  # names of the classes
-    tokenizer: str | None = None  # content of tokenizer.json; None if the model has no texts
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # rows of the model card
+    Attributes:
+        classes: names of the classes; None if they have none.
+        tokenizer: content of tokenizer.json; None if the model does not read texts.
+        facts: rows of the model card, such as task, data and scores.
+    """
+
+    classes: tuple[str, ...] | None = None
+    tokenizer: str | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_run(cls, workdir: Path, c: Any, step: int | None = None) -> "Origin":
-        """Return what the folder of a run says of its model, with the scores of the checkpoint of `step`.
+        """Return the classes, the tokenizer, and the facts for the model card that a run's folder has.
 
-        The scores are those that training recorded for this step; without a step, those at its end.
+        Args:
+            workdir: folder of the run.
+            c: config of the run.
+            step: step of the checkpoint whose recorded scores are among the facts; None for those at the end.
         """
         path = workdir / tokenizers.FILE
         summary = disk.read_json(workdir / "summary.json") if (workdir / "summary.json").is_file() else {}
@@ -54,7 +63,7 @@ def _is_number(value: Any) -> bool:
 
 
 def complete_arguments(c: Any) -> dict[str, Any]:
-    """Return the section config.model with the defaults of its architecture."""
+    """Return the section `model` of the config `c`, with the defaults of its architecture for keys that it lacks."""
     return models.find_class(c.model.name).defaults() | c.model.to_dict()
 
 
@@ -62,6 +71,7 @@ def describe(c: Any, to: str, classes: tuple[str, ...] | None = None) -> Descrip
     """Return the model of another library that computes what the model of a config does.
 
     Args:
+        c: config.
         to: "huggingface" or "timm".
         classes: names of the classes, if the data have names.
 
@@ -78,6 +88,10 @@ def write_folder(
     """Write a folder that a library loads, and return its description and the path of the weights.
 
     Args:
+        folder: folder to write to.
+        model: setup of the model.
+        weights: parameters and batch statistics of the model.
+        origin: facts about the model beside its config.
         to: "huggingface" or "timm".
         largest: maximal bytes per file of weights; one file if None.
 

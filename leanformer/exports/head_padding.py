@@ -17,7 +17,12 @@ PADDED = ("query", "key", "value")  # kernels (D, N, H) and biases (N, H); `out`
 
 
 def padded_sizes(m: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the least number of heads, and their dimension, of which both are enough and the product is the width.
+    """Return the smallest number of heads, and their dimension, to which the heads of a model can be padded.
+
+    Neither is below the model's, and their product is its width.
+
+    Args:
+        m: section config.model.
 
     Raises:
         ConfigError: there are none, or the model has other attention.
@@ -36,7 +41,7 @@ def padded_sizes(m: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def padded_config(c: ConfigDict) -> ConfigDict:
-    """Return a config with the sizes of `padded_sizes`. Raises its errors."""
+    """Return a copy of a config with num_heads and head_dim from `padded_sizes`. Raises its errors."""
     c = c.copy_and_resolve_references()
     c.unlock()
     c.model.num_heads, c.model.head_dim = padded_sizes(c.model.to_dict())

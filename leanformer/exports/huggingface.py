@@ -41,7 +41,7 @@ LATENT = TABLES["deepseek_v3"].names("value_dim", "kv_rank", "query_rank", "rota
 
 
 def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: bool = False) -> Description:
-    """Return the model of Hugging Face that computes what ours does.
+    """Return the model of transformers that computes what a model of leanformer does.
 
     Args:
         arguments: complete section config.model, with defaults.
@@ -49,7 +49,7 @@ def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: b
         sigmoid: True if a classifier's outputs are independent.
 
     Raises:
-        ConfigError: no model there computes it.
+        ConfigError: transformers has no model that computes it.
     """
     writers = {"vit": _vit, "bert": _bert, "gpt": _gpt}
     if arguments["name"] not in writers:

@@ -49,16 +49,20 @@ logits = program.call(weights, inputs)
 
 
 def input_specs(model: ModelSetup) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return shape and dtype of one example of each input of the program.
+    """Return shape and dtype of one example of each input of the exported program, by name.
 
-    They are those of the task, so images are uint8 and normalised by the program. Packed rows are one document each.
+    They are those of the task, so images are uint8 and normalised by the program. Of a model trained on packed rows,
+    each row is one document, so that there is no input of segments.
     """
     specs = tasks.build(model.config).data.input_specs()
     return {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in specs.items() if name != "segments"}
 
 
 def program(model: ModelSetup) -> jax.export.Exported:
-    """Return the exported function (weights by our names, inputs by name) -> logits, with a symbolic batch size."""
+    """Return the exported function (weights by our names, inputs by name) -> logits, with a symbolic batch size.
+
+    It takes inputs of any batch size on CPUs and CUDA GPUs; `input_specs` has their names, shapes and types.
+    """
     task = tasks.build(model.config)
     names = [*leaf_names(model.weights[0]), *leaf_names(model.weights[1])]
     structure = jax.tree.structure(model.weights)
@@ -77,9 +81,12 @@ def program(model: ModelSetup) -> jax.export.Exported:
 
 
 def write_folder(folder: Path, model: ModelSetup, weights: Any, *, largest: int | None = None) -> Path:
-    """Write the program, its weights, its signature and a card. Return the path of the program.
+    """Write a folder with a model's program, its weights, its signature and a card. Return the path of the program.
 
     Args:
+        folder: folder to write to, which is created.
+        model: setup of the model.
+        weights: parameters and batch statistics of the model.
         largest: maximum number of bytes of a file of weights; None for one file.
 
     Raises:

@@ -18,7 +18,15 @@ FIXED = {"attention": "softmax", "out_bias": True}
 
 
 def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: bool = False) -> Description:
-    """Return timm's model that computes what ours does. Arguments and errors as in `huggingface.describe`."""
+    """Return the model of timm that computes what a model of leanformer does.
+
+    Args:
+        arguments: complete section config.model, with defaults.
+        classes, sigmoid: not used; for the interface of `huggingface.describe`.
+
+    Raises:
+        ConfigError: timm has no model that computes it.
+    """
     writers = {"vit": _vit, "xcit": _xcit, "tnt": _tnt, "davit": _davit, "volo": _volo}
     if arguments["name"] not in writers:
         raise ConfigError(f'model.name="{arguments["name"]}": {NAME} has no such model. {OTHERS}')

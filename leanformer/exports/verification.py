@@ -25,15 +25,24 @@ LIMIT = 1e-5
 
 
 class Sample(NamedTuple):
-    """Inputs of a model."""
+    """Inputs on which two models are compared.
 
-    # `image` (B height width C, normalised), or `tokens` (B T) with `lengths` (B) and `types` (B T) if any.
+    Attributes:
+        arrays: `image` (B height width C, normalised), or `tokens` (B T) with `lengths` (B) and `types` (B T) if any.
+        description: origin of the inputs, for messages.
+    """
+
     arrays: dict[str, np.ndarray]
-    description: str  # origin of the inputs
+    description: str
 
 
 def random_sample(model: ModelSetup, reason: str = "") -> Sample:
-    """Return random inputs: normal pixels, or uniform tokens in rows of maximal length."""
+    """Return EXAMPLES random inputs of a model: normal pixels, or uniform tokens in rows of maximal length.
+
+    Args:
+        model: setup of the model.
+        reason: reason for random inputs, which is added to the description.
+    """
     m, rng = model.config.model, np.random.default_rng(0)
     if "channels" in m:
         sides = (m.image_size,) * 2 if isinstance(m.image_size, int) else tuple(m.image_size)
@@ -62,7 +71,13 @@ def real_sample(model: ModelSetup, workdir: Path) -> Sample:
 
 
 def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
-    """Return the logits; of a BERT without a head, its last hidden states."""
+    """Return the logits of our model, B V or B T V; of a BERT without a head its last hidden states, B T D.
+
+    Args:
+        model: setup of the model.
+        weights: parameters and batch statistics of the model.
+        sample: inputs.
+    """
     names = ("image", "tokens", "lengths", "types")
     arguments = {name: jnp.asarray(sample.arrays[name]) for name in names if name in sample.arrays}
     first = arguments.pop("image" if "image" in arguments else "tokens")
@@ -74,7 +89,10 @@ def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
 
 
 def obstacle(description: Description) -> str | None:
-    """Return the reason why the library cannot load the folder here; None if it can."""
+    """Return the reason why a folder of this description cannot be loaded here; None if it can.
+
+    The library or PyTorch is not installed, or the library is too old.
+    """
     library = description.library
     if missing := [name for name in (library, "torch") if importlib.util.find_spec(name) is None]:
         return f"not installed here: {', '.join(missing)}"
@@ -90,7 +108,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def their_outputs(folder: Path, description: Description, sample: Sample) -> np.ndarray:
-    """Return the outputs of the model that the library loads from the folder.
+    """Return the outputs, as from `our_outputs`, of the model that another library loads from a folder.
+
+    Args:
+        folder: folder of the model.
+        description: library and class that load it.
+        sample: inputs.
 
     Raises:
         WeightsError: the library finds tensors missing or unexpected.
@@ -131,7 +154,16 @@ def _timm_model(timm: Any, folder: Path, description: Description) -> Any:
 
 
 def compare(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> float | None:
-    """Return the largest difference of the outputs, as a share of the largest; None if there is an `obstacle`.
+    """Return the largest difference of the outputs of our model and an exported folder, relative to the largest output.
+
+    None if the folder cannot be loaded here (`obstacle`).
+
+    Args:
+        folder: folder of the exported model.
+        description: library and class that load it.
+        model: setup of our model.
+        weights: parameters and batch statistics of our model.
+        sample: inputs.
 
     Raises:
         WeightsError: the folder does not load, or computes something else.
@@ -150,13 +182,13 @@ def compare(folder: Path, description: Description, model: ModelSetup, weights: 
 def check_outputs(
     ours: np.ndarray, theirs: np.ndarray, source: str, advice: str, *, valid: np.ndarray | None = None
 ) -> float:
-    """Return the largest difference of the outputs of two models, as a share of the largest output.
+    """Return the largest difference of the outputs of two models, relative to the largest of `theirs`.
 
     Args:
         ours, theirs: outputs for the same inputs.
         source: origin of `theirs`, for messages.
         advice: what to do if they differ.
-        valid: mask of the outputs that count, those of tokens that are not padding; all if None.
+        valid: mask B T of the tokens that are not padding, whose outputs count; all if None.
 
     Raises:
         WeightsError: the shapes differ, a number is not finite, or the difference is above LIMIT.
@@ -175,7 +207,10 @@ def check_outputs(
 
 
 def describe(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> str:
-    """Return a line with the result of `compare`."""
+    """Return a line with the result of `compare`, or with the reason why the models were not compared.
+
+    Raises the errors of `compare`, and takes its arguments.
+    """
     worst = compare(folder, description, model, weights, sample)
     if worst is None:
         return f"Not compared: {obstacle(description)}."

@@ -57,7 +57,7 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = N
     transposes it. Computing it directly saves 15 % of a training step on a CPU (`benchmarks/step.py`).
 
     Raises:
-        NotImplementedError: the axes are others, or a precision is set.
+        NotImplementedError: other axes are contracted, there are batch axes, or a precision is set.
     """
     (x_axes, w_axes), batch = dimension_numbers
     number = len(x_axes)
@@ -87,16 +87,19 @@ def attend(
     dropout: float = 0.0,
     key: Key[Array, "b"] | None = None,
 ) -> Float[Array, "b t n hv"]:
-    """Return softmax(Q Kᵀ × scale) V per head, with the softmax and its sums in float32 or wider.
+    """Return softmax(Q Kᵀ × scale) V per head, B T N H', with the softmax and its sums in float32 or wider.
 
     Backends: "xla" is fused by the compiler, "cudnn" is the fused kernel that never materialises the T × S matrix,
     "naive" is the float32 reference. `backends.resolve` selects one; there is no fallback here.
 
     Args:
-        k, v: keys and values of K heads; each is shared by N / K consecutive query heads (Ainslie et al. 2023).
+        q: queries, B T N H.
+        k, v: keys and values, B S K H and B S K H', of K heads; each is shared by N / K consecutive query
+            heads (Ainslie et al. 2023).
         mask: keys visible to each query, at least one. Weights of others are exactly zero.
         scale: factor of the logits; 1/√H if None.
         soft_cap: c of the capped logits c tanh(Q Kᵀ × scale / c), before the mask (Gemma Team 2024); None for no cap.
+        backend: one of `backends.BACKENDS`, not "auto".
         lengths: precomputed `full_lengths` of q, if any; cuDNN requires query lengths beside key lengths.
         dropout: dropout rate of the attention weights; ignored without a key. The backward pass draws the mask again.
         key: random keys, one per example.
@@ -128,19 +131,28 @@ def attend(
 
 
 class FusedCall(NamedTuple):
-    """Call of cuDNN's kernel, apart from the batch size."""
+    """Call of cuDNN's fused attention kernel, without the batch size.
 
-    queries: tuple[int, ...]  # T N H
-    keys: tuple[int, ...]  # S K H
-    values: tuple[int, ...]  # S K H
+    Attributes:
+        queries: shape of the queries of one example, (T, N, H).
+        keys: shape of the keys, (S, K, H), for K key heads.
+        values: shape of the values, (S, K, H').
+        dtype: dtype of the three arrays.
+        mask: mask of the call, with True instead of the array `lengths` if there are key lengths.
+        scale: factor of the logits; None for 1/√H.
+    """
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
     dtype: Any
-    mask: Mask  # with lengths of True instead of an array
+    mask: Mask
     scale: float | None
 
 
 @contextlib.contextmanager
 def recorded_calls() -> Iterator[set[FusedCall]]:
-    """Collect the calls of cuDNN's kernel that are traced within a `with` block."""
+    """Context manager that yields a set and adds each call of cuDNN's kernel that is traced within its block."""
     calls: set[FusedCall] = set()
     _recorders.append(calls)
     try:
@@ -171,10 +183,11 @@ def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None, length
 
 
 def full_lengths(*tokens: Float[Array, "..."]) -> dict[tuple[int, int], Lengths]:
-    """Return the lengths T and T + 1 of every example, by (B, T), for each array B T D with an odd T.
+    """Return the arrays of lengths that cuDNN's kernel needs if the number of tokens T is odd.
 
-    cuDNN's kernel needs them. A stack computes them before its scan; inside, every layer would compute them again.
-    Exported programs have batches of any size (a symbol), and not that kernel.
+    The result is {(B, T): (lengths T, lengths T + 1)}, both int32 B, for each array B T D in `tokens` with an odd T.
+    Arrays with an even T or with other axes are skipped. A stack computes them before its scan; inside, every layer
+    would compute them again. Exported programs have batches of any size (a symbol), and not that kernel.
     """
     odd = {x.shape[:2] for x in tokens if x.ndim == 3 and x.shape[1] % 2 and isinstance(x.shape[0], int)}
     return {(b, t): jax.lax.optimization_barrier((_all(b, t), _all(b, t + 1))) for b, t in sorted(odd)}
@@ -191,6 +204,11 @@ def pad_to_even(
 
     JAX rejects the gradient of cuDNN's kernel for odd numbers of tokens. Padding before the projections has negligible
     cost; padding q, k and v in `attend` costs 8 % of the bytes moved by the fusions of a step.
+
+    Args:
+        x: array with S tokens on its second axis.
+        mask: mask of these tokens as keys, without `keep` and `segments`.
+        lengths: result of `full_lengths` for (B, S), if it was computed before.
     """
     return (_even(x), mask.hide_last(*x.shape[:2], lengths)) if x.shape[1] % 2 else (x, mask)
 
@@ -287,6 +305,14 @@ def probabilities(
     scale: float | None = None,
     soft_cap: Any = None,
 ) -> Float[Array, "b n t s"]:
-    """Return the attention matrix softmax(Q Kᵀ × scale) in float32 (float64 for float64 inputs)."""
+    """Return the attention matrix softmax(Q Kᵀ × scale), B N T S, in float32 (float64 for float64 inputs).
+
+    Args:
+        q: queries, B T N H.
+        k: keys, B S K H; each of the K heads is shared by N / K consecutive query heads.
+        mask: keys visible to each query; hidden keys have probability 0.
+        scale: factor of the logits; 1/√H if None.
+        soft_cap: c of the capped logits c tanh(logit / c), before the mask; None for no cap.
+    """
     q, k = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (q, k))
     return jax.nn.softmax(logits(q, k, mask, scale, soft_cap))

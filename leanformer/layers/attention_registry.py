@@ -21,32 +21,42 @@ ATTENTIONS = MappingProxyType({"softmax": MultiHeadAttention, "latent": LatentAt
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Settings of the attention in a block."""
+    """Settings of the attention in a block.
 
-    num_heads: int  # N
-    head_dim: int  # H of queries and keys
-    value_dim: int | None = None  # H of values; `head_dim` if None
-    kind: Callable[..., MultiHeadAttention] = MultiHeadAttention  # one of the `attentions` of an architecture
-    qkv_bias: bool = True  # of query, key and value projections
-    backend: str = "xla"  # resolved: "xla", "cudnn" or "naive"
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of its type, such as `landmarks`
+    Attributes:
+        num_heads: N, number of query heads.
+        head_dim: H, dimension of a query and of a key of a head.
+        value_dim: H', dimension of a value of a head; `head_dim` if None.
+        kind: class of the attention, one of `Family.attentions` of an architecture.
+        qkv_bias: True for biases in the query, key and value projections.
+        backend: resolved attention backend, "xla", "cudnn" or "naive".
+        options: keyword arguments that only this `kind` takes, such as `landmarks` of Nyström attention.
+    """
+
+    num_heads: int
+    head_dim: int
+    value_dim: int | None = None
+    kind: Callable[..., MultiHeadAttention] = MultiHeadAttention
+    qkv_bias: bool = True
+    backend: str = "xla"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make(self, width: int, **common: Any) -> MultiHeadAttention:
-        """Return the attention module for tokens of dimension `width`; `common` has kernel_init, dtype and rngs."""
+        """Return a new attention module for tokens of dimension `width`; `common` has kernel_init, dtype and rngs."""
         sizes = (width, self.num_heads, self.head_dim, self.value_dim)
         return self.kind(*sizes, qkv_bias=self.qkv_bias, backend=self.backend, **common, **self.options)
 
 
 def options_of(kind: str, kinds: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS, **options: Any) -> dict[str, Any]:
-    """Return the options that are not None.
+    """Check the options of an attention type, and return those that are set.
 
     Args:
         kind: name of the attention type.
         kinds: attention types by name.
-        options: options of attention types, None if unset.
+        options: options by name; None if unset.
 
     Raises:
-        ConfigError: the attention type is unknown, or does not have an option.
+        ConfigError: the attention type is unknown, or does not have one of the options.
     """
     if kind not in kinds:
         raise ConfigError(f'model.attention="{kind}": unknown type. Choose one of: {", ".join(kinds)}.')
@@ -61,5 +71,5 @@ def options_of(kind: str, kinds: Mapping[str, type[MultiHeadAttention]] = ATTENT
 
 
 def check_mask(kind: str, parts: Collection[str], kinds: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS) -> None:
-    """Raise ConfigError if an attention type does not support a mask of these parts."""
+    """Raise ConfigError if the attention type `kinds[kind]` does not support one of these `parts` of a `masks.Mask`."""
     check_supported(f'model.attention="{kind}"', kinds[kind].masks, parts)

@@ -31,16 +31,18 @@ def resolve(
     soft_cap: float | None = None,
     dropout: float | None = None,
 ) -> tuple[str, str]:
-    """Select the attention backend, once at start.
+    """Return the attention backend for a device and a model, and the reason for the selection as a text for the log.
+
+    "auto" becomes "cudnn" if the fused kernel runs on the device, else "xla". Others are returned unchanged.
 
     Args:
         backend: configured backend: "auto" or one of BACKENDS.
         device: device of the run, attached or not (see `programs.target`).
+        dtype: dtype of the activations.
         head_dim, value_dim: H of queries and keys, and of values (`head_dim` if None), or those of each stage.
-        mask: parts of a `masks.Mask` that the model uses.
-
-    Returns:
-        The backend, and the reason for the log.
+        mask: names of the parts of a `masks.Mask` that the model uses.
+        soft_cap: soft cap of the attention logits; None for none.
+        dropout: dropout rate of the attention weights; None or 0 for none.
 
     Raises:
         ConfigError: cudnn is configured and cannot run on the device.
@@ -58,9 +60,14 @@ def resolve(
 
 
 def obstacle(mask: Collection[str], soft_cap: float | None = None, dropout: float | None = None) -> str | None:
-    """Return why JAX's cuDNN interface does not support a mask of these parts, a soft cap or dropout, or None.
+    """Return why JAX's cuDNN interface cannot compute an attention, as a text; None if it can.
 
     Supported are lengths, a causal mask, and a causal mask with a window.
+
+    Args:
+        mask: names of the parts of a `masks.Mask` that the attention uses.
+        soft_cap: soft cap of the logits; None for none.
+        dropout: dropout rate of the attention weights; None or 0 for none.
     """
     if "window" in mask and "causal" not in mask:
         return "a window reaches ahead of its query"

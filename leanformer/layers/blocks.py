@@ -21,51 +21,80 @@ from leanformer.layers.multihead import MultiHeadAttention
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """Settings of a stack of blocks. If not all are equal, `groups` has those of each group of consecutive equal ones,
-    and `attention` and `mlp` are those of the last group."""
+    """Settings of a stack of blocks.
 
-    width: int  # D
-    depth: int = 1  # L
-    attention: AttentionConfig | None = None  # None for blocks that are given their attention
-    mlp: MlpConfig | None = None  # None for blocks without one
-    norm: str = "layernorm"  # of `norms.NORMS`
-    epsilon: float = 1e-6  # of both norms
-    post_norm: bool = False  # norms after the residual sums, instead of before the branches
-    layer_scale: float | None = None  # initial learned scale of each branch (Touvron et al. 2021b); None for no scales
-    dropout: float = 0.0  # rate of both branches and of the MLP's hidden layer
-    drop_path: float = 0.0  # stochastic-depth rate of the last block, rising linearly from 0
-    remat: str = "light"  # recomputation policy of the backward pass, a key of `stack.REMAT`
-    unroll: int | None = None  # layers per iteration of the scan over layers; 1 if None
-    graying: float | None = None  # token graying before the first block, see `interventions.flatten_token_spectrum`
+    If not all blocks are equal, `groups` has the settings of each group of consecutive equal blocks, and the other
+    fields except `depth` are those of the last group.
+
+    Attributes:
+        width: D, embedding dimension.
+        depth: L, number of blocks.
+        attention: settings of the attention; None for blocks that are given their attention module.
+        mlp: settings of the MLP; None for blocks without one.
+        norm: type of both norms, a key of `norms.NORMS`.
+        epsilon: ε of both norms.
+        post_norm: True for norms after the residual sums, instead of before the branches.
+        layer_scale: initial value of a learned factor per channel of each branch (Touvron et al. 2021b); None for no
+            factors.
+        dropout: dropout rate of both branches and of the MLP's hidden layer.
+        drop_path: stochastic-depth rate of the last block; the rates rise linearly from 0 at the first.
+        remat: recomputation policy of the backward pass, a key of `stack.REMAT`.
+        unroll: layers per iteration of the scan over layers; 1 if None.
+        graying: exponent ε of token graying before the first block, see `interventions.flatten_token_spectrum`; None
+            for no graying.
+        graying_by: spectrum that `graying` flattens, "svd" or "dct"; "svd" if None.
+        kernel_init: initialiser of the weight matrices.
+        dtype: dtype of the activations; parameters are float32.
+        groups: settings of each group of consecutive equal blocks; empty if all blocks are equal.
+    """
+
+    width: int
+    depth: int = 1
+    attention: AttentionConfig | None = None
+    mlp: MlpConfig | None = None
+    norm: str = "layernorm"
+    epsilon: float = 1e-6
+    post_norm: bool = False
+    layer_scale: float | None = None
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    remat: str = "light"
+    unroll: int | None = None
+    graying: float | None = None
     graying_by: str | None = None
     kernel_init: nnx.Initializer = normal
-    dtype: Any = jnp.float32  # of activations; parameters are float32
-    groups: tuple["BlockConfig", ...] = ()  # empty if all blocks are equal
+    dtype: Any = jnp.float32
+    groups: tuple["BlockConfig", ...] = ()
 
     @property
     def attention_config(self) -> AttentionConfig:
-        """Settings of the attention. Raises ValueError without them."""
+        """Settings of the attention. Raises ValueError if `attention` is None."""
         if self.attention is None:
             raise ValueError("These blocks have no settings of an attention.")
         return self.attention
 
     @property
     def mlp_config(self) -> MlpConfig:
-        """Settings of the MLP. Raises ValueError without one."""
+        """Settings of the MLP. Raises ValueError if `mlp` is None."""
         if self.mlp is None:
             raise ValueError("These blocks have no MLP.")
         return self.mlp
 
     def make_attention(self, rngs: nnx.Rngs) -> MultiHeadAttention:
-        """Return the attention of one block."""
+        """Return a new attention module of one block. Raises ValueError if `attention` is None."""
         return self.attention_config.make(self.width, kernel_init=self.kernel_init, dtype=self.dtype, rngs=rngs)
 
     def make_norm(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Return a new norm with the settings of the blocks' norms."""
+        """Return a new norm over D channels, with the settings of the blocks' norms."""
         return norms.make(self.norm, self.width, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
 
     def make_linear(self, inputs: int, outputs: int, rngs: nnx.Rngs, **options: Any) -> nnx.Linear:
-        """Return a linear layer outside the blocks, such as a head, initialised as their matrices are."""
+        """Return a new linear layer outside the blocks, such as a head, initialised like the matrices of the blocks.
+
+        Args:
+            inputs, outputs: numbers of input and output channels.
+            options: further arguments of `nnx.Linear`, which replace those of the blocks.
+        """
         common: dict[str, Any] = {
             "kernel_init": self.kernel_init,
             "dot_general": times_weights,
@@ -76,8 +105,10 @@ class BlockConfig:
 
 
 class Block(nnx.Module):
-    """Transformer block: x + attention(norm(x)), then x + MLP(norm(x)); or, with `post_norm`, norm(x + attention(x)),
-    then norm(x + MLP(x)), as in Vaswani et al. 2017. Without an MLP there is only the attention branch.
+    """Transformer block of an attention branch and an MLP branch, each with a norm and a residual sum.
+
+    It computes x + attention(norm(x)), then x + MLP(norm(x)); or, with `post_norm`, norm(x + attention(x)), then
+    norm(x + MLP(x)), as in Vaswani et al. 2017. Without an MLP there is only the attention branch.
 
     A tap (hook) receives the block's arrays by name and returns a small pytree. It reduces inside the layer, so no
     array of size L B T D is stored:
@@ -96,6 +127,10 @@ class Block(nnx.Module):
 
     Padding is zero in all arrays with an axis T: such rows change no singular value as long as there are at least as
     many valid tokens as columns.
+
+    Args:
+        attention: attention module, called with the normed tokens and the `Context`.
+        config: settings of the block; those of its attention are not read.
 
     Raises:
         ConfigError: the norm or the graying is invalid.
@@ -142,11 +177,19 @@ class Block(nnx.Module):
         return block, context.tap(_tap_arrays(arrays | inner | {"block": block}, context.mask)), cache
 
     def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
-        """Return the result of the attention. Raises ConfigError if it does not support the mask."""
+        """Apply the attention module to the normed tokens.
+
+        Returns:
+            The output with the shape of `normed`, the arrays for a tap by name, and the cache (None without one).
+
+        Raises:
+            ConfigError: the attention does not support the mask of the context.
+        """
         check_supported(type(self.attention).__name__, self.attention.masks, context.mask.parts)
         return self.attention(normed, context)
 
     def empty_cache(self, batch: int, size: int) -> Any:
+        """Return an empty cache of the attention for `batch` rows of `size` tokens."""
         return self.attention.empty_cache(batch, size)
 
 
@@ -167,5 +210,5 @@ def _tap_arrays(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
 
 
 def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param[Array] | None) -> Float[Array, "b t d"]:
-    """Multiply a branch by its layer scale; None leaves it unchanged."""
+    """Multiply a branch by its layer scale `gamma`, one factor per channel (D); None leaves it unchanged."""
     return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]

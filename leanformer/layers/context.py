@@ -18,17 +18,31 @@ Tap = Callable[[dict[str, Any]], Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Context of a stack, from which the stack derives that of each block; axes as in `layers.attention`."""
+    """Context of a call of a stack, from which the stack derives the context of each block.
 
-    key: Any = None  # random keys, B: in a stack they switch training on, in a block they are for dropout
-    mask: Mask = ALL  # visible keys of each query
-    positions: Any = None  # int T or B T: positions of tokens; consecutive from the mask's offset if None
-    cache: Any = None  # keys and values of earlier tokens, as in `Stack.empty_cache`; of one layer in a block
-    # Set by the stack: `attention.full_lengths` of its tokens.
+    Callers set `key`, `mask`, `positions`, `cache` and `tap`; the stack sets the others for its blocks.
+
+    Attributes:
+        key: random keys, one per example (B). In a stack they switch training on; in a block they draw dropout. None
+            for evaluation.
+        mask: keys visible to each query.
+        positions: int T or B T, positions of the tokens; consecutive from the mask's offset if None.
+        cache: keys and values of earlier tokens, as returned by `Stack.empty_cache`; in a block those of its layer.
+            None without a cache.
+        lengths: result of `attention.full_lengths` for the tokens of the stack.
+        tap: function that receives the arrays of every block (see `blocks.Block`); None for none.
+        scales: stochastic-depth factors of the residual branches, (branches, B); None for none.
+        train: True if the stack was given a key, so that batch statistics are used and updated.
+    """
+
+    key: Any = None
+    mask: Mask = ALL
+    positions: Any = None
+    cache: Any = None
     lengths: Mapping[tuple[int, int], Lengths] = dataclasses.field(default_factory=dict)
-    tap: Tap | None = dataclasses.field(default=None, metadata=STATIC)  # receives the arrays of every block
-    scales: Any = None  # set by the stack, branches B: stochastic-depth factors of the residual branches
-    train: bool = dataclasses.field(default=False, metadata=STATIC)  # set by the stack: True if it had a key
+    tap: Tap | None = dataclasses.field(default=None, metadata=STATIC)
+    scales: Any = None
+    train: bool = dataclasses.field(default=False, metadata=STATIC)
 
 
 PLAIN = Context()  # evaluation, all keys visible, no tap

@@ -15,7 +15,11 @@ from leanformer.runtime import sharing
 
 
 def conv_init(fan_in: int) -> nnx.initializers.Initializer:
-    """Return the initialiser of convolution weights and biases in timm: uniform in ±1/√fan_in."""
+    """Return the initialiser of convolution weights and biases in timm: uniform in ±1/√fan_in.
+
+    Args:
+        fan_in: number of inputs of one output channel, kernel size · kernel size · input channels.
+    """
 
     def init(key: Key[Array, ""], shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
@@ -27,6 +31,14 @@ class Conv(nnx.Conv):
     """k × k convolution with `padding` zeros on every side; "SAME" would shift a strided grid.
 
     Parameters: kernel (k, k, in, out), and bias (out) unless `use_bias` is False.
+
+    Args:
+        channels: number of input channels.
+        width: number of output channels.
+        kernel: k.
+        stride: step between outputs, in pixels.
+        padding: rows and columns of zeros on every side of the map.
+        common: further arguments of `nnx.Conv`, such as dtype, rngs and use_bias.
     """
 
     def __init__(self, channels: int, width: int, kernel: int, *, stride: int = 1, padding: int = 0, **common: Any):
@@ -43,7 +55,16 @@ class Conv(nnx.Conv):
 def patch_grid(
     image_size: int | Sequence[int], patch_size: int, advice: str = "Choose sides that it divides."
 ) -> tuple[int, ...]:
-    """Return rows and columns of patches of an image. Raises ConfigError if they are no whole numbers."""
+    """Return the numbers of rows and of columns of patches of an image.
+
+    Args:
+        image_size: side in pixels, or (height, width).
+        patch_size: side of a patch in pixels.
+        advice: sentence that ends the error message.
+
+    Raises:
+        ConfigError: `patch_size` does not divide a side.
+    """
     sides = image_sides(image_size)
     if any(side % patch_size for side in sides):
         raise ConfigError(
@@ -59,6 +80,9 @@ class PatchConv(nnx.Linear):
     Parameters: kernel (size · size · channels, width), rows in the order (row, column, channel); bias (width).
 
     Args:
+        channels: number of input channels.
+        width: number of output channels.
+        size: side of a patch in pixels.
         first: True if the input is the image, whose gradient is then not computed.
     """
 
@@ -84,7 +108,7 @@ class PatchConv(nnx.Linear):
 
 
 class DepthwiseConv(nnx.Module):
-    """A 3 × 3 convolution of every channel by itself, zeros around the map, with bias.
+    """Depthwise 3 × 3 convolution with bias of maps (B, height, width, channels), zero-padded to equal size.
 
     Nine shifted multiply-adds, which compilers fuse into one pass; their depthwise convolution is slow on CPUs.
     Parameters: kernel (3, 3, channels), bias (channels).
@@ -104,10 +128,11 @@ class DepthwiseConv(nnx.Module):
 
 
 class BatchNorm(nnx.Module):
-    """PyTorch's BatchNorm2d: momentum 0.1, eps 1e-5; float32 inside.
+    """Batch normalisation of the last axis, as PyTorch's BatchNorm2d: momentum 0.1, ε 1e-5; float32 inside.
 
-    In training it normalises with the statistics of the whole global batch, or micro-batch: under `jit` a mean over a
-    sharded axis is the mean over all devices. The running variance is the unbiased one.
+    If called with `train=True`, it normalises with the statistics of the whole global batch, or micro-batch, and
+    updates the running ones; under `jit` a mean over a sharded axis is the mean over all devices. Otherwise it
+    normalises with the running ones. The running variance is the unbiased one.
 
     Parameters: scale, bias (channels). Statistics (`nnx.BatchStat`): mean, var (channels).
     """

@@ -22,7 +22,13 @@ def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None
 
 
 def dropout_mask(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Array, "b *rest"]:
-    """Draw the dropout mask of arrays of `shape`, one per example; True for numbers that are kept."""
+    """Draw the dropout masks of a batch, B *shape, from one key per example; True for numbers that are kept.
+
+    Args:
+        key: random keys, one per example.
+        shape: shape of the array of one example, without the batch axis.
+        rate: probability of False, rounded to 16 bits.
+    """
     *tokens, width = shape
 
     def draw(key: Key[Array, ""]) -> Bool[Array, "*rest"]:
@@ -36,7 +42,7 @@ def dropout_mask(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> B
 
 
 def keep_probability(rate: float) -> float:
-    """Return the exact expected fraction of numbers that `dropout` keeps."""
+    """Return the exact probability with which `dropout` keeps a number: 1 − rate, rounded to 16 bits."""
     return 1 - round(rate * OF) / OF
 
 
@@ -45,6 +51,11 @@ def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: i
 
     Stochastic depth (Huang et al. 2016). Each example has its own key, so the result does not depend on the rest of
     the batch, on gradient accumulation or on the number of devices.
+
+    Args:
+        key: random keys, one per example.
+        rates: stochastic-depth rate of each layer, below 1.
+        branches: number of residual branches of a layer.
     """
     keep = 1 - jnp.asarray(rates)
 
@@ -57,7 +68,7 @@ def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: i
 
 
 def drop_path(branch: Float[Array, "b *rest"], scale: Float[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Multiply the branch of each example by its scale; None leaves it unchanged."""
+    """Multiply the branch of each example by its stochastic-depth factor (B); None leaves it unchanged."""
     if scale is None:
         return branch
     return branch * scale.astype(branch.dtype).reshape(-1, *(1,) * (branch.ndim - 1))

@@ -18,7 +18,7 @@ _forward = jax.make_user_context(False)  # part of the key of JAX's caches
 
 
 def forward_mode() -> AbstractContextManager[None]:
-    """Return a context in which layers use JAX's own derivatives, so that every transformation of JAX works.
+    """Return a context manager in whose block layers use JAX's own derivatives, so that every transformation works.
 
     Values are equal, gradients up to rounding. Training never needs it.
     """
@@ -28,11 +28,13 @@ def forward_mode() -> AbstractContextManager[None]:
 def with_gradient(
     plain: Callable[..., Any], forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """Return `plain` with the gradient of `forward` and `backward`, as `jax.custom_vjp` takes them.
-
-    Inside `forward_mode` it is `plain` alone.
+    """Return `plain` with a gradient of its own, as a `jax.custom_vjp`; inside `forward_mode` it is `plain` alone.
 
     Args:
+        plain: function to differentiate.
+        forward: function of the same arguments that returns (result, residuals).
+        backward: function (*static arguments, residuals, gradient of the result) that returns the gradients of the
+            other arguments.
         static: positions of arguments that are not differentiated.
     """
     custom = jax.custom_vjp(plain, nondiff_argnums=static)

@@ -32,6 +32,12 @@ def effective(
 
     σ₁ is ‖W v‖ for the unit vector v along `direction`, without gradient of v: its gradient is u vᵀ, as that of the
     singular value.
+
+    Args:
+        kernel: trained matrix W, with inputs as rows.
+        spectral: λ; 0 for none.
+        scale: γ; None for no division by σ₁.
+        direction: estimate of the first right singular vector, of any length; required with `scale`.
     """
     matrix = kernel + spectral * jnp.eye(*kernel.shape, dtype=kernel.dtype) if spectral else kernel
     if scale is None or direction is None:
@@ -60,6 +66,12 @@ class Linear(nnx.LinearGeneral):
     Caution: with λ = 10 the logit of a token with itself is so large that softmax is one-hot on it. The entropy is then
     0, and the condition number of attention's output is that of W_V. Also, κ(W) of Gaussian weights falls from 1e3 or
     1e4 at 768 x 768 to 13 at 768 x 1024, because the matrix is not square, not because there are more heads.
+
+    Args:
+        sizes: input and output sizes of `nnx.LinearGeneral`.
+        spectral: λ; 0 for none.
+        sigma: True for σReparam.
+        linear: further arguments of `nnx.LinearGeneral`.
     """
 
     def __init__(self, *sizes: Any, spectral: float = 0.0, sigma: bool = False, rngs: nnx.Rngs, **linear: Any):
@@ -79,7 +91,7 @@ class Linear(nnx.LinearGeneral):
         return effective(self._flat(), self.spectral, *learned).reshape(self.kernel.shape)
 
     def move(self) -> None:
-        """Run one step of power iteration, v ← Wᵀ W v, normalised; no-op without `sigma`."""
+        """Update `direction` by one step of power iteration, v ← Wᵀ W v, normalised; do nothing without `sigma`."""
         if hasattr(self, "direction"):
             matrix = jax.lax.stop_gradient(effective(self._flat(), self.spectral))
             self.direction[...] = _unit(_times(matrix.T, _unit(_times(matrix, self.direction[...]))))
@@ -97,18 +109,23 @@ class Linear(nnx.LinearGeneral):
 
 
 def power_iteration_step(module: nnx.Module) -> None:
-    """Run `Linear.move` of all `Linear` layers of a module, once per training step."""
+    """Update the singular vectors of all `Linear` layers in a module by one step of power iteration (`Linear.move`)."""
     for linear in linears(module):
         linear.move()
 
 
 def linears(module: nnx.Module) -> list[Linear]:
-    """Return all `Linear` layers of a module."""
+    """Return all `interventions.Linear` layers in a module, also in its submodules."""
     return [m for _, m in nnx.iter_modules(module) if isinstance(m, Linear)]
 
 
 def with_effective_weights(graphdef: Any, weights: tuple[Any, Any]) -> Any:
-    """Return the model with transformed weights as kernels, for measures of weights."""
+    """Return a model whose `Linear` kernels are the transformed weights that multiply tokens, for measures of weights.
+
+    Args:
+        graphdef: static definition of the model.
+        weights: (parameters, batch statistics).
+    """
     model = nnx.merge(graphdef, *weights)
     for linear in linears(model):
         stacked = linear.kernel.ndim > len(linear.in_features) + len(linear.out_features)
@@ -119,10 +136,12 @@ def with_effective_weights(graphdef: Any, weights: tuple[Any, Any]) -> Any:
 
 
 def modified_init(kind: str, base: nnx.Initializer) -> nnx.Initializer:
-    """Return an initialiser of matrices that modifies a draw U S Vᵀ of `base`.
+    """Return an initialiser of matrices that modifies the singular values S of a draw U S Vᵀ of `base`.
 
-    "orthogonal": U Vᵀ with the same mean square. κ(W) is 1, but attention's output hardly changes.
-    "spectral": U (S + σ₁) Vᵀ. κ(W) is at most 2, without λI's diagonal (arXiv 2603.07162, Theorem 3.5).
+    Args:
+        kind: "orthogonal" for U Vᵀ with the same mean square: κ(W) is 1, but attention's output hardly changes.
+            "spectral" for U (S + σ₁) Vᵀ: κ(W) is at most 2, without λI's diagonal (arXiv 2603.07162, Theorem 3.5).
+        base: initialiser that draws the matrix.
     """
 
     def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32, *_: Any) -> Array:
@@ -136,10 +155,17 @@ def modified_init(kind: str, base: nnx.Initializer) -> nnx.Initializer:
 
 @dataclasses.dataclass(frozen=True)
 class Interventions:
-    """Interventions on the matrices of one attention, by keys of config.model; none by default.
+    """Interventions on the projections of one attention, by keys of config.model; none by default.
+
+    Attributes:
+        spectral: λ of the constant λI added to W_Q, W_K and W_V; None for none.
+        qkv_init: modified initialisation of W_Q, W_K and W_V, "orthogonal" or "spectral" (see `modified_init`); None
+            for none.
+        levers_on: letters of "qkv" that select the matrices of `spectral` and `qkv_init`; all three if None.
+        sigma_reparam: True to multiply by γ W / σ₁(W), with a learned γ, instead of each W, also W_O (see `Linear`).
 
     Raises:
-        ConfigError: a value is unknown, or matrices are selected without an intervention.
+        ConfigError: `qkv_init` or `levers_on` is invalid, or `levers_on` is set without `spectral` or `qkv_init`.
     """
 
     spectral: float | None = None
@@ -159,7 +185,13 @@ class Interventions:
             raise ConfigError(f'model.levers_on="{on}": use each of the letters q, k, v at most once, as in "qk".')
 
     def of(self, name: str, linear: functools.partial[nnx.Module]) -> functools.partial[nnx.Module]:
-        """Return the constructor of a projection, "query", "key", "value" or "out"; `linear` is that of plain ones."""
+        """Return the constructor of a projection, with the interventions that apply to it.
+
+        Args:
+            name: "query", "key", "value" or "out".
+            linear: constructor without interventions, a partial of `nnx.LinearGeneral`; returned unchanged if none
+                applies.
+        """
         chosen = name != "out" and name[0] in (self.levers_on or "qkv")
         if chosen and self.qkv_init:
             linear = functools.partial(linear, kernel_init=modified_init(self.qkv_init, linear.keywords["kernel_init"]))
@@ -172,7 +204,13 @@ class Interventions:
 
 
 def check_flattening(epsilon: float | None, by: str | None, *, causal: bool = False) -> None:
-    """Raise ConfigError if token graying is invalid, or would leak later tokens of a causal model."""
+    """Raise ConfigError if token graying is invalid, or would leak later tokens of a causal model.
+
+    Args:
+        epsilon: exponent `model.graying`, above 0 and at most 1; None for no graying.
+        by: spectrum `model.graying_by`, "svd" or "dct"; None for the default, and if `epsilon` is None.
+        causal: True for a causal model, which graying would break.
+    """
     if epsilon is None and by is not None:
         raise ConfigError(f'model.graying_by="{by}" requires model.graying. Set it.')
     if by is not None and by not in SPECTRA:
@@ -194,6 +232,11 @@ def flatten_token_spectrum(
     cosine transform along both axes, with their signs. The source divides by s₁; here the scale of tokens is kept, so
     ε = 1 is a no-op. The gradient of "svd" treats its T x T weighting as constant; that of "dct" is exact. Singular
     values are slow on a GPU.
+
+    Args:
+        x: tokens, B T D.
+        epsilon: ε; None returns the tokens unchanged.
+        by: "svd" or "dct"; "svd" if None.
     """
     if epsilon is None or epsilon == 1:
         return x

@@ -16,12 +16,23 @@ from leanformer.layers.masks import Mask
 
 
 def empty(batch: int, size: int, projection: Any) -> Float[Array, "b s k h"]:
-    """Return zeros for the outputs of a projection (`nnx.LinearGeneral`) at `size` tokens."""
+    """Return a cache of zeros for the outputs of a projection, B S K H in its dtype.
+
+    Args:
+        batch: B, number of rows.
+        size: S, number of tokens.
+        projection: `nnx.LinearGeneral` from tokens to (heads, channels).
+    """
     return jnp.zeros((batch, size, *projection.out_features), projection.dtype)
 
 
 def extend(cache: dict[str, Array], new: dict[str, Array], mask: Mask) -> dict[str, Array]:
     """Return the cache with new tokens, written from the mask's offset on. The caller ensures that they fit.
+
+    Args:
+        cache: arrays by name, with axes B S ...
+        new: arrays of the new tokens by the same names, B T ...
+        mask: causal mask whose offset is the number of tokens in the cache.
 
     Raises:
         ValueError: the mask is not causal or has no offset, so that empty positions would be visible.

@@ -31,11 +31,12 @@ class LatentAttention(MultiHeadAttention):
     (D, rotary_width); `out` as in `MultiHeadAttention`; biases likewise; and a norm of each latent if configured.
 
     Args:
+        width, num_heads, head_dim, value_dim: D, N, H and H' as of `MultiHeadAttention`.
         kv_rank: R, at most D.
         query_rank: R', at most D; None for queries straight from the tokens.
         latent_norm: norm of the latents, of `norms.NORMS`; "rmsnorm" in the original, None for none.
         rotary, rotary_width: base of the angles, and number of rotated channels; None for no rotary positions.
-        arguments: arguments of `MultiHeadAttention`.
+        arguments: further arguments of `MultiHeadAttention`.
 
     Raises:
         ConfigError: a rank is missing or above D, the norm is unknown, or the rotary settings are invalid.
@@ -86,11 +87,13 @@ class LatentAttention(MultiHeadAttention):
 
     @staticmethod
     def query_width(head_dim: int, options: Mapping[str, Any]) -> int:
+        """Return the dimension of a query and key of a head: `head_dim` + `rotary_width`, if the options have one."""
         return head_dim + (options.get("rotary_width") or 0)
 
     def make_projections(
         self, linear: Callable[..., nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
     ) -> None:
+        """Set the projections from tokens to latents and from latents to heads; arguments as in the base class."""
         rank, query_rank, turned = self.ranks
         (heads, head_dim), (_, value_dim) = shapes["query"], shapes["value"]
         narrow = functools.partial(linear, width, use_bias=bias, kernel_metadata=sharing.REPLICATED)
@@ -109,7 +112,15 @@ class LatentAttention(MultiHeadAttention):
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
     ) -> tuple[Float[Array, "b t n h"], dict[str, Array]]:
-        """Return the queries, and the cached arrays of the tokens: `latent` B T R, and `turned` B T rotary_width."""
+        """Return the queries (B T N H + rotary_width), and the arrays that a cache stores and `keys_values` reads.
+
+        These arrays are `latent` (B T R) and, with rotary positions, `turned` (B T rotary_width), the shared rotated
+        keys.
+
+        Args:
+            x: tokens, B T D.
+            positions: position of each token, B T or 1 T.
+        """
         latent = _normed(self.latent_norm, self.latent(x))
         narrow = self.ranks[1] is not None
         q = self.query_up(_normed(self.query_norm, self.query_latent(x))) if narrow else self.query(x)
@@ -120,7 +131,7 @@ class LatentAttention(MultiHeadAttention):
         return q, {"latent": latent, "turned": rotate(self.turned(x)[:, :, None], positions, base=self.base)[:, :, 0]}
 
     def keys_values(self, cached: Mapping[str, Array]) -> tuple[Float[Array, "b s n h"], Float[Array, "b s n hv"]]:
-        """Compute keys and values from the latents.
+        """Return keys (B S N H + rotary_width) and values (B S N H') from the latents of `projections`, or of a cache.
 
         With a cache this is repeated at every step: the price of caching R + rotary_width numbers per token instead of
         N (H + H').
@@ -132,7 +143,7 @@ class LatentAttention(MultiHeadAttention):
         return k, v
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
-        """Return an empty cache of `size` tokens: latents B S R, and rotated keys B S rotary_width."""
+        """Return an empty cache for `batch` rows of `size` tokens: latents B S R, and rotated keys B S rotary_width."""
         rank, _, turned = self.ranks
         widths = {"latent": rank} | ({"turned": turned} if turned else {})
         return {name: jnp.zeros((batch, size, width), self.latent.dtype) for name, width in widths.items()}

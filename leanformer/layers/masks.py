@@ -21,6 +21,15 @@ Lengths = tuple[Array, Array]  # int B: numbers of keys and of queries
 class Mask:
     """Visible keys of each query: those allowed by all parts; all keys if no part is set.
 
+    Attributes:
+        lengths: int B, number of keys before the padding of each example; None for no such padding.
+        keep: bool B S, True for valid keys, for padding between tokens; None if all are valid.
+        segments: int B S, segments of packed rows; a query sees only its own segment. None for unpacked rows.
+        offset: int, position of the first query among the keys, if earlier keys come from a cache; None for 0.
+        causal: True to hide the keys after the query.
+        window: number of visible keys up to the query, itself included; unless causal, as many after it. None for no
+            window.
+
     Raises:
         ConfigError: the window is below 1.
 
@@ -30,12 +39,11 @@ class Mask:
     [[[[1, 0], [1, 1]]]]
     """
 
-    lengths: Any = None  #: int B: number of keys before the padding of each example
-    keep: Any = None  #: bool B S: valid keys, for padding between tokens
-    segments: Any = None  #: int B S: segments of packed rows; a query sees only its own segment
-    offset: Any = None  #: int: position of the first query among the keys, if earlier keys come from a cache
-    causal: bool = dataclasses.field(default=False, metadata=STATIC)  #: keys after the query are hidden
-    #: Number of visible keys up to the query, itself included; unless causal, as many after it.
+    lengths: Any = None
+    keep: Any = None
+    segments: Any = None
+    offset: Any = None
+    causal: bool = dataclasses.field(default=False, metadata=STATIC)
     window: int | None = dataclasses.field(default=None, metadata=STATIC)
 
     def __post_init__(self):
@@ -44,18 +52,27 @@ class Mask:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of the parts that are set."""
+        """Names of the parts that are set."""
         return tuple(name for name in PARTS if getattr(self, name) is not None and getattr(self, name) is not False)
 
     def valid_tokens(self, keys: int) -> Bool[Array, "b {keys}"] | None:
-        """Return the mask of valid keys (no padding), B S; None if all are valid."""
+        """Return the mask of valid keys, bool B S: False for padding; None if all are valid.
+
+        Args:
+            keys: S, number of keys.
+        """
         if self.lengths is None:
             return self.keep
         real = jnp.arange(keys)[None] < self.lengths[:, None]
         return real if self.keep is None else real & self.keep
 
     def attention_mask(self, queries: int, keys: int) -> Bool[Array, "#b 1 #{queries} {keys}"] | None:
-        """Return the mask of visible keys per query, equal for all heads; None if all are visible."""
+        """Return the mask of visible keys, bool (B or 1, 1, T or 1, S), equal for all heads; None if all are visible.
+
+        Args:
+            queries: T, number of queries.
+            keys: S, number of keys.
+        """
         masks = []
         if (real := self.valid_tokens(keys)) is not None:
             masks.append(real[:, None, None])
@@ -72,10 +89,12 @@ class Mask:
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
     def hide_last(self, batch: int, keys: int, lengths: Lengths | None = None) -> "Mask":
-        """Return the mask with one additional, hidden key after `keys`. Not for masks with `keep` or `segments`.
+        """Return the mask with one additional, hidden key at the end. Not for masks with `keep` or `segments`.
 
         Args:
-            lengths: precomputed `attention.full_lengths` for `keys`, if any.
+            batch: B, number of examples.
+            keys: S, number of keys before the additional one.
+            lengths: result of `attention.full_lengths` for (B, S), if it was computed before.
         """
         if self.lengths is not None:
             return self
@@ -112,7 +131,13 @@ PADDING = ("lengths", "keep")  # parts that mark padding tokens, as queries and 
 
 
 def check_supported(name: str, supported: Collection[str], parts: Collection[str]) -> None:
-    """Raise ConfigError if an attention, such as one without a T × S matrix, does not support parts of a mask."""
+    """Raise ConfigError if an attention, such as one without a T × S matrix, does not support parts of a mask.
+
+    Args:
+        name: attention for the message.
+        supported: names of the supported parts of a `Mask`.
+        parts: names of the parts that are used.
+    """
     if wrong := [part for part in parts if part not in supported]:
         raise ConfigError(
             f"{name} does not support masks with {', '.join(wrong)}. Supported: {', '.join(supported) or 'none'}. "

@@ -38,19 +38,33 @@ ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-    """Settings of the MLP in a block."""
+    """Settings of the MLP in a block.
 
-    mlp_dim: int  # F
-    activation: str = "gelu"  # of ACTIVATIONS; "gelu" is exact
-    gated: bool = False  # the hidden layer is activation(gate) · up (Shazeer 2020)
+    Attributes:
+        mlp_dim: F, dimension of the hidden layer.
+        activation: key of ACTIVATIONS; "gelu" is exact.
+        gated: True for a hidden layer activation(gate) · up (Shazeer 2020).
+        mlp_bias: True for biases.
+        mlp_sigma_reparam: True to multiply by γ W / σ₁(W), with a learned γ, instead of each matrix W (see
+            `interventions.Linear`).
+    """
+
+    mlp_dim: int
+    activation: str = "gelu"
+    gated: bool = False
     mlp_bias: bool = True
-    mlp_sigma_reparam: bool | None = None  # each matrix is γ W / σ₁(W), see `interventions.Linear`
+    mlp_sigma_reparam: bool | None = None
 
 
 class Mlp(nnx.Module):
-    """Linear D → F, an activation, Linear F → D.
+    """Linear layer D → F, an activation, optionally a gate, and a linear layer F → D.
 
     Parameters: `up` and, if gated, `gate` (D, F), `down` (F, D), each with a bias unless `mlp_bias` is False.
+
+    Args:
+        width: D, embedding dimension.
+        config: settings of the MLP.
+        kernel_init: initialiser of the matrices.
 
     Raises:
         ConfigError: the activation is unknown.

@@ -39,23 +39,36 @@ class Family(nnx.Module):
     """Base class of the models of `leanformer.models`.
 
     The constructor takes the keys of config.model that only this architecture has, `blocks`, the settings of its
-    blocks (one BlockConfig, or one per stage if `staged`), and `rngs`. `arguments` are a section config.model.
+    blocks (one BlockConfig, or one per stage if `staged`), and `rngs`. In all methods `arguments` are a section
+    config.model without its name. Class attributes describe the architecture; besides those below, `classifiers` are
+    the modules of classifiers, by the first parts of the names of their parameters.
+
+    Attributes:
+        no_decay: last parts of the names of parameters exempt from weight decay, besides biases and norms.
+        bottom_up: order of the modules from the input up, see `lr_scales.LayerOrder`; empty without support for
+            optim.layer_decay.
+        attentions: attention types by the names of `model.attention`.
+        blocks: `Stack` of the blocks; an architecture that overrides `stacks` may not have it.
+        takes: keys of block settings that this architecture accepts besides SIZES and ALWAYS, with their defaults.
+        fixed: values of block settings that cannot be configured.
     """
 
-    no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay, besides biases and norms
-    classifiers = ("head",)  # parameters of classifiers: first parts of their names
+    no_decay: tuple[str, ...] = ()
+    classifiers = ("head",)
     bottom_up: tuple[tuple[str, ...], ...] = ()  # see lr_scales; empty: no support for optim.layer_decay
-    attentions: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS  # attention types by name
-    blocks: Any  # Stack of blocks; overridden `stacks` name others
+    attentions: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS
+    blocks: Any
     staged = False  # True: sizes of blocks are one number per stage
     layered = True  # True: unless `staged`, sizes of PER_LAYER are one number, or one number per layer
-    # Further keys of blocks with their defaults, and settings of blocks that are not configurable.
     takes: Mapping[str, Any] = types.MappingProxyType({})
     fixed: Mapping[str, Any] = types.MappingProxyType({})
 
     @classmethod
     def keys(cls) -> dict[str, tuple[Any, Any]]:
-        """Return type and default of each accepted key of config.model, except options of attention."""
+        """Return {key: (type, default)} of the accepted keys of config.model, except options of attention.
+
+        The default of a key that must be set is REQUIRED.
+        """
         defaults = dict.fromkeys(SIZES, REQUIRED) | {name: SETTINGS[name].default for name in ALWAYS}
         defaults |= {"attention": "softmax"} | dict(cls.takes)
         keys = {name: (cls._type(name, x), x) for name, x in defaults.items() if name not in cls.fixed}
@@ -81,7 +94,12 @@ class Family(nnx.Module):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> None:
-        """Raise ConfigError at the first argument that is missing, unknown, or of another type."""
+        """Check a section config.model without its name.
+
+        Raises:
+            ConfigError: an argument is missing, unknown, of another type or length, or the attention does not support
+                the masks of the model.
+        """
         keys, name = cls.keys(), cls.__module__.rpartition(".")[2]
         missing = [key for key, (_, default) in keys.items() if default is REQUIRED and key not in arguments]
         if missing:
@@ -114,25 +132,33 @@ class Family(nnx.Module):
 
     @classmethod
     def options(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the attention. Raises ConfigError for unknown arguments."""
+        """Return the options of the attention type, by name, that are set in a section config.model.
+
+        Raises:
+            ConfigError: an argument is neither a key of the architecture nor an option of the attention type.
+        """
         keys = cls.keys()
         others = {key: value for key, value in arguments.items() if key not in keys}
         return options_of(arguments.get("attention", keys["attention"][1]), cls.attentions, **others)
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return the defaults of the keys of config.model that have one."""
+        """Return {key: default} of the keys of config.model that have a default."""
         return {key: default for key, (_, default) in cls.keys().items() if default is not REQUIRED}
 
     @classmethod
     def settings(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the value of every setting of a model, also of those that the architecture fixes or leaves unset."""
+        """Return the value of every setting of a model by name, including those that are fixed or not configured."""
         values = {name: field.default for name, field in SETTINGS.items() if field.default is not dataclasses.MISSING}
         return {**values, **cls.defaults(), **cls.fixed, **arguments}
 
     @classmethod
     def from_section(cls, arguments: Mapping[str, Any], *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Family":
-        """Build a model from a section config.model without its name. Raises ConfigError as `check` does."""
+        """Build a model from a section config.model without its name. Raises ConfigError as `check` does.
+
+        Args:
+            dtype: dtype of the activations.
+        """
         cls.check(arguments)
         keys = cls.keys()
         values = cls.defaults() | {key: value for key, value in arguments.items() if key in keys}
@@ -146,7 +172,10 @@ class Family(nnx.Module):
 
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Return head dimensions of queries and keys, and of values, of all attentions with T × S matrices."""
+        """Return {"head_dim": H of queries and keys, "value_dim": H' of values} of all attentions with T × S matrices.
+
+        Both are tuples of equal length, with one number for equal layers, or one per layer or stage.
+        """
         head_dims = widths(arguments["head_dim"])
         kind = cls.attentions.get(arguments.get("attention"), MultiHeadAttention)
         queries = tuple(kind.query_width(width, arguments) for width in head_dims)
@@ -156,7 +185,7 @@ class Family(nnx.Module):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the parts of a `masks.Mask` that the model's attention uses."""
+        """Return the names of the parts of a `masks.Mask` that the attention uses with this section config.model."""
         return ()
 
     def stacks(self) -> dict[str, nnx.Module]:
@@ -164,9 +193,9 @@ class Family(nnx.Module):
         return {"blocks": self.blocks.layers}
 
     def measured(self) -> dict[str, Any]:
-        """Return {stack: parameters of its blocks} with leading axis L, the argument of `conditioning.weights`.
+        """Return {stack: parameters of its blocks}, with a leading axis L, as `conditioning.weights` takes them.
 
-        Parameters of several groups of equal layers are a list, with one entry per group.
+        Parameters are nested dictionaries; those of several groups of equal layers are a list with one entry per group.
         """
         groups = {name: list_groups(layers) for name, layers in self.stacks().items()}
         values = {name: [nnx.as_pure(nnx.state(x, nnx.Param)) for x in several] for name, several in groups.items()}
@@ -174,21 +203,26 @@ class Family(nnx.Module):
 
 
 class WithClassAttention(Family):
-    """Architecture whose last blocks are class attention, with a separate head dimension."""
+    """Base class of architectures whose last blocks are class attention, with a separate `class_head_dim`."""
 
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return the dimensions of `Family.attention_widths`, followed by those of class attention."""
         of_class = widths(arguments["class_head_dim"])
         return {name: sizes + of_class for name, sizes in super().attention_widths(arguments).items()}
 
 
 def widths(sizes: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return a size, or one per stage, as a tuple; () for None."""
+    """Return a size, or several sizes (one per layer or stage), as a tuple; () for None."""
     return () if sizes is None else (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
 
 def block_config(values: Mapping[str, Any]) -> BlockConfig:
-    """Return the settings of blocks from a flat mapping, such as a section config.model; sizes may be per layer."""
+    """Return the settings of blocks from a flat mapping of the fields of BlockConfig, AttentionConfig and MlpConfig.
+
+    Sizes may be tuples with one number per layer; consecutive equal layers become one of the `groups`. An `mlp_dim` of
+    None or 0 gives blocks without an MLP.
+    """
     sizes = {**values, **values["options"]}
     if any(isinstance(sizes.get(name), tuple | list) for name in PER_LAYER):
         layers = itertools.groupby(_plain_config(_of_layer(values, i)) for i in range(values["depth"]))
@@ -228,7 +262,14 @@ def _by_stage(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_type(key: str, value: Any, annotation: Any, least: int = 1) -> None:
-    """Raise ConfigError if the value of a key of config.model has another type, or is a size below `least`."""
+    """Raise ConfigError if the value of a key of config.model has another type, or is an integer below `least`.
+
+    Args:
+        key: name of the key, for the message.
+        value: value to check.
+        annotation: allowed types: a type of WORDS, a sequence or pair of integers, or a union of these.
+        least: smallest value of an integer that is not in a sequence.
+    """
     expected = _alternatives(annotation)
     if any(_fits(value, kind, least) for kind in expected):
         return

@@ -35,6 +35,10 @@ class MultiHeadAttention(nnx.Module):
     (N) if configured; and those of interventions (see `interventions.Linear`).
 
     Args:
+        width: D, embedding dimension.
+        num_heads: N, number of query heads.
+        head_dim: H, dimension of a query and of a key of a head.
+        value_dim: H', dimension of a value of a head; `head_dim` if None.
         num_kv_heads: K, key and value heads, each shared by N / K query heads (Ainslie et al. 2023); N if None.
         logit_scale: factor of q·k; 1/√H if None.
         temperature: True for a learned factor of the logits of each head, initially 1.
@@ -42,6 +46,13 @@ class MultiHeadAttention(nnx.Module):
         attention_dropout: dropout rate of the attention weights in training; None for none; not with cuDNN.
         qk_norm, rotary, rotary_width: norm and rotary positions of queries and keys, see `positions.QueryKeyTransform`.
         spectral, qkv_init, levers_on, sigma_reparam: see `interventions.Interventions`.
+        qkv_bias, out_bias: True for biases of the query, key and value projections, and of the output projection.
+        backend: resolved attention backend, "xla", "cudnn" or "naive", see `attention.attend`.
+        kernel_init: initialiser of the matrices.
+
+    Attributes:
+        masks: names of the supported parts of a `masks.Mask`.
+        query, key, value: projections from tokens to heads and channels, set by `make_projections`.
 
     Raises:
         ConfigError: K does not divide N, the soft cap is not positive, dropout is outside [0, 1), or
@@ -60,8 +71,8 @@ class MultiHeadAttention(nnx.Module):
             **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
         }
     )
-    masks: Collection[str] = PARTS  # supported parts of a mask
-    query: Any  # projections of `make_projections`
+    masks: Collection[str] = PARTS
+    query: Any
     key: Any
     value: Any
 
@@ -115,7 +126,12 @@ class MultiHeadAttention(nnx.Module):
 
     @staticmethod
     def query_width(head_dim: int, options: Mapping[str, Any]) -> int:
-        """Return the dimension of a query and key of a head for a configured `head_dim` and the model's options."""
+        """Return the dimension of a query and key of a head, which a subclass may make larger than `head_dim`.
+
+        Args:
+            head_dim: configured head dimension.
+            options: section config.model with the options of the attention.
+        """
         return head_dim
 
     def make_projections(
@@ -137,14 +153,21 @@ class MultiHeadAttention(nnx.Module):
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
     ) -> tuple[Float[Array, "b t n h"], dict[str, Array]]:
-        """Return the queries, and the arrays that a cache stores and `keys_values` reads."""
+        """Return the queries (B T N H), and the arrays that a cache stores and `keys_values` reads.
+
+        These arrays are {"k": keys B T K H, "v": values B T K H'}. Norms and rotary positions are applied.
+
+        Args:
+            x: tokens, B T D.
+            positions: position of each token, B T or 1 T, for rotary positions.
+        """
         q, k, v = self.query(x), self.key(x), self.value(x)
         if self.process is not None:
             q, k = self.process(q, k, positions)
         return q, {"k": k, "v": v}
 
     def keys_values(self, cached: Mapping[str, Array]) -> tuple[Float[Array, "b s k h"], Float[Array, "b s k hv"]]:
-        """Return keys and values from the arrays of `projections`, or of a cache."""
+        """Return keys (B S K H) and values (B S K H') from the arrays of `projections`, or from a cache of S tokens."""
         return cached["k"], cached["v"]
 
     def __call__(
@@ -163,13 +186,14 @@ class MultiHeadAttention(nnx.Module):
         return projected, {name: array[:, :tokens] for name, array in arrays.items()} | self.capped(), cache
 
     def capped(self) -> dict[str, Array]:
-        """Return the soft cap for a tap; {} without one."""
+        """Return {"soft_cap": float32 number} for a tap; {} if there is no soft cap."""
         return {} if self.soft_cap is None else {"soft_cap": jnp.float32(self.soft_cap)}
 
     def attended(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[dict[str, Array], Any]:
-        """Return the arrays for a tap, and the cache; the fused kernel pads tokens to an even number.
+        """Return the arrays q, k, v and out (before the output projection) by name, and the extended cache or None.
 
-        With a `logit_scale`, the returned q is scaled so that attention is softmax(Q Kᵀ / √H).
+        The fused kernel pads an odd number of tokens to an even one, so arrays may have T + 1 tokens. With a
+        `logit_scale`, the returned q is scaled so that attention is softmax(Q Kᵀ / √H).
         """
         mask, lengths = context.mask, context.lengths.get(x.shape[:2])
         if self.backend == "cudnn":
@@ -195,12 +219,12 @@ class MultiHeadAttention(nnx.Module):
         return {"q": shown, "k": k, "v": v, "out": out}, cache
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
-        """Return an empty cache of keys and values, B S K H, for `size` tokens."""
+        """Return an empty cache for `batch` rows of `size` tokens: {"k": B S K H, "v": B S K H'}."""
         return {name: kv_cache.empty(batch, size, p) for name, p in (("k", self.key), ("v", self.value))}
 
 
 def check_shared(num_heads: int, num_kv_heads: int) -> None:
-    """Raise ConfigError unless the number of query heads is divisible by that of key heads."""
+    """Raise ConfigError if the number of key and value heads does not divide the number of query heads."""
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"model.num_kv_heads={num_kv_heads}: not a divisor of {num_heads} query heads. "
@@ -217,7 +241,11 @@ def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
 
 
 class ClassAttention(MultiHeadAttention):
-    """Attention of the class token, which is the first, to all tokens (Touvron et al. 2021b, section 3)."""
+    """Attention of the class token, which is the first, to all tokens (Touvron et al. 2021b, section 3).
+
+    Called with tokens B T D, it returns the projected output of the class token, B 1 D. Arguments and parameters are
+    those of `MultiHeadAttention`.
+    """
 
     def __call__(  # ty: ignore[incompatible-method-override] - no cache or tap
         self, x: Float[Array, "b t d"]

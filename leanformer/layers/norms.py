@@ -13,9 +13,9 @@ from leanformer.layers.forward_mode import with_gradient
 
 
 class LayerNorm(nnx.Module):
-    """LayerNorm, computed in float32 or wider. `rngs` is unused, and accepted for a uniform interface.
+    """LayerNorm over the last axis of length `width`, computed in float32 or wider.
 
-    Parameters: scale, bias (D).
+    Parameters: scale, bias (width). `rngs` is unused, and accepted for a uniform interface.
     """
 
     def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
@@ -51,9 +51,9 @@ _standardise = with_gradient(_standardise_plainly, _standardise_forward, _standa
 
 
 class RMSNorm(nnx.Module):
-    """RMSNorm: x / √(mean of x² + ε) × scale (Zhang & Sennrich 2019).
+    """RMSNorm over the last axis of length `width`: x / √(mean of x² + ε) × scale (Zhang & Sennrich 2019).
 
-    Parameters: scale (D).
+    Parameters: scale (width).
     """
 
     def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
@@ -67,7 +67,7 @@ class RMSNorm(nnx.Module):
 
 
 class UnitNorm(nnx.Module):
-    """Unit norm: x / max(‖x‖, ε) × scale, vectors on a sphere of learned radius (Amsel et al. 2025).
+    """Unit norm over the last axis: x / max(‖x‖, ε) × scale, on a sphere of learned radius (Amsel et al. 2025).
 
     Parameters: scale, one number.
     """
@@ -83,7 +83,7 @@ class UnitNorm(nnx.Module):
 
 
 class NoNorm(nnx.Module):
-    """Identity with a cast to `dtype`. No parameters."""
+    """Identity in place of a norm, with a cast to `dtype`. It has no parameters; other arguments are unused."""
 
     def __init__(self, width: int, *, epsilon: float = 0.0, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
         self.dtype = dtype
@@ -96,7 +96,16 @@ NORMS = MappingProxyType({"layernorm": LayerNorm, "rmsnorm": RMSNorm, "unit": Un
 
 
 def make(kind: str, width: int, **common: Any) -> nnx.Module:
-    """Return a new norm of type `kind`, as in `model.norm`. Raises ConfigError for an unknown type."""
+    """Return a new norm over the last axis.
+
+    Args:
+        kind: key of NORMS, as in `model.norm`.
+        width: length of the last axis.
+        common: further arguments: epsilon, the dtype of the output, and rngs.
+
+    Raises:
+        ConfigError: `kind` is unknown.
+    """
     if kind not in NORMS:
         raise ConfigError(f'"{kind}": unknown norm. Choose one of: {", ".join(NORMS)}.')
     return NORMS[kind](width, **common)

@@ -27,9 +27,13 @@ CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
 def landmark_tokens(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
     """Return the assignment of tokens to landmarks, boolean B M T, or M T without padding.
 
-    The tokens of a landmark are consecutive valid tokens; the numbers of tokens differ by at most one.
+    The tokens of a landmark are consecutive valid tokens; the numbers of tokens differ by at most one. An example with
+    fewer tokens than landmarks has one token per landmark, and none in the last landmarks.
 
-    An example with fewer tokens than landmarks has one token per landmark, and none in the last landmarks.
+    Args:
+        mask: mask whose `lengths` and `keep` mark padding.
+        tokens: T, number of tokens.
+        landmarks: M, number of landmarks.
     """
     present = mask.valid_tokens(tokens)
     if present is None:
@@ -41,10 +45,14 @@ def landmark_tokens(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b 
 
 
 def landmark_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -> Float[Array, "b m n h"]:
-    """Return the mean over the tokens of each landmark; 0 for landmarks without tokens.
+    """Return the mean over the tokens of each landmark, B M N H; 0 for landmarks without tokens.
 
     Computed as a matmul with zeros and ones, whose products are exact in any dtype: a scatter is slow, and not
     deterministic on a GPU.
+
+    Args:
+        x: array of T tokens, B T N H.
+        members: result of `landmark_tokens`, B M T or M T.
     """
     axes = "mt" if members.ndim == 2 else "bmt"
     members, counts = members.astype(x.dtype), members.sum(axis=-1)
@@ -54,7 +62,7 @@ def landmark_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -
 
 
 def segment_means(x: Float[Array, "b t n h"], landmarks: int) -> Float[Array, "b m n h"]:
-    """Return the mean of each of `landmarks` equal runs of tokens."""
+    """Return the mean of each of `landmarks` equal runs of consecutive tokens, B M N H; T must be a multiple of M."""
     return x.reshape(x.shape[0], landmarks, -1, *x.shape[2:]).mean(axis=2)
 
 
@@ -67,6 +75,8 @@ def pseudo_inverse(
     under about √(c / 3.25^iterations) are therefore not fully inverted. Rows and columns of zeros stay zero.
 
     Args:
+        a: square matrices, B N M M.
+        iterations: number of iterations.
         scale: definition of c. "matrix": largest column sum times largest row sum of each matrix; "batch": the same
             over the whole batch, as in the original, where results of an example depend on the rest of the batch.
     """
@@ -90,6 +100,10 @@ def convolve(x: Float[Array, "b t n h"], kernel: Float[Array, "taps n"]) -> Floa
     """Convolve each channel of head n along the tokens with kernel[:, n] (cross-correlation), zero-padded.
 
     Computed as matmuls of runs of tokens with banded matrices: a depthwise convolution takes 50 times as long on a CPU.
+
+    Args:
+        x: array of T tokens, B T N H.
+        kernel: odd number of taps for each head, (taps, N).
     """
     (b, t, n, h), taps = x.shape, len(kernel)
     run = 64 * math.ceil(taps / 64)
@@ -112,13 +126,14 @@ class NystromAttention(MultiHeadAttention):
     Parameters: those of `MultiHeadAttention`, and with a convolution `skip` (taps, N).
 
     Args:
+        width, num_heads, head_dim, value_dim: D, N, H and H' as of `MultiHeadAttention`.
         landmarks: M, number of landmarks.
         iterations: iterations of the pseudo-inverse, which is computed in float32.
         convolution: kernel size (taps) of the convolution, an odd number; 0 for none.
         scale: initial scale of the pseudo-inverse, see `pseudo_inverse`.
         padding: "masked": padding has no effect. "zeros", as in the original: queries and keys of padding are zeros,
             which count in the means, and only F₃ masks padding.
-        arguments: arguments of `MultiHeadAttention`.
+        arguments: further arguments of `MultiHeadAttention`.
 
     Raises:
         ConfigError: an option is invalid; when called, there are more landmarks than tokens, or with padding "zeros"

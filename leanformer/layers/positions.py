@@ -15,13 +15,23 @@ from leanformer.layers import norms
 
 
 def check_length(tokens: int, most: int) -> None:
-    """Raise ConfigError if there are more tokens than positions."""
+    """Raise ConfigError if a row has more tokens than the model has positions.
+
+    Args:
+        tokens: number of tokens of a row.
+        most: `model.max_length`.
+    """
     if tokens > most:
         raise ConfigError(f"model.max_length={most}: a row has {tokens} tokens. Increase it, or truncate the rows.")
 
 
 def token_positions(tokens: Int[Array, "b t"], segments: Int[Array, "b t"] | None = None) -> Int[Array, "#b t"]:
-    """Return the position of each token from 0, in its row, or in its segment of a packed row."""
+    """Return the position of each token from 0: in its row, 1 T, or in its segment of a packed row, B T.
+
+    Args:
+        tokens: token ids, B T, of which only the shape is used.
+        segments: segment of each token of packed rows, B T; None for unpacked rows.
+    """
     index = jnp.arange(tokens.shape[1])[None]
     if segments is None:
         return index
@@ -30,7 +40,14 @@ def token_positions(tokens: Int[Array, "b t"], segments: Int[Array, "b t"] | Non
 
 
 def sinusoidal_embeddings(places: Int[Array, "#b t"], width: int) -> Float[Array, "#b t {width}"]:
-    """Return embeddings with channels 2i and 2i + 1 sin, cos of place / 10,000^(2i/D) (Vaswani et al. 2017, 3.5)."""
+    """Return fixed position embeddings: channels 2i and 2i + 1 are sin and cos of place / 10,000^(2i/D).
+
+    They are those of Vaswani et al. 2017, section 3.5, in float32.
+
+    Args:
+        places: positions of the tokens, B T or 1 T.
+        width: D, embedding dimension.
+    """
     rates = 10_000.0 ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     angles = places[..., None].astype(jnp.float32) * rates[None, None]
     both = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -46,6 +63,9 @@ def rotate(
     Angles, sines and products are float32 or wider.
 
     Args:
+        x: queries or keys.
+        positions: position of each token, B T or 1 T.
+        base: base of the angles.
         width: number of rotated channels, the first of each head; all if None.
     """
     width = width or x.shape[-1]
@@ -59,13 +79,14 @@ def rotate(
 
 
 class QueryKeyTransform(nnx.Module):
-    """Norm of queries and keys, then rotary positions: the `process` of `multihead.MultiHeadAttention`.
+    """Norm of queries and keys per head, then rotary positions; called with (queries, keys, positions).
 
     A norm without a scale commutes with rotation; with a scale it comes first, as in Qwen3.
 
     Parameters: those of `query_norm` and `key_norm`, over the head dimension, shared by all heads.
 
     Args:
+        head_dim: H, dimension of queries and keys.
         qk_norm: norm type, of `norms.NORMS` (Henry et al. 2020; Dehghani et al. 2023); None for none.
         rotary: base of the angles, 10,000 in the original; None for no rotary positions.
         rotary_width: number of rotated channels of a head; all if None.
@@ -102,7 +123,13 @@ class QueryKeyTransform(nnx.Module):
 
 
 def check_rotary(head_dim: int, rotary: float | None, rotary_width: int | None) -> None:
-    """Raise ConfigError if rotary settings are invalid, as described in `QueryKeyTransform`."""
+    """Raise ConfigError if the settings of rotary positions are invalid.
+
+    Args:
+        head_dim: H, even if all channels are rotated.
+        rotary: base of the angles, above 1; None for no rotary positions.
+        rotary_width: even number of rotated channels, at most `head_dim`; all if None, required without a base.
+    """
     if rotary is None:
         if rotary_width is not None:
             raise ConfigError(

@@ -49,7 +49,11 @@ MakeBlock = Callable[[nnx.Rngs], nnx.Module]
 
 
 class Groups(nnx.Module):
-    """Stacked blocks of groups of consecutive equal layers, each named by its first layer: `from0`, `from4`, ..."""
+    """Stacked blocks of groups of consecutive equal layers, as attributes `from0`, `from4`, ... by their first layer.
+
+    Args:
+        groups: stacked blocks of each group, by the index of its first layer.
+    """
 
     def __init__(self, groups: Mapping[int, nnx.Module]):
         self.firsts = tuple(sorted(groups))
@@ -62,7 +66,7 @@ class Groups(nnx.Module):
 
 
 def list_groups(layers: nnx.Module) -> list[Any]:
-    """Return the stacked blocks of `Stack.layers`, from the first layer up: one entry if all layers are equal."""
+    """Return the stacked blocks of `Stack.layers` as a list, from the first layer up; one entry if all are equal."""
     return [*layers] if isinstance(layers, Groups) else [layers]
 
 
@@ -123,9 +127,10 @@ class Stack(nnx.Module):
         drop_path: float | Sequence[float] | None = None,
         rngs: nnx.Rngs,
     ) -> "Stack":
-        """Return the stack of a config.
+        """Return the stack of blocks that a config describes.
 
         Args:
+            config: settings of the stack.
             make_block: function from the settings of a group and `nnx.Rngs` to a block; makes a `Block` if None.
             drop_path: stochastic-depth rates that replace those of the config; None to keep them.
         """
@@ -212,9 +217,9 @@ class Stack(nnx.Module):
         return x, taps, cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for `size` tokens: the arrays of `attention.empty_cache` with a leading axis L.
+        """Return an empty cache for `batch` rows of `size` tokens: the attention's arrays with a leading axis L.
 
-        That of several groups is a list, with one entry per group.
+        The cache of several groups is a list, with one entry per group.
         """
         caches = [
             jax.tree.map(lambda x, n=end - first: jnp.zeros((n, *x.shape), x.dtype), layers.empty_cache(batch, size))

@@ -12,7 +12,7 @@ from leanformer.layers.model_base import Family
 
 
 def find_class(name: str) -> type[Family]:
-    """Return the `Model` class of an architecture. Raises ConfigError if it is unknown."""
+    """Return the `Model` class of an architecture, such as "vit". Raises ConfigError if the name is unknown."""
     families = sorted(module.name for module in pkgutil.iter_modules(__path__))
     if name not in families:
         raise ConfigError(f'model.name="{name}": unknown architecture. Choose one of: {", ".join(families)}.')
@@ -20,7 +20,11 @@ def find_class(name: str) -> type[Family]:
 
 
 def check(name: str, **arguments: Any) -> None:
-    """Raise ConfigError if arguments of an architecture are missing, unknown, of another type, or sizes below 1.
+    """Raise ConfigError if keys of config.model are missing, unknown, of another type, or sizes below 1.
+
+    Args:
+        name: name of the architecture, such as "vit".
+        arguments: the other keys of config.model.
 
     >>> check("vit", widht=8)
     Traceback (most recent call last):

@@ -66,6 +66,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return ("segments",) for packed rows, else ("lengths",)."""
         return ("segments",) if arguments.get("packed", False) else ("lengths",)
 
     def __init__(
@@ -151,9 +152,9 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """Return the last hidden states, input of both heads, and the taps, as in `__call__`.
+        """Return the last hidden states (B T D), the input of both heads, and {"blocks": stacked tap results}.
 
-        Those of padding tokens are not zero.
+        Arguments and errors are those of a call of the model. Hidden states of padding tokens are not zero.
         """
         check_length(tokens.shape[1], self.max_length)
         if lengths is not None and segments is not None:
@@ -168,13 +169,17 @@ class Model(Family):
         return x if self.norm is None else self.norm(x), {"blocks": taps}
 
     def decoded(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """Return the vectors that the unembedding multiplies, from any positions of `hidden`."""
+        """Apply the dense layer, activation and norm before the token head to hidden states, if the model has them.
+
+        Args:
+            x: hidden states of any positions, B T D.
+        """
         if self.transform is None:
             return x
         return self.transform_norm(ACTIVATIONS[self.activation](self.transform(x)))
 
     def unembedding(self) -> tuple[Float[Array, "d v"], Float[Array, "v"] | None]:
-        """Return the matrix and the bias from `decoded` to token logits."""
+        """Return the matrix (D, V) and the bias (V, or None) that map the result of `decoded` to token logits."""
         return self.embed[...].T, None if self.head_bias is None else self.head_bias[...]
 
     def _embedded(

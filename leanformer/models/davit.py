@@ -58,6 +58,11 @@ class WindowAttention(MultiHeadAttention):
 
     A map is zero-padded below and to the right to whole windows. Padding takes part like any token, and is not neutral
     because of the biases of query, key and value.
+
+    Args:
+        sizes: width, num_heads, head_dim and value_dim, as of `MultiHeadAttention`.
+        window_size: side of a window, in tokens.
+        arguments: further arguments of `MultiHeadAttention`.
     """
 
     masks = ()
@@ -82,8 +87,13 @@ class WindowAttention(MultiHeadAttention):
 
 
 class WindowNystrom(NystromAttention):
-    """Nyström attention inside each window of a map: windows as in `WindowAttention`, parameters as in
-    `NystromAttention`."""
+    """Nyström attention inside each window of a map, without shifts or positions; parameters as in `NystromAttention`.
+
+    Args:
+        sizes: width, num_heads, head_dim and value_dim, as of `MultiHeadAttention`.
+        window_size: side of a window, in tokens; maps are zero-padded to whole windows.
+        arguments: further arguments of `NystromAttention`.
+    """
 
     masks = ()
 
@@ -106,7 +116,7 @@ WINDOWED = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystro
 
 
 class ChannelAttention(MultiHeadAttention):
-    """Attention between the channels of each head: softmax(Qᵀ K / √H) Vᵀ, with an H × H matrix.
+    """Attention between the channels of each head over a map: softmax(Qᵀ K / √H) Vᵀ, with an H × H matrix.
 
     Queries and keys compute the matrix, which mixes values. Published weights store the three in the order value,
     query, key.
@@ -131,6 +141,10 @@ class MapBlock(Block):
 
     A tap receives maps as tokens, B T D, row by row. `tokens` enter the block, `normed` is LN(tokens + code)
     and `middle` is tokens + code + attention.
+
+    Args:
+        attention: attention over maps, B height width D.
+        config: settings of the block.
     """
 
     def __init__(self, attention: Any, config: BlockConfig, *, rngs: nnx.Rngs):
@@ -155,7 +169,10 @@ class MapBlock(Block):
 
 
 class Unit(nnx.Module):
-    """Spatial block followed by a channel block; the depth of a stage counts units."""
+    """Spatial block (attention inside windows) followed by a channel block; the depth of a stage counts units.
+
+    Called with a map, it returns the map, {"spatial", "channel"}: the tap results of both blocks, and no cache.
+    """
 
     branches, dropout = 4, 0.0
 
@@ -173,7 +190,12 @@ class Unit(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """Downsampling between stages: LayerNorm, then a 2 × 2 convolution of stride 2; odd maps are zero-padded."""
+    """Downsampling between stages: LayerNorm, then a 2 × 2 convolution of stride 2; odd maps are zero-padded.
+
+    Args:
+        channels: number of input channels.
+        width: number of output channels.
+    """
 
     def __init__(self, channels: int, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.norm = LayerNorm(channels, epsilon=EPSILON, dtype=dtype, rngs=rngs)
@@ -194,6 +216,7 @@ class Model(Family):
     Args:
         image_size: image size in pixels, accepted for uniformity; no shape depends on it.
         channels: number of image channels; 1 or 3.
+        num_classes: V, number of logits.
         channel_head_dim: H of queries, keys and values of channel attention, per stage; `head_dim` if None.
         window_size: side of a window, in tokens.
         blocks: settings of each stage, whose depth counts units of two blocks. Attention inside the windows is
@@ -251,6 +274,7 @@ class Model(Family):
         self.head = blocks[-1].make_linear(widths[-1], num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
+        """Return the stacked blocks by "stage1.spatial", "stage1.channel", "stage2.spatial" and so on."""
         units = {f"stage{i}": getattr(self, f"stage{i}").layers for i in range(1, self.stages + 1)}
         return {f"{stage}.{n}": getattr(unit, n) for stage, unit in units.items() for n in ("spatial", "channel")}
 

@@ -34,7 +34,10 @@ class AveragedAttention(MultiHeadAttention):
     (modules, D).
 
     Args:
-        modules: number of modules, each of `num_heads` heads, initialised like separate modules.
+        width, head_dim, value_dim, num_kv_heads, out_bias: as of `MultiHeadAttention`; key and value heads per module.
+        num_heads: number of query heads of each module.
+        modules: number of modules, initialised like separate modules.
+        arguments: further arguments of `MultiHeadAttention`.
     """
 
     options = MappingProxyType(MultiHeadAttention.options | {"modules": int})
@@ -83,16 +86,19 @@ class AveragedAttention(MultiHeadAttention):
 
 
 class Model(Family):
-    """Encoder of vectors.
+    """Encoder of sets or sequences of vectors, with one output vector per token or one per example.
 
     Args:
-        inputs: dimension of a vector, read by a linear layer; None if vectors of dimension D are the tokens.
+        inputs: dimension of an input vector, read by a linear layer; None if vectors of dimension D are the tokens.
         outputs: dimension of an output, computed by a linear layer; None for the tokens of the last block.
         max_length: number of learned positions, added to the tokens; None for none.
         causal: True if a token attends only to itself and the tokens before it.
         pool: "none", one output per token; "token", only that of a class token in front.
         blocks: settings of the blocks; attention is one module or the mean of several (option `modules`). Without
             `post_norm` there is one more norm at the end.
+
+    Raises:
+        ConfigError: a value is unknown, token graying is invalid, or a causal model has a class token or graying.
     """
 
     # Parameters exempt from weight decay, in addition to biases and norms.
@@ -111,6 +117,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return ("causal",) for a causal model, else ()."""
         return ("causal",) if arguments.get("causal", False) else ()
 
     def __init__(

@@ -57,6 +57,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return ("causal", "segments") for packed rows, else ("causal",)."""
         return ("causal", "segments") if arguments.get("packed", False) else ("causal",)
 
     def __init__(
@@ -115,7 +116,10 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """Return the input of the output head, and the taps, as in `__call__`, for losses without all logits."""
+        """Return the final hidden states (B T D), the input of the output head, and {"blocks": stacked tap results}.
+
+        It serves losses that do not need all logits at once. Arguments and errors are those of a call of the model.
+        """
         check_length(tokens.shape[1], self.max_length)
         where = token_positions(tokens, segments)
         x = self._embedded(tokens, where)
@@ -127,16 +131,16 @@ class Model(Family):
         return self.norm(x), {"blocks": taps}
 
     def unembedding(self) -> tuple[Float[Array, "d v"], Float[Array, "v"] | None]:
-        """Return the matrix and the bias from `hidden` to logits."""
+        """Return the matrix (D, V) and the bias (V, or None) that map the result of `hidden` to logits."""
         if not hasattr(self, "head"):
             return self.embed[...].T, None
         return self.head.kernel[...], None if self.head.bias is None else self.head.bias[...]
 
     def extend(self, tokens: Int[Array, "b t"], cache: Any, offset: Int[Array, ""]) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits of the token after the last one, and the cache with the new tokens.
+        """Return logits of the token after the last one (B V), and the cache with the new tokens.
 
         Args:
-            tokens: tokens that follow those in the cache.
+            tokens: tokens that follow those in the cache, B T.
             cache: result of `empty_cache` or of an earlier call.
             offset: number of tokens in the cache. The caller ensures that there is room for more.
         """
@@ -145,7 +149,7 @@ class Model(Family):
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache of `size` tokens per row. Raises ConfigError if there are fewer positions."""
+        """Return an empty cache for `batch` rows of `size` tokens. Raises ConfigError above `max_length` tokens."""
         check_length(size, self.max_length)
         return self.blocks.empty_cache(batch, size)
 

@@ -35,19 +35,23 @@ EPSILON = 1e-5  # of every norm, PyTorch's default
 
 
 class Model(Family):
-    """Nyströmformer for classification.
+    """Nyströmformer for classification of token sequences, or of pairs of sequences.
 
     Args:
         vocabulary: V, one more than the largest token id.
         max_length: maximum number of tokens of a sequence, each with a learned position.
-        towers: 2 for pairs of sequences a and b through one encoder; the classifier reads [a, b, a·b, a − b].
-            Pairs are one batch of 2B, also for the attention's `scale="batch"`.
+        num_classes: number of logits.
+        towers: 1 for single sequences; 2 for pairs of sequences a and b through one encoder, of which the classifier
+            reads [a, b, a·b, a − b]. Pairs are one batch of 2B, also for the attention's `scale="batch"`.
         pool: "mean" over valid tokens; "token", a class token in front; "padded_mean", over all positions with padding
             as zeros, as in the original.
         zero_is_padding: True if token 0 is padding at any position, as in the original, even if it is data. Not with
             cuDNN.
         blocks: settings of the blocks. Embeddings have their dropout, 0.1 in the original; the classifier's hidden
             layer has the dimension of that of the last block's MLP.
+
+    Raises:
+        ConfigError: `pool` or `towers` is unknown.
     """
 
     # Parameters exempt from weight decay, in addition to biases and norms.
@@ -58,6 +62,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return ("lengths", "keep") if token 0 is padding, else ("lengths",)."""
         return ("lengths", "keep") if arguments.get("zero_is_padding", False) else ("lengths",)
 
     def __init__(

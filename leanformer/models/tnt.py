@@ -40,7 +40,12 @@ EPSILON = 1e-5  # epsilon of every norm
 
 
 def cut(x: Float[Array, "b height width c"], size: int) -> Float[Array, "b p {size} {size} c"]:
-    """Return non-overlapping squares of a map, row by row."""
+    """Return the non-overlapping squares of maps, row by row, as B P size size C.
+
+    Args:
+        x: maps, whose height and width are multiples of `size`.
+        size: side of a square in pixels.
+    """
     b, height, width, c = x.shape
     x = x.reshape(b, height // size, size, width // size, size, c).swapaxes(2, 3)
     return x.reshape(b, -1, size, size, c)
@@ -51,6 +56,13 @@ class Projection(nnx.Module):
 
     Parameters: linear (M·d, D), its bias if `use_bias`; norm1 of M·d and norm2 of D; if `pixelwise` only norm1 of d,
     for each pixel token.
+
+    Args:
+        pixels: M, number of pixel tokens of a patch.
+        inner_width: d, dimension of a pixel token.
+        width: D, dimension of a patch token.
+        pixelwise: True for a norm over each pixel token; False for one over all M·d numbers, and one of the result.
+        use_bias: True for a bias of the linear layer.
     """
 
     def __init__(
@@ -87,6 +99,12 @@ class TntBlock(nnx.Module):
 
     Both are `blocks.Block`, with the same tap names; the inner batch axis is B·P, with every patch as an example.
     Stochastic depth draws inner branches per patch and outer branches per image; the projection is never dropped.
+
+    Args:
+        inner: block of the pixel tokens.
+        injection: projection whose result is added to the patch tokens.
+        outer: block of the patch tokens and the class token.
+        patches: P, number of patches of an image.
     """
 
     dropout = 0.0
@@ -121,7 +139,9 @@ class Model(Family):
 
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
-        patch_size: a whole multiple of `pixel_stride`. channels: number of image channels; 1 or 3.
+        patch_size: side of a patch in pixels, a whole multiple of `pixel_stride`.
+        channels: number of image channels; 1 or 3.
+        num_classes: V, number of logits.
         inner_width, inner_heads, inner_head_dim, inner_mlp_dim: D, N, H and F of the pixels.
         pixel_stride: stride of the 7 x 7 convolution that computes pixel tokens.
         layout: "original" or "patchwise", see the module docstring.
@@ -191,6 +211,7 @@ class Model(Family):
         self.head = blocks.make_linear(width, num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
+        """Return the stacked blocks "blocks.inner" of the pixels and "blocks.outer" of the patches."""
         return {f"blocks.{name}": getattr(self.blocks.layers, name) for name in ("inner", "outer")}
 
     def __call__(

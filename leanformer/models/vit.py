@@ -28,11 +28,16 @@ class Model(Family):
 
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
+        patch_size: side of a patch in pixels.
         channels: number of image channels; 1 or 3.
+        num_classes: V, number of logits of each head.
         pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
             over patches.
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
         blocks: settings of the blocks; the final norm has the settings of their norms.
+
+    Raises:
+        ConfigError: `pool` is unknown or not possible with `distilled`, or patches do not fit the image.
     """
 
     # Parameters exempt from weight decay, in addition to biases and norms.
@@ -77,7 +82,11 @@ class Model(Family):
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Float[Array, "b v"]], Any]:
-        """Return {"class": logits}, with "distilled" for a model with that head; and the values of the tap."""
+        """Return the logits of each head, and {"blocks": the tap's results stacked over layers}.
+
+        The logits are {"class": B V}, with "distilled" (B V) if the model has the second head. `key`, one per example,
+        switches training on, with drop path.
+        """
         x = self.patch_embed(images.astype(self.dtype))
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]

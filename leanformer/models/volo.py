@@ -42,7 +42,9 @@ def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
 
 
 def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"]:
-    """Return the 3 x 3 windows around every other pixel, zero-padded; I x J is half the map, rounded up.
+    """Return the 3 x 3 windows around every other pixel of a map, zero-padded, as B I J N 9 H.
+
+    I x J is half the map, rounded up; the axis of 9 is the pixels of a window, row by row.
 
     Built from slices of odd and even rows and columns, so neither it nor its derivative gathers or scatters.
     """
@@ -52,7 +54,12 @@ def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"
 
 
 def overlap_add(y: Float[Array, "b i j n 9 h"], rows: int, columns: int) -> Float[Array, "b rows columns n h"]:
-    """Sum windows at their positions in the map: the transpose of `windows`."""
+    """Sum windows at their positions in a map, B rows columns N H: the transpose of `windows`.
+
+    Args:
+        y: windows, as returned by `windows`.
+        rows, columns: size of the map.
+    """
     b, _, _, n, _, h = y.shape
     return jax.linear_transpose(windows, jax.ShapeDtypeStruct((b, rows, columns, n, h), y.dtype))(y)[0]
 
@@ -73,6 +80,10 @@ class OutlookAttention(nnx.Module):
     Parameters: value (D, N, H') without bias, weights (D, N, 9, 9), out (N, H', D).
 
     Args:
+        width: D, embedding dimension.
+        num_heads: N.
+        head_dim: H.
+        value_dim: H', dimension of a value of a head; `head_dim` if None.
         grid: rows and columns of the map; tokens are its pixels, row by row.
     """
 
@@ -115,7 +126,15 @@ class OutlookAttention(nnx.Module):
 
 
 class Stem(nnx.Module):
-    """Stem: three convolutions with batch norm and ReLU, the first 7 x 7 and strided, then patch embedding."""
+    """Stem: three convolutions with batch norm and ReLU, the first 7 x 7 and strided, then patch embedding.
+
+    Args:
+        channels: number of image channels.
+        stem_width: channels of the three convolutions.
+        width: D, output channels.
+        stride: stride of the first convolution.
+        size: side and stride of the patch embedding, in pixels of the last convolution.
+    """
 
     def __init__(
         self, channels: int, stem_width: int, width: int, *, stride: int, size: int, dtype: Any, rngs: nnx.Rngs
@@ -134,7 +153,15 @@ class Stem(nnx.Module):
 
 
 class ClassBlock(nnx.Module):
-    """Pre-norm block that updates only the class token (section 3.3), without drop path."""
+    """Pre-norm block that updates only the class token (section 3.3), without drop path.
+
+    Args:
+        attention: attention of the class token to all tokens.
+        width: D.
+        mlp_dim: F, hidden dimension of the MLP.
+        epsilon: ε of both norms.
+        common: dtype and rngs.
+    """
 
     branches, dropout = 0, 0.0
 
@@ -177,12 +204,14 @@ class Model(WithClassAttention):
 
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`, two or more of them.
+        patch_size: side of a token of stage 1 in pixels; tokens of later stages have twice the side.
         channels: number of image channels; 1 or 3.
-        patch_size: side of a token of stage 1 in pixels, `stem_stride` of which is the stride of the stem's first
-            convolution; tokens of later stages have twice the side.
-        stem_width: channels of the stem's convolutions.
-        class_depth: number of class-attention blocks. class_heads, class_head_dim: their N and H.
+        num_classes: V, number of logits.
+        class_heads, class_head_dim: N and H of class-attention blocks.
+        class_depth: number of class-attention blocks.
         class_mlp_dim: F of class-attention blocks; that of the last stage if None.
+        stem_width: channels of the stem's convolutions.
+        stem_stride: stride of the stem's first convolution, a divisor of `patch_size`.
         token_head: True for a token-labelling head, whose largest logits, halved, are added to the class logits.
         blocks: settings of each stage; all widths but the first are equal. Attention applies to stages from 2; in
             stage 1 the head dimension only scales logits. Stochastic depth rises linearly from 0 over the blocks of all
@@ -260,14 +289,17 @@ class Model(WithClassAttention):
             self.aux_head = first.make_linear(last, num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
+        """Return the stacked blocks of the stages by "stage1", "stage2" and so on, without class-attention blocks."""
         return {name: getattr(self, name).layers for name in self.stages}
 
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Array], Any]:
-        """Return the logits `class`, B V, and with a token-labelling head `tokens`, B T V; and the taps.
+        """Return the logits {"class": B V}, and {stage: the tap's results stacked over layers}.
 
-        T is the number of tokens of the last stages, row by row.
+        A model with a token-labelling head also has the logits "tokens", B T V, for the T tokens of the last stages,
+        row by row. `key`, one per example, switches training on: drop path is drawn, batch statistics are used and
+        updated.
         """
         x, taps = self.patch_embed(images.astype(self.dtype), train=key is not None), {}
         grid = x.shape[:-1]

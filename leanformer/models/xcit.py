@@ -35,7 +35,7 @@ FREQUENCIES = 32  # sines and cosines of the row index; as many of the column in
 
 
 def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"]:
-    """Return the Fourier position code: alternating sines and cosines of the row, then of the column.
+    """Return the Fourier position code of a map: alternating sines and cosines of the row, then of the column.
 
     Positions 1 to length are scaled to one period, for maps of any size. Wavelengths rise geometrically from one length
     of the map towards 10000.
@@ -53,7 +53,13 @@ def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"
 
 
 class Stem(nnx.Module):
-    """Stem: 3 × 3 convolutions of stride 2 with BatchNorm, GELU between them; each doubles the channels up to D."""
+    """Stem: 3 × 3 convolutions of stride 2 with BatchNorm, GELU between them; each doubles the channels up to D.
+
+    Args:
+        channels: number of image channels.
+        width: D.
+        halvings: number of convolutions, each of which halves the map.
+    """
 
     def __init__(self, channels: int, width: int, halvings: int, *, dtype: Any, rngs: nnx.Rngs):
         widths = [channels, *(width >> i for i in reversed(range(halvings)))]
@@ -106,7 +112,7 @@ def _inverse_lengths(x: Float[Array, "b t n h"], wide: Any) -> Float[Array, "b n
 
 
 class LocalPatchInteraction(nnx.Module):
-    """Local patch interaction: depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3 (section 3.3)."""
+    """Local patch interaction over a map of `width` channels: depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3."""
 
     def __init__(self, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.conv1, self.conv2 = (DepthwiseConv(width, dtype=dtype, rngs=rngs) for _ in range(2))
@@ -121,6 +127,10 @@ class XcitBlock(Block):
 
     A tap receives tokens row by row, B T D; `middle` is tokens + attention, before the local branch `local`, B T D.
     Branches include their layer scale.
+
+    Args:
+        attention: attention over tokens, B T D.
+        config: settings of the block, with a `layer_scale`.
     """
 
     branches = 3
@@ -158,6 +168,14 @@ class ClassBlock(nnx.Module):
 
     The attention update adds scaled normed patches, the second norm also replaces patches if `tokens_norm`, and patches
     are doubled in the MLP update.
+
+    Args:
+        attention: attention of the class token to all tokens.
+        width: D.
+        mlp_dim: F, hidden dimension of the MLP.
+        layer_scale: initial value of the layer scales.
+        tokens_norm: True if the second norm also replaces patches.
+        common: dtype and rngs.
     """
 
     branches, dropout = 0, 0.0  # no drop path
@@ -192,7 +210,9 @@ class Model(WithClassAttention):
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`. No parameter depends on it.
         patch_size: side of a patch in pixels, a power of 2: the stem has one convolution per halving; published: 16, 8.
         channels: number of image channels; 1 or 3.
-        class_depth: number of class-attention blocks. class_heads, class_head_dim: their N and H.
+        num_classes: V, number of logits.
+        class_heads, class_head_dim: N and H of class-attention blocks.
+        class_depth: number of class-attention blocks.
         class_mlp_dim: F of class-attention blocks; that of the last block before them if None.
         tokens_norm: True if the second norm of class-attention blocks also normalises patches.
         blocks: settings of the blocks, whose width is a multiple of patch_size / 2 and whose attention is

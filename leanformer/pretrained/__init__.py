@@ -36,34 +36,45 @@ OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.
 
 
 def native_layout(like: Any) -> list[Entry]:
-    """Return the format of our own files: every parameter and statistic under its dotted name."""
+    """Return the layout of our own files, in which every parameter and statistic has its dotted name.
+
+    Args:
+        like: (parameters, statistics) of the model; only names are used.
+    """
     params, statistics = like
     return [Entry(name, (name,), same) for name in [*flatten_names(params), *flatten_names(statistics)]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """Permitted differences between file and model; none by default."""
+    """Permitted differences between a file of weights and a model; none by default.
 
-    # A classifier of another size, or missing in the file, starts from its initialisation, and one that only the file
-    # has is ignored.
+    Attributes:
+        new_head: True if a classifier of another size, or missing in the file, keeps its initial values, and one that
+            only the file has is ignored.
+        resize_positions: True if learned positions of another grid are resized as in timm.
+        grid: rows and columns of the model's patches; None for a square, as in the file.
+        heads: first parts of the names of classifiers' parameters, `model_base.Family.classifiers`.
+    """
+
     new_head: bool = False
-    resize_positions: bool = False  # learned positions of another grid are resized as in timm
-    grid: tuple[int, int] | None = None  # rows and columns of the model's patches; square if None, as in the file
-    heads: tuple[str, ...] = ("head",)  # first parts of names of parameters, `model_base.Family.classifiers`
+    resize_positions: bool = False
+    grid: tuple[int, int] | None = None
+    heads: tuple[str, ...] = ("head",)
 
 
 def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allowed = Allowed()) -> Any:
-    """Return the model's weights with the values of a file.
+    """Return the weights of a model, (parameters, statistics), with the values of a file.
 
     Args:
         tensors: tensors of the file by name.
         layout: entries that map names of the file to ours.
-        weights: initialised (params, statistics) of the model, for the shapes and for values that the file lacks.
+        weights: initialised (parameters, statistics) of the model, for the shapes and for values that the file lacks.
+        allowed: permitted differences between file and model.
 
     Raises:
-        WeightsError: names are missing or unmatched on either side, shapes differ, or numbers are no floating-point
-            numbers, all of them listed; or the file has a refused tensor.
+        WeightsError: names are missing or unmatched on either side, shapes differ, or tensors are not of floating-point
+            numbers; the message lists all of them. Or the file has a tensor that the layout refuses.
     """
     initial, tensors = {**flatten_names(weights[0]), **flatten_names(weights[1])}, _normalise_names(tensors, layout)
     _check_refused(tensors, layout)
@@ -226,10 +237,14 @@ def resize_positions(table: np.ndarray, shape: Sequence[int], grid: tuple[int, i
 
 
 def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
-    """Return weights under the names and in the shapes of a format; `load` restores them bit for bit.
+    """Return weights under the names and in the shapes of a layout; `load` restores them bit for bit.
+
+    Args:
+        weights: (parameters, statistics) of a model.
+        layout: entries that map names of the file to ours.
 
     Raises:
-        WeightsError: the format has no tensor for some weights.
+        WeightsError: the layout has no tensor for some weights.
     """
     values = {**flatten_names(weights[0]), **flatten_names(weights[1])}
     if unmatched := sorted(values.keys() - {name for entry in layout for name in entry.ours}):

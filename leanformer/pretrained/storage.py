@@ -125,7 +125,7 @@ def open_lazily(path: str | Path) -> dict[str, StoredTensor]:
 
 
 def find_weights(folder: Path) -> Path:
-    """Return the only file of weights, or index of them, in a folder. Raise WeightsError for none or several."""
+    """Return the path of the only safetensors file or index in a folder. Raise WeightsError for none or several."""
     indices = sorted(folder.glob(f"*{INDEX}"))
     files = indices or sorted(folder.glob(f"*{SUFFIX}"))
     if len(files) != 1 or (indices and (folder / indices[0].name.removesuffix(".index.json")).is_file()):
@@ -135,7 +135,7 @@ def find_weights(folder: Path) -> Path:
 
 
 def shards(index: Path) -> dict[Path, set[str]]:
-    """Return the files that an index names, and the tensors that each must contain.
+    """Return {path of a shard: names of its tensors} from an index of weights.
 
     An index is untrusted input: a name that could lead out of its folder raises an error.
 
@@ -184,7 +184,7 @@ def _check_shard(path: Path, tensors: Mapping[str, Any], expected: set[str]) -> 
 
 
 def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file atomically."""
+    """Write tensors by name, and texts as metadata, to a safetensors file, atomically; an old file is replaced."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.atomic_write(path) as draft:
@@ -206,7 +206,10 @@ def parse_size(text: str) -> int:
 
 
 def split_into_shards(tensors: Mapping[str, np.ndarray], largest: int) -> list[list[str]]:
-    """Split names, in order, into groups of at most `largest` bytes; a larger tensor is alone in its group."""
+    """Split the names of tensors, in order, into groups of at most `largest` bytes of tensors.
+
+    A larger tensor is alone in its group.
+    """
     groups: list[list[str]] = []
     size = largest + 1
     for name, tensor in tensors.items():
@@ -242,7 +245,15 @@ def write_sharded(stem: str | Path, tensors: Tensors, largest: int, metadata: Ma
 def write_model(
     folder: Path, tensors: Tensors, metadata: Mapping[str, str], largest: int | None, *, name: str = "model"
 ) -> Path:
-    """Write <name>.safetensors, or shards of at most `largest` bytes and an index. Return the path of file or index."""
+    """Write weights to one safetensors file, or to shards with an index. Return the path of the file or the index.
+
+    Args:
+        folder: folder of the files.
+        tensors: tensors by name.
+        metadata: metadata of every file.
+        largest: maximum bytes of tensors per shard; None for one file.
+        name: stem of the one file; shards and index have the stem "model".
+    """
     single = folder / f"{name}{SUFFIX}"
     if largest is not None:
         return write_sharded(folder / "model", tensors, largest, metadata)

@@ -51,7 +51,11 @@ def compile_for_gpu(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 def read_kernels(compiled: jax.stages.Compiled, mesh: Mapping[str, int]) -> dict[str, Any]:
     """Return kernel launches, matmuls, calls of cuDNN, loops and collectives of a program compiled for GPUs.
 
+    The keys are launches (number per step), by_group, products (matmuls by library), cudnn (number by call),
+    cudnn_asked (True if cuDNN was consulted), loops (launches per iteration) and collectives (with their overlap).
+
     Args:
+        compiled: program compiled for GPUs.
         mesh: sizes by axis; devices are numbered with the last axis fastest.
     """
     from leanformer.programs import launches
@@ -64,8 +68,12 @@ def read_communication(
 ) -> tuple[jax.stages.Compiled, dict[str, Any]]:
     """Compile a program for CPU devices; return it with its FLOPs, collectives and lower bounds on its time.
 
+    The keys are flops_per_device, collectives (one row per type and axes), bytes_moved (per device and step),
+    bytes_moved_scattering (with reduce-scatters), loops, and floors (bounds in seconds by type of GPU).
+
     Args:
-        mesh: as in `read_kernels`.
+        lowered: program, lowered for CPU devices.
+        mesh: sizes by axis; devices are numbered with the last axis fastest.
 
     Raises:
         NotImplementedError: this version of XLA does not write the partitioned program, or the trip count of a loop

@@ -8,7 +8,10 @@ from leanformer.programs.communication import Collective, Loop
 
 
 def describe(loops: list[Loop]) -> dict[str, Any]:
-    """Return FLOPs and communication volume per device of a program, and bounds on its time by type of device."""
+    """Return FLOPs and communication volume per device of a program, and bounds on its time by type of device.
+
+    `programs.read_communication` lists the keys.
+    """
     everything = [x for loop in loops for x in loop.collectives]
     return {
         "flops_per_device": sum(loop.flops * loop.turns for loop in loops),
@@ -45,7 +48,13 @@ def _loop(loop: Loop) -> dict[str, Any]:
 def lower_bounds(name: str, loops: list[Loop]) -> dict[str, Any]:
     """Return lower bounds on the time of a step, in seconds, and the ratio of communication to matmul time per loop.
 
-    If the ratio is below 1, collectives can be overlapped with the matmuls of the previous or the next iteration.
+    The bounds are products_s (matmuls), sending_s (communication), overlapped_s (the larger of both) and
+    one_after_the_other_s (their sum). If the ratio of a loop is below 1, its collectives can be overlapped with the
+    matmuls of the previous or the next iteration.
+
+    Args:
+        name: device, one of `hardware.LINKED`.
+        loops: loops of the program, from `communication.read`.
     """
     peak = hardware.DATA_SHEETS[name].peak or math.nan
 

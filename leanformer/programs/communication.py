@@ -25,14 +25,23 @@ RING = {
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Collective instruction of a device's program."""
+    """Collective instruction of a device's program.
 
-    kind: str  # key of RING
-    group: tuple[int, ...]  # first of its groups of devices, as positions on the mesh
-    axes: tuple[str, ...]  # mesh axes that the group spans
-    size: int  # bytes of the result on a device
-    times: int  # executions per step
-    sliced: bool  # all-reduce of which each device keeps a slice; some backends make it a reduce-scatter
+    Attributes:
+        kind: type of the collective, a key of RING.
+        group: first of its groups of devices, as positions on the mesh.
+        axes: mesh axes that the group spans.
+        size: bytes of the result on a device.
+        times: executions per step.
+        sliced: True for an all-reduce of which each device keeps a slice; some backends make it a reduce-scatter.
+    """
+
+    kind: str
+    group: tuple[int, ...]
+    axes: tuple[str, ...]
+    size: int
+    times: int
+    sliced: bool
 
     def moved(self, *, scatter: bool = False) -> float:
         """Return the bytes that a device sends per step; `scatter` counts sliced all-reduces as reduce-scatters."""
@@ -42,12 +51,19 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Loop of the program, such as the scan over layers, or the code outside all loops (one iteration)."""
+    """Loop of the program, such as the scan over layers, or the code outside all loops (one iteration).
 
-    name: str  # "forward" or "backward" through layers, another "loop", or "outside"
-    turns: int  # iterations per step
-    flops: int  # FLOPs of the matmuls in one iteration, per device
-    collectives: tuple[Collective, ...]  # their `times` are per step
+    Attributes:
+        name: "forward" or "backward" through layers, another "loop", or "outside".
+        turns: iterations per step.
+        flops: FLOPs of the matmuls in one iteration, per device.
+        collectives: collectives in the loop; their `times` are per step.
+    """
+
+    name: str
+    turns: int
+    flops: int
+    collectives: tuple[Collective, ...]
 
 
 def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
@@ -98,7 +114,13 @@ class _Reader:
 
 
 def collective(x: hlo.Instruction, body: Sequence[hlo.Instruction], mesh: Mapping[str, int]) -> Collective:
-    """Return the collective of one execution of an instruction in `body`; its type must be that of the result."""
+    """Return a collective instruction as a Collective that is executed once.
+
+    Args:
+        x: instruction; its `type` must be that of the result, also if it only starts the collective.
+        body: instructions of the computation that contains `x`.
+        mesh: sizes by axis, as in `read`.
+    """
     kind = x.op.removesuffix("-start")
     group = hlo.group(x.text, math.prod(mesh.values()))
     places = np.stack(np.unravel_index(group, tuple(mesh.values())), axis=1)

@@ -35,7 +35,7 @@ def compile_for_gpu(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 
 
 def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
-    """Compile a program for CPU devices; return it and the text of the partitioned program of one device.
+    """Compile a program for CPU devices; return it and the text of the program of one device after partitioning.
 
     Raises:
         NotImplementedError: this version of XLA does not write the text.

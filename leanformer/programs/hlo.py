@@ -12,7 +12,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """Instruction of a computation, `%name = type op(%operands)...`; `text` begins after the opening bracket."""
+    """Instruction of a computation, written as `%name = type op(%operands)...`.
+
+    Attributes:
+        name: name of the result.
+        type: type of the result with its layout, such as "f32[2,3]{1,0}".
+        op: operation, such as "dot" or "all-reduce-start".
+        operands: names of the operands.
+        text: rest of the line after the bracket that opens the operands, with the attributes.
+    """
 
     name: str
     type: str
@@ -23,14 +31,20 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations of a program by name, in the order of the text, which is the execution order if it is scheduled."""
+    """Program as the instructions of its computations.
+
+    Attributes:
+        computations: instructions of each computation by its name, in the order of the text, which is the order of
+            execution if the program is scheduled.
+        entry: name of the computation with which the program begins.
+    """
 
     computations: dict[str, list[Instruction]]
     entry: str
 
 
 def parse(text: str) -> Program:
-    """Parse the text of a module."""
+    """Return the program in the text of an HLO module."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", []
     for line in text.splitlines():
@@ -44,19 +58,27 @@ def parse(text: str) -> Program:
 
 
 def find(pattern: str, text: str) -> str:
-    """Return the first group of a pattern. Raises NotImplementedError if another version of XLA writes it otherwise."""
+    """Return what the first group of a regular expression matches in a text from XLA.
+
+    Raises NotImplementedError if there is no match, because another version of XLA writes another format.
+    """
     if match := re.search(pattern, text):
         return match[1]
     raise NotImplementedError(f"This version of XLA writes programs without {pattern!r}: {text[:200]}")
 
 
 def called(x: Instruction, role: str) -> str:
-    """Return the computation that an instruction calls as `role`: "body" of a loop, "calls" of a fusion."""
+    """Return the name of the computation that an instruction calls in a role.
+
+    Args:
+        x: instruction.
+        role: attribute: "body" or "condition" of a loop, "calls" of a fusion.
+    """
     return find(rf"{role}=%([\w.-]+)", x.text)
 
 
 def computations(x: Instruction) -> list[str]:
-    """Return the computations that a call, fusion or condition runs; all branches of a condition."""
+    """Return the names of the computations that a call, fusion or condition runs; all branches of a condition."""
     parts = re.findall(r"\b(?:to_apply|calls|\w+_computations?)=(\{[^}]*\}|%[\w.-]+)", x.text)
     return [name for part in parts for name in re.findall(r"%([\w.-]+)", part)]
 
@@ -74,7 +96,12 @@ def pass_name(loop: Instruction) -> str:
 
 
 def group(text: str, devices: int) -> tuple[int, ...]:
-    """Return the first group of a collective's devices, in any of XLA's notations."""
+    """Return the first group of a collective's devices, as their numbers.
+
+    Args:
+        text: attributes of the instruction, with the groups in any of XLA's notations.
+        devices: number of all devices, which are the group if the text names none.
+    """
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
         moves = [tuple(map(int, pair)) for pair in re.findall(r"(\d+),(\d+)", pairs[1])]
         return next(((a, b) for a, b in moves if a != b), moves[0])
@@ -111,7 +138,12 @@ def type_bytes(type_: str) -> int:
 
 
 def flops(x: Instruction, body: list[Instruction]) -> int:
-    """Return the FLOPs of a matmul or convolution in `body`, 2 per multiply-add as in `count.flops`."""
+    """Return the FLOPs of a matmul or convolution, 2 per multiply-add.
+
+    Args:
+        x: instruction with op "dot" or "convolution".
+        body: instructions of its computation, which have the shapes of the operands.
+    """
 
     def shape(operand: str) -> tuple[int, ...]:
         name, _, element = operand.partition("#")

@@ -31,37 +31,62 @@ PRODUCTS, CUDNN, FUSIONS, COPIES, COLLECTIVES, OTHER = GROUPS
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Device work of one instruction."""
+    """Launch of a kernel or a copy by one instruction.
 
-    group: str  # one of GROUPS
-    name: str  # library, instruction or custom call
+    Attributes:
+        group: type of work, one of GROUPS.
+        name: library, instruction or custom call, such as "cuBLASLt" or "all-reduce".
+    """
+
+    group: str
+    name: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """Collective, with the device work between its start and its end (overlap)."""
+    """Collective, with the device work between its start and its end (overlap).
 
-    kind: str  # key of communication.RING
-    axes: tuple[str, ...]  # mesh axes of its group of devices
-    size: int  # bytes of the result on a device
-    loop: str  # loop that contains it, or "outside"
-    times: int | None  # executions per step; None in a loop with dynamic trip count
-    between: Mapping[str, int]  # launches by group; empty if not overlapped
+    Attributes:
+        kind: type of the collective, a key of communication.RING.
+        axes: mesh axes that its group of devices spans.
+        size: bytes of the result on a device.
+        loop: name of the loop that contains it, or "outside".
+        times: executions per step; None in a loop with dynamic trip count.
+        between: number of launches between start and end by group; empty if not overlapped.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    size: int
+    loop: str
+    times: int | None
+    between: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Loop of the program, or the code outside all loops."""
+    """Loop of the program, or the code outside all loops, with its launches. Inner loops are loops of their own.
 
-    name: str  # "forward" or "backward" through layers, another "loop", or "outside"
-    operation: str  # name of the loop in the traced program
-    turns: int | None  # iterations per step; None if the trip count is dynamic
-    launches: Mapping[Launch, int]  # number per iteration, without those of inner loops
-    collectives: tuple[Overlap, ...]  # collectives of the loop, without those of inner loops
+    Attributes:
+        name: "forward" or "backward" through layers, another "loop", or "outside".
+        operation: name of the loop in the traced program; empty if it has none.
+        turns: iterations per step; None if the trip count is dynamic.
+        launches: number of each launch per iteration, without those of inner loops.
+        collectives: collectives of the loop, without those of inner loops.
+    """
+
+    name: str
+    operation: str
+    turns: int | None
+    launches: Mapping[Launch, int]
+    collectives: tuple[Overlap, ...]
 
 
 def describe(compiled: jax.stages.Compiled, mesh: Mapping[str, int]) -> dict[str, Any]:
-    """Return the launches of a program by group, and its loops and collectives; see `programs.read_kernels`."""
+    """Return the launches of a program by group, its loops and its collectives, as plain values for JSON.
+
+    `programs.read_kernels` lists the keys.
+    """
     loops = read(compiled.as_text() or "", mesh)
     return {
         "launches": total(loops),
@@ -81,12 +106,20 @@ def _describe(loop: Loop) -> dict[str, Any]:
 
 
 def total(loops: list[Loop], *groups: str) -> int:
-    """Return the number of launches per step in `groups`, or in all; loops with dynamic trip count are not counted."""
+    """Return the number of launches per step, without those in loops with dynamic trip count.
+
+    Args:
+        loops: loops of the program, from `read`.
+        groups: groups to count, of GROUPS; all if none is given.
+    """
     return sum(number for launch, number in _per_step(loops) if not groups or launch.group in groups)
 
 
 def by_name(loops: list[Loop], group: str) -> dict[str, int]:
-    """Return the number of launches per step in `group`, by name; loops with dynamic trip count are not counted."""
+    """Return the number of launches per step in one of GROUPS by name, such as {"cuBLASLt": 24} for matmuls.
+
+    Launches in loops with dynamic trip count are not counted.
+    """
     numbers: collections.Counter[str] = collections.Counter()
     for launch, number in _per_step(loops):
         if launch.group == group:
@@ -105,7 +138,7 @@ def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
 
     Args:
         text: text of a program compiled for a GPU, `compiled.as_text()`.
-        mesh: sizes by axis, as in `communication.read`.
+        mesh: sizes by axis; devices are numbered with the last axis fastest.
     """
     return list(_Reader(hlo.parse(text), mesh).walk("outside", "", 1))
 

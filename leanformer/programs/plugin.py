@@ -29,7 +29,11 @@ INSTALL = (
 
 
 def devices(name: str, count: int) -> list[Any]:
-    """Return `count` ahead-of-time compilation targets in hosts of HOST devices, for a mesh.
+    """Return ahead-of-time compilation targets in hosts of HOST devices, for a mesh.
+
+    Args:
+        name: key of `hardware.DEVICES`.
+        count: number of devices; if it is not a multiple of HOST, all are in one host.
 
     Raises:
         ConfigError: the name is unknown, or the plugin is missing or does not match this jaxlib.
@@ -40,12 +44,19 @@ def devices(name: str, count: int) -> list[Any]:
 
 
 def memory(name: str) -> int:
-    """Return the bytes of memory of a device. Raises the errors of `devices`."""
+    """Return the bytes of memory of a device by its name in `hardware.DEVICES`. Raises the errors of `devices`."""
     return int(hlo.find(r"device_memory_size: (\d+)", description(name)))
 
 
 def description(name: str) -> str:
-    """Return the plugin's description of a device (`GpuTargetConfigProto`). Raises the errors of `devices`."""
+    """Return the plugin's description of a device, the text of a `GpuTargetConfigProto`.
+
+    Args:
+        name: key of `hardware.DEVICES`.
+
+    Raises:
+        ConfigError: the name is unknown, or the plugin is missing or does not match this jaxlib.
+    """
     if name not in DEVICES:
         raise ConfigError(f"--device={name}: unknown device. Choose one of: {', '.join(DEVICES)}.")
     texts = _read_descriptions(_find_library())

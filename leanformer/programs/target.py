@@ -20,9 +20,15 @@ CUDNN = 91100  # version assumed for a GPU that is not attached; JAX uses 9.11 o
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """Description of an NVIDIA GPU with the attributes that programs depend on."""
+    """Description of an NVIDIA GPU with those attributes of a JAX device that programs depend on.
 
-    compute_capability: str  # "9.0"
+    Attributes:
+        compute_capability: CUDA compute capability, such as "9.0".
+        device_kind: name of the GPU, as JAX reports it.
+        platform: platform, as JAX reports it.
+    """
+
+    compute_capability: str
     device_kind: str = "NVIDIA GPU"
     platform: str = "gpu"
 
@@ -60,10 +66,13 @@ def pretend_attached(device: Any) -> Iterator[None]:
 
 
 def lower(jitted: Any, *args: Any, device: Any, live: Any) -> jax.stages.Lowered:
-    """Return a jitted function lowered for `device`.
+    """Return a jitted function lowered for a device that need not be attached.
 
     Args:
-        live: one of the devices that `args` are placed on.
+        jitted: result of `jax.jit`.
+        args: arguments to trace it with: arrays or shapes.
+        device: device to lower for.
+        live: one of the devices on which `args` are placed.
     """
     with pretend_attached(device):
         platform = {"gpu": "cuda"}.get(device.platform, device.platform)

@@ -40,7 +40,14 @@ BOUNDS = {
 
 
 def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None, against: str = "") -> str:
-    """Format the costs of a config for a terminal, with ratios to `other`, the costs of the config `against`."""
+    """Format the costs of a config for a terminal, with ratios to those of another config if given.
+
+    Args:
+        name: name of the config.
+        costs: costs of the config, from `leanformer.cost.cost`.
+        other: costs of the other config.
+        against: name of the other config.
+    """
 
     def row(key: str, unit: str = "", of: str = "") -> str:
         value = f"{costs[key]:,}{unit}"
@@ -59,7 +66,12 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
 
 
 def mesh_table(name: str, costs: dict[str, Any]) -> str:
-    """Format the result of `mesh_cost` for a terminal."""
+    """Format the costs of a training step on a mesh, from `leanformer.cost.mesh_cost`, for a terminal.
+
+    Args:
+        name: name of the config.
+        costs: memory, communication and lower bounds on the step time.
+    """
     sizes = costs["bytes_per_device"]
     devices = math.prod(costs["mesh"].values())
     axes = ",".join(f"{axis}={size}" for axis, size in costs["mesh"].items())
@@ -84,7 +96,12 @@ def mesh_table(name: str, costs: dict[str, Any]) -> str:
 
 
 def gpu_table(name: str, f: dict[str, Any]) -> str:
-    """Format the costs of a compiled step, from `cost.gpu_cost`, for a terminal."""
+    """Format the costs of a step compiled for GPUs, from `leanformer.cost.gpu_cost`, for a terminal.
+
+    Args:
+        name: name of the config.
+        f: memory, kernels and collectives.
+    """
     axes = ", ".join(f"{axis} {size}" for axis, size in f["mesh"].items())
     rows = {"attention": f"{f['attention']} ({f['attention_reason']})", "parameters": f"{f['params']:,}"}
     rows |= {"precision": f"{f['dtype']} activations, float32 parameters"}

@@ -22,7 +22,12 @@ from leanformer.training.state import TrainState
 
 
 def start(run: Run, compiled: Any) -> str:
-    """Return the startup summary: model, data, batch, length, optimizer, devices, memory and precision."""
+    """Return the startup summary of a run: model, data, batch, length, optimizer, devices, memory and precision.
+
+    Args:
+        run: run to train.
+        compiled: its compiled training step, for the peak memory.
+    """
     c, mesh, model, score = run.config, run.model.mesh, run.model, run.task.objective.score
     forward, training = run.flops_per_example
     memory, device = programs.peak_memory(compiled), jax.local_devices()[0]
@@ -51,7 +56,7 @@ def start(run: Run, compiled: Any) -> str:
 
 
 def warn_intervals(c: ConfigDict, intervals: Intervals) -> None:
-    """Warn about intervals (eval.every, ...) that are longer than the run."""
+    """Print a warning to the standard error for each interval (eval.every, ...) that is longer than the run."""
     once = "or set it to 0 if once is enough"
     rows = []
     for section, steps, consequence, otherwise in (
@@ -104,7 +109,10 @@ def _format_optimizer(o: ConfigDict) -> str:
 
 
 def precision(dtype: str, device: Any) -> str:
-    """Return the data types of activations and parameters, with a note on what a GPU makes of them."""
+    """Return the data types of activations (`dtype`) and parameters as text.
+
+    A note is added for a GPU without bfloat16 units, and for one that multiplies float32 matrices in TF32.
+    """
     note = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
     if dtype == "float32" and hardware.has_tensor_float32(device) and not jax.config.jax_default_matmul_precision:
         note = "Matmuls in TF32, with 10 bits of mantissa; JAX_DEFAULT_MATMUL_PRECISION=highest keeps all 23"
@@ -159,7 +167,7 @@ def origin(run: Run) -> str:
 
 
 def complete(run: Run) -> str:
-    """Return the message of a run that is complete, with the key that lengthens it."""
+    """Return the message about a run that is complete, with the config key that makes it longer."""
     more = f"Raise {next(key for key in LENGTHS if run.config.get(key))} to train longer."
     if run.start < run.intervals.total:
         more = loop.early_stopping_message(run.config, run.start, run.intervals.total)
@@ -167,10 +175,13 @@ def complete(run: Run) -> str:
 
 
 def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> None:
-    """Write summary.json and the plots, and print their paths.
+    """Write summary.json and the plots of a finished run, and print its final scores and their paths.
 
-    `memory` is what the training step needs per device, in bytes. If the program trains several `runs`, memory and
-    seconds are the totals of all of them.
+    Args:
+        run: finished run.
+        state: its final state.
+        memory: bytes per device that the training step needs.
+        runs: number of runs that the program trained; memory and seconds are the totals of all of them.
     """
     workdir, records, step = run.workdir, run.recorder.records, int(state.step)
     seconds, score = run.timer.seconds(), run.checkpoints.score

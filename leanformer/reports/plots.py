@@ -21,7 +21,12 @@ TIP = "tip "  # prefix of the group id of an artist whose id is shown on hover
 
 
 def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Draw the plots of a run into `folder`, each as NAME.png, and return their paths."""
+    """Write the plots of a run to a folder, each as NAME.png, and return their paths.
+
+    Args:
+        records: lines of metrics.jsonl.
+        folder: folder of the files, which is created.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, figure in make_run_plots(records).items():
@@ -53,7 +58,10 @@ def make_run_plots(records: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 
 
 def probe_snapshots(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return the measures of every probe by step, in the format of `charts`; of those with all measures of the last."""
+    """Return the condition numbers of each probe by step, in the format of `conditioning.charts`.
+
+    Probes that lack a measure of the last probe are left out.
+    """
     measures = {record["step"]: measured_values(record) for record in records if record["kind"] == "probe"}
     return {
         step: tables.from_record(values)
@@ -63,7 +71,7 @@ def probe_snapshots(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str,
 
 
 def measured_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the measures of a probe's record by name, without its other entries."""
+    """Return the measures in a probe's record (those entries that are dicts) by name, without step, kind and others."""
     return {name: values for name, values in record.items() if isinstance(values, dict)}
 
 
@@ -92,7 +100,7 @@ def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: dict[tuple[str
 
 
 def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
-    """Label axes, and draw a light grid and no frame at the top and on the right."""
+    """Label axes with `x` and `y`, draw a light grid, hide the frame at the top and right, and return the axes."""
     axes.set_xlabel(x, color=TEXT_COLOR)
     axes.set_ylabel(y, color=TEXT_COLOR)
     axes.spines[["top", "right"]].set_visible(False)
@@ -101,13 +109,16 @@ def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
-    """Draw the confusion matrix of an evaluation, counts V V (labels x predictions), to a PNG file."""
+    """Write a plot of a confusion matrix, counts V V (labels x predictions), to the PNG file `path`."""
     with files.name_file_in_errors(path):
         make_confusion_plot(matrix, classes, title).savefig(path)
 
 
 def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
-    """Return a plot of a confusion matrix V V, in percent per label, with names and numbers of few classes."""
+    """Return a plot of a confusion matrix, counts V V (labels x predictions), in percent of each label's examples.
+
+    Names are drawn for up to NAMED_CLASSES classes, and numbers for up to NUMBERED_CLASSES.
+    """
     totals = matrix.sum(axis=1, keepdims=True)
     shares = 100 * np.divide(matrix, totals, out=np.zeros(matrix.shape), where=totals > 0)
     number = len(classes)

@@ -20,13 +20,20 @@ from leanformer.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Layout of the processes of a run, before they connect."""
+    """Layout of the processes of a run, before they connect.
 
-    kind: str  # source of the layout, for messages: "flags", "SLURM", ...
+    Attributes:
+        kind: source of the layout, for messages: "flags", "SLURM", ...
+        processes: number of processes.
+        process: index of this process, from 0.
+        coordinator: host:port of the coordinator; None if JAX finds it.
+        devices: numbers of the local accelerators to use; empty for all visible ones, None if JAX chooses them.
+    """
+
+    kind: str
     processes: int = 1
     process: int = 0
-    coordinator: str | None = None  # host:port of the coordinator; None if JAX finds it
-    # Local accelerators to use; empty for all visible ones, None if JAX assigns one to each process.
+    coordinator: str | None = None
     devices: tuple[int, ...] | None = ()
 
 
@@ -35,7 +42,12 @@ def detect(
 ) -> Cluster:
     """Return the process layout from the flags if they are given, otherwise from the environment.
 
-    Raises ConfigError if the layout is incomplete or impossible.
+    Args:
+        environ: environment variables.
+        coordinator, processes, process: values of --coordinator, --processes and --process.
+
+    Raises:
+        ConfigError: the layout is incomplete or impossible.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     # Open MPI before SLURM: under SLURM its processes inherit the job step of the daemon that started them.
@@ -130,7 +142,10 @@ def _parse_tasks_per_node(text: str) -> list[int]:
 
 
 def list_nodes(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the nodes of a SLURM job step, the coordinator's first: [a1, a2, b] for "a[1-2],b"."""
+    """Return the names of the nodes of a SLURM job step, the coordinator's first: [a1, a2, b] for "a[1-2],b".
+
+    They are read from SLURM_STEP_NODELIST; [] if it is not set.
+    """
     names = []
     for prefix, ranges, suffix in re.findall(
         r"([^,\[\]]+)(?:\[([^\]]+)\])?([^,\[\]]*)", environ.get("SLURM_STEP_NODELIST", "")

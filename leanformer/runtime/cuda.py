@@ -21,7 +21,7 @@ CPU = "set JAX_PLATFORMS=cpu to compute on the CPU"
 def check(environ: Mapping[str, str]) -> None:
     """Raise ConfigError if this host has NVIDIA GPUs that JAX would not use. Call this before JAX starts.
 
-    Does nothing if the variables choose another platform, or no GPU.
+    Does nothing if the environment variables choose another platform, or no GPU.
     """
     if not is_wanted(environ) or not gpus():
         return
@@ -56,6 +56,7 @@ def check_platform(platform: str, environ: Mapping[str, str]) -> None:
 
     Args:
         platform: platform of JAX's first device.
+        environ: environment variables.
     """
     if platform == "cpu" and is_wanted(environ) and gpus():
         raise ConfigError(
@@ -65,14 +66,14 @@ def check_platform(platform: str, environ: Mapping[str, str]) -> None:
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Return whether the variables let JAX use NVIDIA GPUs."""
+    """Return whether the environment variables let JAX use NVIDIA GPUs."""
     platforms, visible = environ.get("JAX_PLATFORMS", ""), environ.get("CUDA_VISIBLE_DEVICES", "all")
     chosen = not platforms or bool(set(PLATFORMS) & set(platforms.split(",")))
     return chosen and visible not in ("", "-1", "NoDevFiles")
 
 
 def packages() -> dict[str, str]:
-    """Return the versions of JAX's installed CUDA packages by name."""
+    """Return the versions of JAX's installed CUDA packages by name, such as "jax-cuda13-plugin"."""
     names = [f"jax-cuda{cuda}-{part}" for cuda in DRIVERS for part in ("plugin", "pjrt")]
     found = {name: next(iter(metadata.Distribution.discover(name=name)), None) for name in names}
     return {name: package.version for name, package in found.items() if package is not None}
@@ -93,6 +94,7 @@ def uuids(environ: Mapping[str, str], chosen: Sequence[int] | None) -> list[str]
     """Return the UUIDs of the GPUs of this process; [] if they are not known.
 
     Args:
+        environ: environment variables.
         chosen: positions among the visible GPUs; all if empty, not known if None.
     """
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
@@ -130,13 +132,13 @@ def check_shared(processes: Sequence[tuple[str, Sequence[str]]]) -> None:
 
 
 def extra(driver: str | None) -> int:
-    """Return the newest CUDA version that a driver supports; without a driver, the newest."""
+    """Return the newest CUDA version (12, 13, ...) that a driver such as "550.54.15" supports; the newest for None."""
     major = int(driver.partition(".")[0]) if driver else max(DRIVERS.values())
     return next((cuda for cuda, least in DRIVERS.items() if major >= least), min(DRIVERS))
 
 
 def install(driver: str | None, cuda: int | None = None) -> str:
-    """Return the sentence that installs JAX for a CUDA version, by default the newest for the driver."""
+    """Return a sentence with the command that installs JAX for a CUDA version, by default the newest for the driver."""
     return f"Run: pip install --constraint constraints.txt --editable '.[cuda{cuda or extra(driver)}]'"
 
 

@@ -19,7 +19,7 @@ NAME = "--xla_gpu_deterministic_ops"
 
 
 def is_required() -> bool:
-    """Return True if XLA_FLAGS contains the flag."""
+    """Return whether XLA_FLAGS requires deterministic kernels (`--xla_gpu_deterministic_ops`)."""
     return _find_flag() in (NAME, f"{NAME}=true", f"{NAME}=1")
 
 
@@ -29,7 +29,7 @@ def _find_flag() -> str | None:
 
 
 def require(deterministic: bool) -> None:
-    """Set XLA's flag if `deterministic`. Call this before anything uses a device.
+    """Have XLA use deterministic kernels only if `deterministic`, by XLA_FLAGS. Call this before a device is used.
 
     Raises ConfigError if devices are already in use, or XLA_FLAGS contains the opposite.
     """

@@ -41,8 +41,14 @@ def start(
 ) -> None:
     """Connect to the other processes, if flags or the environment name any. Call this before anything uses a device.
 
-    Afterwards only process 0 writes to the standard output. All processes write to the standard error. Raises
-    ConfigError if the layout is invalid, or not all processes connect within `connect_seconds`.
+    Afterwards only process 0 writes to the standard output. All processes write to the standard error.
+
+    Args:
+        coordinator, processes, process: values of --coordinator, --processes and --process; None if not given.
+        connect_seconds: time limit for all processes to connect; a process that exceeds it ends with status 2.
+
+    Raises:
+        ConfigError: the layout is invalid, JAX cannot connect, or two processes use one GPU.
     """
     cluster = clusters.detect(os.environ, coordinator, processes, process)
     _kind[:] = [cluster.kind]
@@ -204,7 +210,7 @@ def _end(folder: str, content: Any, status: int) -> NoReturn:
 
 
 def leave() -> None:
-    """Wait for the other processes to end normally too. Call this last."""
+    """Wait for the other processes, if any, to end normally too. Call this at the end of a command."""
     if multihost.count() > 1:
         _leaving.set()
         _watcher.join()  # a thread that uses the store while Python ends would abort the process

@@ -44,7 +44,7 @@ OPEN_FILES = 2**16  # requested limit of open files; data workers use about 30 e
 
 
 def prepare() -> None:
-    """Set what can be set: a plotting backend that needs no display, and the highest allowed limit of open files."""
+    """Set matplotlib's backend to one that needs no display, and raise the limit of open files up to OPEN_FILES."""
     os.environ["MPLBACKEND"] = "agg"  # an unknown one would be an error at the end of a run, when plots are drawn
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
@@ -91,7 +91,7 @@ def _check_flags(environ: Mapping[str, str]) -> None:
 
 
 def explain_import(error: Exception, environ: Mapping[str, str]) -> ConfigError | None:
-    """Return the message for an error of importing JAX that is caused by one of its variables; None for others."""
+    """Return the error to raise if an environment variable caused an error of importing JAX; None for other errors."""
     words = set(re.findall(r"\w+", str(error).upper().replace(".", "_")))  # "jax.default_device"
     name = next((name for name in environ if name.startswith("JAX_") and name in words), None)
     if name is None:
@@ -100,7 +100,10 @@ def explain_import(error: Exception, environ: Mapping[str, str]) -> ConfigError 
 
 
 def explain_devices(error: BaseException, environ: Mapping[str, str]) -> str | None:
-    """Return the message for an error of JAX while it starts its devices; None for others."""
+    """Return the message for an error of JAX while it starts its devices, with the variables that choose them.
+
+    None for any other error.
+    """
     frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not isinstance(error, RuntimeError | AssertionError) or "jax._src.xla_bridge" not in frames[-1:]:
         return None
@@ -109,5 +112,5 @@ def explain_devices(error: BaseException, environ: Mapping[str, str]) -> str | N
 
 
 def numerics(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of NUMERICS that are set."""
+    """Return those environment variables of NUMERICS that are set; they may change the numbers of a run."""
     return {name: environ[name] for name in NUMERICS if name in environ}

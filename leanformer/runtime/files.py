@@ -23,7 +23,7 @@ LONGEST_NAME, LONGEST_PATH = 240, 3_800
 
 @contextlib.contextmanager
 def name_file_in_errors(path: Path) -> Iterator[None]:
-    """Add the file's name to errors of the file system that have none (errors of writing)."""
+    """Add the file's name to OSErrors in a `with` block that have none, such as errors of writing."""
     try:
         yield
     except OSError as error:
@@ -34,7 +34,7 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file to write; at the end it is synced to disk and renamed to `path`.
+    """Yield a temporary path to write to in a `with` block; at its end the file is synced and renamed to `path`.
 
     If writing fails, the temporary file is removed and an older file at `path` stays unchanged.
     """
@@ -51,7 +51,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder to fill with files; at the end it is synced to disk and renamed to `folder`.
+    """Yield a hidden folder to fill in a `with` block; at its end the folder is synced to disk and renamed to `folder`.
 
     A failure leaves nothing. A kill leaves the hidden folder.
     """
@@ -69,9 +69,10 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_user_write(out: str) -> Iterator[Path]:
-    """Yield a temporary file for a path that a user gave, as `atomic_write`; create missing folders.
+    """Yield the path of a file to write in a `with` block, for the path `out` that a user gave; create missing folders.
 
-    Links are followed, and devices and pipes, such as /dev/stdout, are written to directly.
+    It is a temporary file that is synced and renamed at the end of the block. Links are followed. Devices and pipes,
+    such as /dev/stdout, are written to directly.
     """
     path = Path(out).expanduser()
     redirected = path.is_symlink() and path.is_relative_to("/dev")  # /dev/stdout may lead to a file that is open
@@ -96,7 +97,7 @@ def printable(text: str) -> str:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically."""
+    """Write `content` as an indented JSON file, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -127,9 +128,9 @@ def is_special(path: Path) -> bool:
 
 
 def lines(path: str, flag: str) -> list[str]:
-    """Return the lines of a user's text file. Only a line feed ends a line.
+    """Return the lines of a user's text file, without the line ends. Only a line feed ends a line.
 
-    Raises ConfigError if the file cannot be read as UTF-8, or is empty.
+    Raises ConfigError, which names `flag`, if the file cannot be read as UTF-8, or is empty.
     """
     try:
         text = Path(path).expanduser().read_bytes().decode()
@@ -152,9 +153,9 @@ def read_json(path: Path) -> Any:
 
 
 def check_same(path: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a command to a JSON file in its folder, or compare them with those in the file.
+    """Write the settings of a command to the JSON file `path`, or compare them with those in the file if it exists.
 
-    Raises ConfigError if the file has other settings; finished results in the folder would be mistaken for those of
+    Raises ConfigError if the file has other settings; finished results in its folder would be mistaken for those of
     this command.
     """
     if not path.is_file():
@@ -228,7 +229,7 @@ def _check_length(path: Path) -> None:
 
 
 def find_remedy(folder: Path, error: str) -> str:
-    """Return what to do after a failed write below a folder, from the text of another library's error."""
+    """Return a sentence on what to do after a failed write below a folder, by the text of another library's error."""
     if os.strerror(errno.EMFILE) in error or os.strerror(errno.ENFILE) in error:
         return "Raise the limit of open files (ulimit -n)."
     system = os.statvfs(folder)

@@ -12,14 +12,14 @@ MANIFEST = "files.json"
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the size and CRC-32 of every file in a folder to the folder's list."""
+    """Write the size and CRC-32 of every file in a folder and its subfolders to the list MANIFEST in the folder."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
     entries = {str(path.relative_to(folder)): [path.stat().st_size, _compute_crc(path)] for path in paths}
     files.write_json(folder / MANIFEST, entries)
 
 
 def find_corruption(folder: Path) -> str | None:
-    """Return a description of the first corrupted file in a folder, or None.
+    """Return a description of the first file that does not match the list of `write_checksums`; None if all do.
 
     A save that was killed just before its list was written has no list. The storage library then checks the files.
     """

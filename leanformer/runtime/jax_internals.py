@@ -30,7 +30,12 @@ _cudnn = _find("cudnn", "fused_attention_stablehlo")
 
 
 def require(value: Any | None, what: str) -> Any:
-    """Return the value. Raises ConfigError if it is None, because this version of JAX has moved it."""
+    """Return `value`. Raises ConfigError if it is None, because this version of JAX has moved the internal.
+
+    Args:
+        value: internal of JAX, or None.
+        what: what needs it, for the message.
+    """
     if value is None:
         raise ConfigError(
             f"jax=={jax.__version__}: {what} requires internals that this version has moved. Install the version in "
@@ -55,7 +60,7 @@ def cudnn_checks() -> Any:
 
 
 def key_value_store() -> Any | None:
-    """Return the coordinator's key-value store; None in a single process."""
+    """Return the key-value store of JAX's coordinator (its client); None in a single process."""
     return _state and _state.client
 
 
@@ -70,5 +75,5 @@ def process_index() -> int:
 
 
 def coordinator_address() -> str | None:
-    """Return the address of the coordinator, also if JAX found it from the cluster's environment."""
+    """Return the address host:port of the coordinator, also if JAX found it; None in a single process."""
     return _state and _state.coordinator_address

@@ -32,8 +32,13 @@ SMALL = 2**12  # leaves with fewer elements are not split by fsdp: communication
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh over `devices`, by default all devices of all processes.
 
-    Raises ConfigError if the mesh does not fit the devices; the message names the nearest meshes that do. Raises the
-    error of `cuda.check_platform` too.
+    Args:
+        data, fsdp, tensor: sizes of the axes; -1 for as many devices as the others leave.
+        devices: devices of the mesh.
+
+    Raises:
+        ConfigError: the mesh does not fit the devices (the message names the nearest meshes that do), `tensor` spans
+            processes, or JAX runs on the CPU although the host has GPUs (`cuda.check_platform`).
     """
     if devices is None:
         devices = jax.devices()
@@ -54,18 +59,32 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
 
 
 class Placement(NamedTuple):
-    """Shardings of arrays on a mesh, and the compiler options of a training step on it."""
+    """Shardings of arrays on a mesh, and the compiler options of a training step on it.
 
-    batch: NamedSharding  # leading axis over `data` and `fsdp`
-    replicated: NamedSharding  # the same value on every device
-    shards: int  # parts of a batch
+    Attributes:
+        batch: sharding of batches: the leading axis over `data` and `fsdp`.
+        replicated: sharding with the same value on every device.
+        shards: number of shards of a batch.
+        compiler_options: options of XLA by name; empty except on several GPUs.
+    """
+
+    batch: NamedSharding
+    replicated: NamedSharding
+    shards: int
     compiler_options: dict[str, Any]
 
 
 def place(mesh: Mesh, device: Any, axes: Mapping[str, Axes], batches: Mapping[str, int]) -> Placement:
-    """Return the placement of batches, by the names of their keys, and of a model with the declared `axes`.
+    """Return the shardings and compiler options of a training step on a mesh, after checking that they are possible.
 
-    Raises the errors of `check_batches` and `check_split`. `device` is the one to compile for.
+    Args:
+        mesh: mesh of the step.
+        device: device to compile for.
+        axes: axes of each parameter and statistic of the model, by name.
+        batches: sizes of the batches by config key, such as "batch_size".
+
+    Raises:
+        ConfigError: a batch or a parameter cannot be split over the mesh.
     """
     check_batches(mesh, batches)
     check_split(axes, mesh.shape.get("tensor", 1))
@@ -74,7 +93,11 @@ def place(mesh: Mesh, device: Any, axes: Mapping[str, Axes], batches: Mapping[st
 
 
 def make_fitting_mesh(**sizes: Any) -> Mesh:
-    """Return a mesh of the requested sizes, or one with all devices along `data` if those sizes do not fit."""
+    """Return a mesh of the requested sizes, or one with all devices along `data` if those do not fit the devices.
+
+    Args:
+        sizes: arguments of `make_mesh`.
+    """
     try:
         return make_mesh(**sizes)
     except ConfigError as error:
@@ -97,12 +120,12 @@ def _nearest(requested: Sequence[int], count: int) -> str:
 
 
 def count_batch_shards(mesh: Mesh) -> int:
-    """Return the number of shards of a batch."""
+    """Return the number of shards of a batch on a mesh: the devices along `data` times those along `fsdp`."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def check_batches(mesh: Mesh, sizes: Mapping[str, int]) -> None:
-    """Raise ConfigError unless the sizes of batches, by the names of their keys, are divisible by the shards."""
+    """Raise ConfigError unless all sizes of batches, by their config keys, are divisible by the shards of a batch."""
     for name, size in sizes.items():
         check_shares(name, size, count_batch_shards(mesh))
 
@@ -118,7 +141,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axes]) -> Any:
-    """Return the sharding of every leaf of a state, by the axes declared for each parameter and statistic of the model.
+    """Return a tree with the sharding of every leaf of a state `tree`, by the `axes` of the model's parameters by name.
 
     `tensor` splits the axis that a layer declares. `fsdp` splits the largest axis that it divides and that `tensor`
     does not split, except for leaves of fewer than SMALL elements. The axis of stacked layers is not split, because a
@@ -181,7 +204,10 @@ def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int])
 
 
 def with_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, to be jitted, with the mesh set for the `constrain_...` functions in it."""
+    """Return a function to jit that calls `function` with the same arguments, and with the mesh set.
+
+    The functions `constrain_...` and `tensor_parts` use this mesh.
+    """
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
@@ -204,7 +230,7 @@ def constrain_batch(tree: Any) -> Any:
 
 
 def tensor_parts() -> int:
-    """Return the number of devices along `tensor`; 1 outside `with_mesh`."""
+    """Return the number of devices along the axis `tensor` of the mesh of `with_mesh`; 1 outside it."""
     return jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
 
 
@@ -260,6 +286,11 @@ def constrain_layout(tree: Any) -> Any:
 
 
 def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Return the global batch of device arrays from this process's part of it."""
+    """Return the global batch of device arrays from this process's part of it.
+
+    Args:
+        mesh: mesh over whose `data` and `fsdp` the leading axis is sharded.
+        host: arrays by name, with this process's examples along the leading axis.
+    """
     sharding = batch_sharding(mesh)
     return {key: jax.make_array_from_process_local_data(sharding, value) for key, value in host.items()}

@@ -32,12 +32,12 @@ def is_primary() -> bool:
 
 
 def kv_set(key: str, content: Any) -> None:
-    """Write a JSON value to the store, replacing an earlier value."""
+    """Write a value, which must be JSON, to the coordinator's key-value store, replacing an earlier one."""
     store().key_value_set(f"leanformer/{key}", json.dumps(content), allow_overwrite=True)
 
 
 def kv_list(folder: str) -> dict[str, Any]:
-    """Return all values whose keys begin with `folder`, by the rest of their keys."""
+    """Return all values in the coordinator's key-value store under FOLDER/..., by the rest of their keys."""
     prefix = f"leanformer/{folder}/"
     return {key.removeprefix(prefix): json.loads(text) for key, text in store().key_value_dir_get(prefix)}
 
@@ -57,7 +57,10 @@ def broadcast_from_primary(content: Any) -> Any:
 
 
 def all_gather_host(content: Any) -> list[Any]:
-    """Return the values of all processes, in the order of their indices. All must call it in the same order."""
+    """Return the values of all processes, in the order of their indices.
+
+    All processes must call it, in the same order. The value must be JSON. Raises TimeoutError after PATIENCE seconds.
+    """
     if count() == 1:
         return [content]
     folder = f"each/{next(_calls)}"
@@ -71,9 +74,9 @@ def all_gather_host(content: Any) -> list[Any]:
 
 
 def gather_union(name: str, items: set[int]) -> set[int]:
-    """Return the union of the sets that all processes have published under `name` so far.
+    """Publish a set of numbers under `name`, and return the union of those that all processes have published so far.
 
-    Each number is sent once. Processes may call it at any time.
+    Each number is sent once. Processes may call it at any time, and need not wait for each other.
     """
     if count() == 1:
         return items
@@ -84,5 +87,5 @@ def gather_union(name: str, items: set[int]) -> set[int]:
 
 
 def fetch(tree: Any) -> Any:
-    """Return global arrays as complete NumPy arrays, from the shards of all processes. Every process must call it."""
+    """Return a tree of global arrays as complete NumPy arrays, from the shards of all processes. All must call it."""
     return jax.device_get(tree) if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)

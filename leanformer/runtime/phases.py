@@ -14,7 +14,7 @@ SLOW = 2.0  # seconds
 
 @contextlib.contextmanager
 def announce(phase: str, last: float | None = None) -> Iterator[None]:
-    """Print one line to the standard error, in process 0, if the block takes longer than SLOW.
+    """Print one line to the standard error, in process 0, if a `with` block takes longer than SLOW seconds.
 
     Args:
         phase: description, such as "Compiling the training step".
@@ -32,7 +32,10 @@ def announce(phase: str, last: float | None = None) -> Iterator[None]:
 
 
 def announce_first[T](items: Iterator[T], phase: str) -> Iterator[T]:
-    """Make the first item, which is announced like a phase because it compiles, and return an iterator of all items."""
+    """Get the first item, whose computation includes a compilation, and return an iterator of all items.
+
+    A line with the description `phase` is printed if the first item takes longer than SLOW seconds.
+    """
     with announce(phase):
         first = [*itertools.islice(items, 1)]
     return itertools.chain(first, items)

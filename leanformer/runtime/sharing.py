@@ -15,33 +15,49 @@ REPLICATED = {KEY: None}  # every device holds the whole parameter and repeats t
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallelAxis:
-    """Axis of a parameter whose slices are computed with independently."""
+    """Axis of a parameter whose slices can be computed with independently on different devices.
 
-    axis: int  # index of the axis, from the end
-    what: str  # name of the slices for messages, such as "heads"
-    few: bool = False  # True if there may be fewer slices than devices; every device then holds all of them
+    Attributes:
+        axis: index of the axis, from the end.
+        what: name of the slices for messages, such as "heads".
+        few: True if there may be fewer slices than devices; every device then holds all of them.
+    """
+
+    axis: int
+    what: str
+    few: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Axes of a parameter or statistic."""
+    """Axes of a parameter or statistic, for its sharding.
+
+    Attributes:
+        shape: shape of the array.
+        stacked: True if the first axis is the axis of layers.
+        over: declared tensor-parallel axis; None for `REPLICATED` and without a declaration.
+        declared: True if the layer declares `over` or `REPLICATED`.
+    """
 
     shape: tuple[int, ...]
-    stacked: bool  # True if the first axis is the axis of layers
-    over: TensorParallelAxis | None  # declared tensor-parallel axis; None for `REPLICATED` and without a declaration
-    declared: bool  # True if the layer declares `over` or `REPLICATED`
+    stacked: bool
+    over: TensorParallelAxis | None
+    declared: bool
 
 
 def heads(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter that is split over heads along `axis`."""
+    """Return the metadata of a parameter that is split over heads along `axis`, an index from the end."""
     return {KEY: TensorParallelAxis(axis, "heads")}
 
 
 def key_heads(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter that is split over key and value heads, which query heads may share."""
+    """Return the metadata of a parameter that is split over key and value heads along `axis`, an index from the end.
+
+    Query heads may share these heads, so there may be fewer of them than devices.
+    """
     return {KEY: TensorParallelAxis(axis, "heads of keys", few=True)}
 
 
 def hidden(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter that is split over the hidden channels of an MLP."""
+    """Return the metadata of a parameter that is split over an MLP's hidden channels along `axis`, from the end."""
     return {KEY: TensorParallelAxis(axis, "hidden channels")}

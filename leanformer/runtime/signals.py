@@ -50,12 +50,16 @@ def handled() -> list[signal.Signals]:
 
 
 def install() -> None:
-    """Leave stop signals to the handlers of `stopping`, which save first; until now they exit immediately."""
+    """End the effect of `exit_on_stop`: from now on the handlers of `stopping`, which save first, get stop signals."""
     _waiting.clear()
 
 
 def report_to(function: Callable[[int, str], object]) -> None:
-    """Call a function with the exit status and a message before a signal ends this process of several."""
+    """Set the function that is called before a stop signal ends this process, to tell the other processes.
+
+    Args:
+        function: takes the exit status and a message; the wait for it is at most REPORT seconds.
+    """
     _reports[:] = [function]
 
 

@@ -4,7 +4,7 @@ A second Ctrl-C stops at once. The exit status is 130 after Ctrl-C, as in shells
 It is 75 (EX_TEMPFAIL, "try again") after SIGTERM, after SIGHUP (a closed terminal, unless `nohup` ignores it), and
 after SIGUSR1, SIGUSR2 or SIGXCPU, which SLURM's --signal, submitit and others send before a time limit; the state is
 saved and the run can be restarted. It is not 143, because that is also the status of a process that SIGTERM killed
-before it could save.
+before it could save. Early stopping by score (`eval.patience`) is not here but in `training.run.Run.out_of_patience`.
 """
 
 import contextlib
@@ -26,7 +26,9 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Context manager that handles stop signals: `stop.now()` is True when to stop, `stop.status` is the exit status.
+    """Context manager that handles stop signals, so that training stops after a step and saves.
+
+    `now()` returns whether to stop; the attribute `status` is the exit status, 0 without a stop request.
 
     A single process stops at the next call of `now`. Several processes stop at the same call of `now`, whichever
     received the signal. A thread of each process learns of the request within POLL seconds, publishes the number of
@@ -63,12 +65,12 @@ class StopRequest:
             signal.signal(number, handler)
 
     def before_work(self) -> bool:
-        """Return whether to stop before the first step, when there is nothing to save. All processes must call it."""
+        """Return whether any process got a stop request before the first step. All processes must call it."""
         self.status = max(multihost.all_gather_host(self.status))
         return self.status != 0
 
     def now(self) -> bool:
-        """Return whether to stop here. All processes must call it equally often."""
+        """Return whether to stop training now, at the same call in all processes, which must call it equally often."""
         with self._lock:
             self._calls += 1
             if multihost.count() == 1:
@@ -76,7 +78,12 @@ class StopRequest:
             return self._last is not None and self._calls >= self._last
 
     def during[T](self, items: Iterable[T], feed: Callable[[str], None]) -> Iterator[T]:
-        """Yield the items. Raises Stopped before an item if a stop was requested."""
+        """Yield the items, such as batches of an evaluation. Raises Stopped before an item if a stop was requested.
+
+        Args:
+            items: items, of which all processes must have equally many.
+            feed: function that is called with the name of the activity before each item, for the watchdog.
+        """
         for item in items:
             if self.now():
                 raise Stopped

@@ -37,16 +37,19 @@ class Output(io.RawIOBase):
         self._dropped = 0  # bytes since the terminal blocked
 
     def fileno(self) -> int:
+        """Return the file descriptor."""
         return self._handle
 
     def isatty(self) -> bool:
+        """Return whether the output is a terminal."""
         return os.isatty(self._handle)
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of the data, or drop the rest. Raises OSError only for a result."""
+        """Write all of the data, or drop the rest; return the number of bytes. Raises OSError only for a result."""
         left = memoryview(data).cast("B")
         size = len(left)
         try:

@@ -11,12 +11,12 @@ GAP = "  "
 
 
 def columns() -> int:
-    """Return the columns of the terminal: of COLUMNS if it is set, otherwise of the standard output."""
+    """Return the number of columns of the terminal, by COLUMNS if it is set; at least LEAST, UNKNOWN if no terminal."""
     return max(LEAST, shutil.get_terminal_size((UNKNOWN, 0)).columns)
 
 
 def wrap(lines: str, indent: str = "") -> str:
-    """Wrap lines between words, which stay whole; continued lines begin with `indent`."""
+    """Return text wrapped to the columns of the terminal between words; continued lines begin with `indent`."""
     fill = textwrap.TextWrapper(
         columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
@@ -24,7 +24,7 @@ def wrap(lines: str, indent: str = "") -> str:
 
 
 def page(title: str, rows: Iterable[tuple[str, object]]) -> str:
-    """Format a title and aligned rows of a name and a value; long values continue below their beginning."""
+    """Format a title and rows of a name and a value, aligned in two columns, for the width of the terminal."""
     rows = [*rows]
     margin = max((len(name) for name, _ in rows), default=0)
     margin = margin if margin <= columns() // 2 else 2  # long names have their values on the next line
@@ -36,10 +36,15 @@ def page(title: str, rows: Iterable[tuple[str, object]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = GAP) -> str:
-    """Format a table whose first column names the rows.
+    """Format a table for the width of the terminal, whose first column names the rows.
 
     A table that is wider than the terminal is split into several with the same first column. If a name fills more
     than half of a line, or a cell does not fit beside it, every row becomes a list of its cells.
+
+    Args:
+        head: titles of the columns.
+        rows: cells of each row.
+        indent: text before each line.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     free = columns() - len(indent) - widths[0] - len(GAP)

@@ -19,7 +19,7 @@ GRACE = 60  # seconds beyond the limit after which a timer outside the interpret
 
 
 def give_up(message: str, status: int) -> NoReturn:
-    """Print `message` and the stacks of all threads, and end the process at once with `status`."""
+    """Print `message` and the stacks of all threads, and end the process at once with the exit status `status`."""
     process = f"process {multihost.index()} of {multihost.count()}: " if multihost.count() > 1 else ""
     print(f"\nError: {process}{message}\nStacks of all threads:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(REAL_STDERR, all_threads=True)

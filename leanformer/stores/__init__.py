@@ -46,7 +46,12 @@ def check_url(url: str, shown: str) -> None:
 
 
 def check_package(url: str, shown: str) -> None:
-    """Raise ConfigError if the package that reads a URL, gs:// or s3://, is not installed; `shown` as `check_url`."""
+    """Raise ConfigError if the package that reads a URL, gs:// or s3://, is not installed.
+
+    Args:
+        url: URL to read.
+        shown: flag or key with its value, for messages.
+    """
     package, extra = PACKAGES[url.partition("://")[0]]
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{shown}: the package {package} is not installed. Run: pip install 'leanformer[{extra}]'.")
@@ -57,10 +62,13 @@ class StoreError(WorkdirError):
 
 
 class Store:
-    """Objects whose names begin with a URL. Names are relative to it. Methods raise StoreError.
+    """Folder in a bucket of an object store, whose objects are named relative to its URL. Methods raise StoreError.
 
     Args:
-        url: URL of a folder in a bucket.
+        url: URL of the folder, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+
+    Raises:
+        ConfigError: the URL names no such folder, or the package that reads it is not installed.
     """
 
     def __init__(self, url: str):
@@ -92,7 +100,7 @@ class Store:
             ) from error
 
     def path(self, name: str) -> str:
-        """Return the name of an object as fsspec expects it."""
+        """Return the path of the object `name` as fsspec expects it: with bucket and folder, without the scheme."""
         return f"{self._root}/{name}"
 
     def sizes(self) -> dict[str, int]:
@@ -131,7 +139,7 @@ class Store:
             self.fs.pipe_file(self.path(name), content, **options)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write an object and return True if it does not exist; otherwise return False."""
+        """Write an object and return True if it does not exist; otherwise change nothing and return False."""
         with self._errors():
             try:
                 self.fs.pipe_file(self.path(name), content, mode="create")
@@ -140,7 +148,11 @@ class Store:
         return True
 
     def upload(self, files: Iterable[tuple[Path, str]]) -> None:
-        """Write files to objects of these names, several at once. Files that have been deleted are skipped."""
+        """Upload files, several at once; those that have been deleted are skipped.
+
+        Args:
+            files: path of each file, and name of the object to write.
+        """
         _in_parallel(self._upload, files)
 
     def _upload(self, item: tuple[Path, str]) -> None:
@@ -156,7 +168,7 @@ class Store:
             self.write(name, content)
 
     def download(self, names: Iterable[str], folder: Path) -> None:
-        """Write objects to files of the same names in a folder."""
+        """Download objects to files of the same names in a folder, several at once; a file is never half written."""
         _in_parallel(lambda name: self._download(name, folder / name), names)
 
     def _download(self, name: str, path: Path) -> None:
@@ -180,7 +192,7 @@ def _in_parallel[T](function: Callable[[T], None], items: Iterable[T]) -> None:
 
 
 def retry[T](function: Callable[[], T], patience: float = PATIENCE) -> T:
-    """Return the result of a function that uses a store; repeat it after StoreError, for `patience` seconds."""
+    """Return the result of a function that uses a store; repeat it after a StoreError, for up to `patience` seconds."""
     deadline, pause = time.monotonic() + patience, POLL
     while True:
         try:

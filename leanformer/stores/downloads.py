@@ -24,7 +24,7 @@ REPORTS = (".html", ".json")  # files in which the name of the temporary folder 
 
 @contextlib.contextmanager
 def downloaded(url: str, checkpoints: str | int = NEWEST, *, upload: bool = True) -> Iterator[Path]:
-    """Yield a temporary local copy of a run, or of a folder of runs, and upload the files that the block changes.
+    """Yield a temporary local copy of a run, or of a folder of runs, in a `with` block; upload the files it changes.
 
     All processes of a run must call it, as `mirrored`. An error in the block uploads nothing.
 
@@ -63,7 +63,15 @@ def downloaded(url: str, checkpoints: str | int = NEWEST, *, upload: bool = True
 
 
 def local_copy(workdir: str | Path, step: int | None, *, best: bool) -> str | Path:
-    """Return `workdir`, or a copy of the run if it is a URL, which is deleted when Python ends."""
+    """Return `workdir`, or the folder of a temporary copy of the run if it is a URL.
+
+    The copy is deleted when Python ends.
+
+    Args:
+        workdir: folder or URL of the run.
+        step: step of the checkpoint to download; the newest if None.
+        best: True to download all checkpoints, from which the best is then chosen.
+    """
     if not is_url(workdir):
         return workdir
     stack = contextlib.ExitStack()
@@ -72,7 +80,12 @@ def local_copy(workdir: str | Path, step: int | None, *, best: bool) -> str | Pa
 
 
 def choose(step: int | None, *, every: bool) -> str | int:
-    """Return the checkpoints to download for --step, and for flags that need all of them: --best and --all."""
+    """Return the value of `checkpoints` for `downloaded`: ALL, NEWEST or the number of a step.
+
+    Args:
+        step: value of --step; None for the newest checkpoint.
+        every: True if all checkpoints are needed, as for --best and --all.
+    """
     return ALL if every else NEWEST if step is None else step
 
 

@@ -28,11 +28,12 @@ class LeaseLost(ConfigError):
 
 
 class Lease:
-    """Lease of a store, within a `with` block, which a thread renews.
+    """Context manager that holds the lease of a store, which a thread renews.
 
-    The lease is created conditionally, so that of two runs that start at once only one gets it. Its age is computed
-    from the clocks of two hosts, so a clock that is wrong by more than a minute can let two runs in. The first of them
-    then finds at its next renewal that the lease is no longer its own.
+    Entering it waits up to PATIENCE seconds for another run that holds the lease, then raises ConfigError. The lease is
+    created conditionally, so that of two runs that start at once only one gets it. Its age is computed from the clocks
+    of two hosts, so a clock that is wrong by more than a minute can let two runs in. The first of them then finds at
+    its next renewal that the lease is no longer its own.
 
     Args:
         store: store to lease.
@@ -77,7 +78,7 @@ class Lease:
             print(f"WARNING: {NAME} was not deleted, and expires in {EXPIRE:.0f} s: {error}", file=sys.stderr)
 
     def confirm(self) -> None:
-        """Raise LeaseLost if another run has taken the lease. Asks the store unless a renewal was recent."""
+        """Raise LeaseLost if another run has taken the lease; the store is read only if no renewal was recent."""
         if time.monotonic() - self._renewed > 2 * RENEW:
             self._renew()
         if self._taken_by is not None:

@@ -39,21 +39,24 @@ Signature = tuple[int, int, int]
 
 
 class Mirror:
-    """Local folder of a run and its store.
+    """Local folder of a run and the store to which its files are uploaded.
 
     Args:
         store: store to write to.
         folder: local folder.
         confirm: function that raises an error if this process must not write to the store any more.
+
+    Attributes:
+        steps: complete checkpoints in the store: content of the list of checksums by step.
     """
 
     def __init__(self, store: Store, folder: Path, confirm: Callable[[], None]):
         self.store, self.folder, self._confirm = store, folder, confirm
-        self.steps: dict[int, bytes] = {}  # complete checkpoints in the store: list of checksums by step
+        self.steps: dict[int, bytes] = {}
         self._sent: dict[str, Signature] = {}  # uploaded files
 
     def download(self) -> str:
-        """Make the local folder equal to the store, or keep it if it is ahead, and return a line about it.
+        """Make the local folder equal to the store, or keep it if it is ahead, and return a line for the user about it.
 
         It is ahead if it has a newer complete checkpoint, and no other machine has written to the store since this
         one did. A folder with a newer checkpoint of another history is renamed, never deleted.
@@ -141,7 +144,7 @@ class Mirror:
         """Upload what has changed, in an order that leaves the store readable at any time.
 
         Args:
-            small: True to upload small files too, if no new checkpoint requires it.
+            small: True to upload changed files outside checkpoints too; with a new checkpoint they always are.
         """
         self._confirm()
         names = self._local_step_names()

@@ -22,7 +22,7 @@ AGREED = "staging"  # folder of the values that process 0 publishes
 
 
 def staging_root() -> Path:
-    """Return the folder of the local copies."""
+    """Return the folder in which runs of object stores have their local copies, from the environment or by default."""
     return Path(os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
 
 
@@ -33,7 +33,13 @@ def _report(name: str, content: Any) -> None:
 
 
 def report_end(kind: type[BaseException] | None, *_: object) -> None:
-    """Tell the other processes that process 0 has uploaded everything, or has failed."""
+    """Tell the other processes that process 0 has uploaded everything, or has failed.
+
+    It is an exit function of an ExitStack.
+
+    Args:
+        kind: class of the exception that ended the block; None for success.
+    """
     _report("end", kind is None)
 
 
@@ -46,7 +52,7 @@ def _wait_for(name: str, seconds: float = math.inf) -> Any:
 
 
 def share(folder: Path) -> None:
-    """Publish the folder of process 0, and check that the other processes see it. Only process 0 calls it.
+    """Publish the local folder of process 0, and check that the other processes see it. Only process 0 calls it.
 
     Raises:
         ConfigError: another process does not see it.
@@ -78,7 +84,15 @@ def _check_shared(folder: Path, token: Path) -> None:
 
 @contextlib.contextmanager
 def other_process() -> Iterator[Path]:
-    """Yield the folder of process 0, and wait at the end until it has uploaded everything."""
+    """Yield the local folder of process 0 to another process in a `with` block; wait until process 0 has uploaded all.
+
+    After a LeanformerError in the block the wait is at most END_AFTER_ERROR seconds, and after other exceptions there
+    is none.
+
+    Raises:
+        ConfigError: a process does not see the folder.
+        StoreError: process 0 has failed.
+    """
     folder, token = map(Path, _wait_for("folder"))
     _check_shared(folder, token)
     try:

@@ -24,14 +24,18 @@ PATIENCE = 120.0  # seconds of failures after which the last upload is given up
 
 
 def local_folder(url: str) -> Path:
-    """Return the local folder of a run; its name is that of the URL, because reports print names of runs."""
+    """Return the local folder of a run at a URL.
+
+    It has the name of the URL's last part, because reports print names of runs, in a folder named after a hash of the
+    URL.
+    """
     url = url.rstrip("/")
     return staging_root() / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rpartition("/")[2]
 
 
 @contextlib.contextmanager
 def mirrored(url: str) -> Iterator[Path]:
-    """Yield the local folder of a run that trains, and upload what it saves, within a `with` block.
+    """Yield the local folder of a run that trains, and upload what it saves during and at the end of a `with` block.
 
     All processes of a run must call it. Process 0 downloads and uploads; the others use the same folder.
 

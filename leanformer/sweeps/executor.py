@@ -33,7 +33,7 @@ GONE = "GONE"  # submitit treats every unknown state as the end of a job
 
 
 def check(members: Sequence[SweepRun]) -> None:
-    """Raise ConfigError for the first invalid config, with the name of its run; checks one seed per grid point."""
+    """Raise ConfigError for the first run with an invalid config, and name it; one seed per grid point is checked."""
     points = {member.words[:-1]: member for member in reversed(members)}
     for member in reversed(points.values()):
         try:
@@ -44,6 +44,11 @@ def check(members: Sequence[SweepRun]) -> None:
 
 def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[SweepRun, str]:
     """Execute all unfinished runs and return the failed ones with the last lines of their logs.
+
+    Args:
+        members: runs of the sweep.
+        folder: folder of the sweep; logs are written to folder/logs.
+        f: flags of a command, with those of `cli.commands.SWEEP_FLAGS`.
 
     Raises:
         ConfigError: a flag or a config is invalid, or a folder belongs to a different run; nothing was started.

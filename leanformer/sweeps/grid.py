@@ -27,13 +27,19 @@ from leanformer.training.restoring import steps_in
 
 @dataclasses.dataclass(frozen=True)
 class SweepRun:
-    """Run of a sweep."""
+    """Run of a sweep.
+
+    Attributes:
+        workdir: folder of the run.
+        words: arguments of the training command: --config=FILE and --config.KEY=VALUE, without --workdir.
+    """
 
     workdir: Path
-    words: tuple[str, ...]  # arguments of the training command
+    words: tuple[str, ...]
 
     @property
     def finished(self) -> bool:
+        """True if the folder has a summary.json, which is written at the end of training."""
         return (self.workdir / "summary.json").is_file()
 
     @property
@@ -55,16 +61,22 @@ class SweepRun:
 
     @property
     def command(self) -> list[str]:
+        """Words of the command that trains the run."""
         return [sys.executable, "-m", "leanformer.train", *self.words, f"--workdir={self.workdir}"]
 
     @property
     def runs(self) -> tuple["SweepRun", ...]:
+        """The run itself, as the only one; a `VmapGroup` has several."""
         return (self,)
 
 
 @dataclasses.dataclass(frozen=True)
 class VmapGroup:
-    """Runs that one vectorised program trains, with the interface of a single run."""
+    """Runs that one vectorised program trains, with the interface of a single run.
+
+    Attributes:
+        runs: the runs, which differ only in seed and learning rates.
+    """
 
     runs: tuple[SweepRun, ...]
 
@@ -75,17 +87,20 @@ class VmapGroup:
 
     @property
     def finished(self) -> bool:
+        """True if all runs have finished."""
         return all(member.finished for member in self.runs)
 
     @property
     def command(self) -> list[str]:
+        """Words of the command that trains all runs."""
         arguments = (json.dumps([str(member.workdir), *member.words]) for member in self.runs)
         return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in arguments)]
 
 
 def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
-    """Return the runs, combined into groups of equal step counts that one vectorised program can train.
+    """Return the runs, combined into groups that one vectorised program can train.
 
+    The runs of a group differ only in seed and learning rates, and have their newest checkpoint at the same step.
     Raises ConfigError if a run cannot be trained by such a program (`vmap.check`).
     """
     groups: dict[Any, list[SweepRun]] = {}
@@ -130,8 +145,16 @@ def make_runs(
 ) -> list[SweepRun]:
     """Return one run per point of the grid, with a folder named after its config and values.
 
-    `over` has the values of --over (KEY=VALUE,VALUE,...), `fixed` those of --set (KEY=VALUE). Raises ConfigError if
-    there is no config file, a flag is not of this form, or the key seed is given.
+    Args:
+        configs: config files, FILE or FILE:ARGUMENT.
+        over: values of --over, KEY=VALUE,VALUE,...; the grid is their product.
+        fixed: values of --set, KEY=VALUE, for all runs.
+        seeds: number of seeds, 0 to seeds - 1, of every point.
+        folder: folder of the sweep, in which each run has its folder.
+
+    Raises:
+        ConfigError: there is no config file or no seed, a flag is not of this form, a key is given twice or is the
+            seed, or two runs would have the same folder.
     """
     if not configs or seeds < 1:
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each is required.")

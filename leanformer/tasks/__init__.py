@@ -28,7 +28,7 @@ KINDS = {name: _from_config(name) for name in ("images", "sequences", "points", 
 
 
 def build(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError if its type is unknown, or refuses the config.
+    """Return the task of a config. Raises ConfigError if its type is unknown, or a key is invalid for it.
 
     >>> from leanformer import config
     >>> build(config.points()).data.name
@@ -40,10 +40,13 @@ def build(c: Any) -> Task:
 
 
 def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) -> tuple[Source, dict[str, Source]]:
-    """Return the training split of a config, and its evaluation splits by name: "" is `data.eval_split`, the others are
-    those of `eval.more`.
+    """Return the training split of a config, and its evaluation splits by name.
+
+    The name of `data.eval_split` is "", the others are those of `eval.more`.
 
     Args:
+        module: data module of the config's task.
+        c: config.
         classes: class names in the order of the outputs, for a run that has started; None for those of the training
             split. Evaluation splits may lack some of these, but have no other ones.
 
@@ -57,15 +60,19 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
 
 
 def fingerprint(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[str, dict[str, Any]]:
-    """Return the fingerprints of the splits that `open_data` returned, by their names in the config; {} except in the
-    process that writes.
+    """Return {name of a split: its `fingerprints.compute`} for the splits that `open_data` returned.
+
+    Names are those in the data, such as "train". The result is {} except in the process that writes.
     """
     splits = {c.data.train_split: train, **_by_split(c, held_out)} if multihost.is_primary() else {}
     return {split: fingerprints.compute(source) for split, source in splits.items()}
 
 
 def warn_repeats(c: Any, train: Source, held_out: Mapping[str, Source]) -> None:
-    """Warn of files that are twice in a split, or in the training split and another one, in the process that writes."""
+    """Warn of files that a split lists twice, and of data that the training split shares with another split.
+
+    Only the process that writes prints warnings. `train` and `held_out` are results of `open_data`.
+    """
     others = _by_split(c, held_out)
     same = [split for split in others if split == c.data.train_split]
     sentences = [
@@ -103,7 +110,7 @@ def class_names(source: Source) -> Sequence[str] | None:
 
 
 def resolve(c: Any) -> None:
-    """Set the keys of a config that others decide: sizes by a schedule over layers, and model.num_classes=0.
+    """Replace, in place, the values of a config that need others: schedules over layers, and model.num_classes=0.
 
     Raises the errors of `per_layer.resolve_schedules` and `fill_num_classes`.
     """
@@ -131,7 +138,10 @@ def fill_num_classes(c: Any) -> None:
 
 
 def check_names(c: Any, source: Source) -> None:
-    """Raise DataError if the training split of a new model has fewer than two classes, or not one per output."""
+    """Raise DataError if the training split of a new model names fewer than two classes, or not one per output.
+
+    Sources without class names are not checked.
+    """
     named = class_names(source)
     if named is not None and len(named) < 2:
         raise DataError(

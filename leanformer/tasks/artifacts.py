@@ -30,8 +30,10 @@ SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
 
 
 def load_config(workdir: Path) -> ConfigDict:
-    """Return the config of a run. Lists of JSON become tuples. Sections and keys that are younger than the run get
-    their defaults, except those of the model. Keys in REMOVED are dropped, with a warning if they did something.
+    """Return the config of a run, from its config.json.
+
+    Lists of JSON become tuples. Sections and keys that are younger than the run get their defaults, except those of the
+    model. Keys in REMOVED are dropped, with a warning if they had an effect.
 
     Raises:
         WorkdirError: config.json is broken, or holds no config.
@@ -75,7 +77,7 @@ def _drop_removed(tree: dict[str, Any], workdir: Path) -> None:
 
 
 def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a tree of dicts by dotted keys."""
+    """Return the values of nested dicts by dotted keys, each after `prefix`: {"a": {"b": 1}} becomes {"a.b": 1}."""
     values = {}
     for key, value in tree.items():
         values |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
@@ -106,14 +108,14 @@ def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
 
 
 def exported_weights(folder: Path) -> dict[str, Any] | None:
-    """Return step and kind of the weights in a folder that `export` completed; None for any other folder."""
+    """Return {"step": ..., "averaged": ...} of the weights in a folder that `export` completed; None for any other."""
     path = folder / "config.json"
     content = files.read_json(path) if path.is_file() else None
     return content.get(EXPORTED) if isinstance(content, dict) else None
 
 
 def check_not_exported(workdir: Path) -> None:
-    """Raise ConfigError if a folder to train in holds weights that `export` described."""
+    """Raise ConfigError if the folder of a run to train has exported weights, that is, files written by `export`."""
     if exported_weights(workdir) is not None:
         raise ConfigError(
             f"--workdir={workdir} holds weights that convert has exported. Choose another folder. To start from these "
@@ -125,6 +127,8 @@ def save(workdir: Path, source: Source, splits: Mapping[str, Any] = MappingProxy
     """Write the class names and the tokenizer of a training split, if it has them, from the process that writes.
 
     Args:
+        workdir: folder of the run.
+        source: training split.
         splits: fingerprints of the splits by name, which are recorded with the checksums of the files.
     """
     if not multihost.is_primary():
@@ -153,7 +157,11 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def count_examples(folder: Path, split: str) -> int | None:
-    """Return the number of examples of a split of a run; None if it is not recorded. Raises WorkdirError if broken."""
+    """Return the number of examples of a split that a run recorded when it started; None if it is not recorded.
+
+    Raises:
+        WorkdirError: the record, data.json, is broken.
+    """
     return _read_record(folder).get("splits", {}).get(split, {}).get("examples")
 
 
@@ -168,7 +176,12 @@ def _check_unchanged(path: Path) -> None:
 
 
 def warn_changed_data(workdir: Path, splits: Mapping[str, Mapping[str, Any]]) -> None:
-    """Warn for each split whose fingerprint differs from that of the run in a folder, in the process that writes."""
+    """Warn, in the process that writes, for each split whose fingerprint differs from the one that a run recorded.
+
+    Args:
+        workdir: folder of the run.
+        splits: result of `tasks.fingerprint` for the present data.
+    """
     before = _read_record(workdir).get("splits", {}) if multihost.is_primary() else {}
     for split in before.keys() & splits.keys():
         if change := fingerprints.describe_changes(before[split], splits[split]):
@@ -201,9 +214,12 @@ def load_tokenizer(workdir: Path) -> Any:
 
 
 def use_saved_tokenizer(workdir: Path, c: Any) -> None:
-    """Set data.tokenizer to the run's own if it is unset: the run that it was taken from may be gone.
+    """Set `data.tokenizer` of a config, in place, to the tokenizer.json that a run saved, if the key is unset.
 
-    Raises WorkdirError if that has changed since it was written.
+    An unset key means the tokenizer of the run in `init_from.path`, which may no longer exist.
+
+    Raises:
+        WorkdirError: the file has changed since the run wrote it.
     """
     if "tokenizer" in c.data and c.data.tokenizer is None and (workdir / TOKENIZER).is_file():
         _check_unchanged(workdir / TOKENIZER)
@@ -211,7 +227,10 @@ def use_saved_tokenizer(workdir: Path, c: Any) -> None:
 
 
 def check_tokenizer(workdir: Path, source: Source) -> None:
-    """Raise DataError if a run was trained with another tokenizer than that of a split."""
+    """Raise DataError if a run in `workdir` was trained with another tokenizer than that of the split `source`.
+
+    Raises WorkdirError if the saved tokenizer has changed since the run wrote it. Splits without a tokenizer pass.
+    """
     path, other = workdir / TOKENIZER, getattr(source, "tokenizer", None)
     if path.is_file():
         _check_unchanged(path)
@@ -223,7 +242,7 @@ def check_tokenizer(workdir: Path, source: Source) -> None:
 
 
 def output_names(classes: Sequence[str] | None, number: int) -> list[str]:
-    """Return a name for each of `number` outputs of a model: its class, or its index if the data have no class."""
+    """Return a name for each of `number` outputs of a model: the class, or the index of an output without a class."""
     return [*(classes or ()), *map(str, range(len(classes or ()), number))]
 
 
@@ -251,7 +270,7 @@ def load_classes(workdir: Path) -> tuple[str, ...] | None:
 
 
 def warn_missing_classes(workdir: Path, classes: Sequence[str] | None) -> None:
-    """Warn if a run did not save its class names; `classes`, those of the training split, are then assumed."""
+    """Warn if a run did not save its class names, so that those of the training split, `classes`, are assumed."""
     begun = (workdir / "config.json").is_file() and not (workdir / CLASSES).is_file()
     if multihost.is_primary() and begun and classes is not None:
         print(

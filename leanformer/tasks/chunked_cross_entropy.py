@@ -53,7 +53,7 @@ def hits(
     *,
     at_once: int,
 ) -> Int[Array, ""]:
-    """Count targets with the largest logit, the first among ties; arguments as in `cross_entropy`."""
+    """Count the targets that have the largest logit, the first among ties; for the arguments see `cross_entropy`."""
 
     def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
         logits, _ = _logits(piece[0], kernel, bias, (None, real))

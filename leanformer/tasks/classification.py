@@ -24,10 +24,15 @@ LABEL: dict[str, Spec] = {"label": ((), np.int32)}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(Objective):
-    """Objective of single-label classification without `inputs` and `loss`."""
+    """Base class of objectives of single-label classification; subclasses define `inputs` and `loss`.
+
+    Attributes:
+        num_classes: number of classes, and of the model's outputs V.
+        kind: type of the loss, "softmax" or "sigmoid", see `losses.classify`.
+    """
 
     num_classes: int
-    kind: str = "softmax"  # type of the loss, "softmax" or "sigmoid", see `losses.classify`
+    kind: str = "softmax"
 
     score = Score("top1")
 
@@ -36,8 +41,11 @@ class Classification(Objective):
         return losses.divergence_threshold(self.kind, self.num_classes)
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return the sums of the loss, of correct top-1 and, with more than five classes, top-5 predictions, and of
-        examples; with `detail` also the confusion matrix (V V), rows are labels, columns predictions."""
+        """Return sums over the examples that `batch["mask"]` marks as present.
+
+        They are `loss`, the numbers `top1` and, with more than five classes, `top5` of correct predictions, and the
+        number of `examples`; with `detail` also the `confusion` matrix (V V): rows are labels, columns predictions.
+        """
         logits, _ = model(*self.inputs(batch))
         loss = losses.classify(logits, jax.nn.one_hot(batch["label"], self.num_classes), self.kind)
         rank = losses.rank_of_label(logits, batch["label"])
@@ -57,7 +65,10 @@ class Classification(Objective):
 
 
 def labelled(source: Source, prepare: Prepare) -> Prepare:
-    """Return `prepare` with the example's `label` added."""
+    """Return a function like `prepare` whose result also has the example's `label`, int32, for `data.Batches`.
+
+    It raises DataError for a label that is no class of `source`.
+    """
     return functools.partial(_labelled, source, prepare)
 
 

@@ -25,7 +25,11 @@ def embeddings(
 
     An embedding is the mean over tokens, [CLS] and [SEP] included, of the model's last layer, normalised to length 1.
 
-    The model is a `models.bert.Model`; batch_size, in texts, affects only rounding.
+    Args:
+        model: instance of `models.bert.Model`.
+        tokenizer: tokenizer that the model was trained with.
+        texts: n texts, none of them empty.
+        batch_size: number of texts per forward pass, which affects only rounding.
 
     Raises:
         ConfigError: the model has another architecture, or a smaller vocabulary than the tokenizer.
@@ -56,7 +60,7 @@ def embeddings(
 
 
 def check_model(model: Any, name: str) -> None:
-    """Raise ConfigError, with the name of the model, if it is no bidirectional model of texts."""
+    """Raise ConfigError if a model is not a bidirectional language model; `name` stands for it in the message."""
     if not hasattr(model, "decoded"):
         raise ConfigError(f'{name} is no bidirectional language model. Embeddings of texts require model.name="bert".')
 

@@ -24,11 +24,18 @@ NOTHING = -1  # marks rows that still read their prompt, or have ended
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Sampling settings of the next token. Raises ConfigError for one that is out of range."""
+    """Sampling settings of the next token. Raises ConfigError for one that is out of range.
 
-    temperature: float = 1.0  # divisor of the logits; 0 selects the most likely token
-    top_k: int | None = None  # number of most likely tokens to sample from; None for all
-    top_p: float | None = None  # probability mass of the tokens to sample from (Holtzman et al. 2020); None for all
+    Attributes:
+        temperature: divisor of the logits; 0 selects the most likely token.
+        top_k: number of most likely tokens to sample from; None for all.
+        top_p: the most likely tokens are sampled whose probabilities together reach this, above 0 and at most 1
+            (Holtzman et al. 2020); None for all.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
 
     def __post_init__(self):
         if self.temperature != 0 and not LOWEST <= self.temperature < float("inf"):
@@ -43,19 +50,19 @@ class Sampling:
 
 
 def check_numbers(seed: int, tokens: int | None) -> None:
-    """Raise ConfigError unless the seed, and the number of tokens if given, are whole numbers in range."""
+    """Raise ConfigError unless --seed is an int32 from 0, and --tokens, if not None, an int32 from 1."""
     for name, value, least in (("seed", seed, 0), ("tokens", 1 if tokens is None else tokens, 1)):
         if not isinstance(value, int | np.integer) or not least <= value <= WHOLE_NUMBER:
             raise ConfigError(f"--{name}={value}: must be a whole number from {least} to {WHOLE_NUMBER:,}.")
 
 
 def tokens_available(prompts: Sequence[np.ndarray], most: int, requested: int | None) -> int:
-    """Return the number of tokens to generate.
+    """Return the number of tokens to generate after each prompt.
 
     Args:
         prompts: tokens of the prompts, with the token that begins a document.
         most: maximal length of the model in tokens.
-        requested: requested number; by default as many as the model's length allows.
+        requested: requested number; None for as many as the model's length allows after the longest prompt.
 
     Raises:
         ConfigError: prompt and generated tokens are longer than the model's length.
@@ -71,7 +78,13 @@ def tokens_available(prompts: Sequence[np.ndarray], most: int, requested: int | 
 
 
 def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) -> Int[Array, "b"]:
-    """Sample the next token of each row."""
+    """Return the next token of each row, sampled from its logits.
+
+    Args:
+        logits: logits of the next token, for rows B and vocabulary V.
+        keys: random key of each row; not used at temperature 0.
+        how: temperature, top-k and top-p.
+    """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     if not how.temperature:
         return jnp.argmax(logits, axis=-1)
@@ -88,7 +101,7 @@ def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) ->
 
 
 def position_keys(key: Key[Array, ""], rows: int, place: Int[Array, ""]) -> Key[Array, "{rows}"]:
-    """Return a random key per row for the token at a position."""
+    """Return a random key for each of `rows` rows, derived from `key`, the row's index, and the position `place`."""
     row_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(row_keys, place)
 
@@ -118,6 +131,8 @@ def generate(
         prompts: token arrays, of at least one token each.
         tokens: maximum number of tokens that follow a prompt.
         end: token that ends a row; None for none.
+        key: random key of all draws.
+        how: sampling settings.
 
     Raises:
         ConfigError: prompts and generated tokens exceed the positions of the model.

@@ -26,15 +26,26 @@ HOST_AUGMENT += ("rand_magnitude", "rand_std", "rand_layers", "rand_prob", "colo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageData(DataModule):
-    """Images as `image` (B height width C, uint8), with a `label` (B)."""
+    """Data of image classification: batches of `image` (B height width C, uint8) and `label` (B, int32).
 
-    size: int | Sequence[int]  # (height, width), or the side of a square
+    Attributes:
+        size: side of the images in pixels, or (height, width).
+        channels: number of channels C, 1 or 3.
+        num_classes: number of classes of the model.
+        mean: mean of each channel, 0 to 1, with which geometric augmentation fills uncovered pixels.
+        crop_fraction: side of the central crop over that of the resized image, in evaluation.
+        augment: section config.augment.
+        name: value of `data.name`.
+        dir: folder of TFDS data; None for the default.
+    """
+
+    size: int | Sequence[int]
     channels: int
     num_classes: int
-    mean: tuple[float, ...]  # of each channel, 0 to 1; geometric augmentation fills uncovered pixels with it
+    mean: tuple[float, ...]
     crop_fraction: float
-    augment: Mapping[str, Any]  # config.augment
-    name: str = "synthetic"  # this and dir: keys of config.data
+    augment: Mapping[str, Any]
+    name: str = "synthetic"
     dir: str | None = None
 
     def build(self) -> bool:
@@ -45,12 +56,12 @@ class ImageData(DataModule):
         return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        """Return shuffled, augmented batches; options as in `DataModule`."""
+        """Return endless batches of shuffled, augmented images; `options`: see `DataModule.train_batches`."""
         prepare = labelled(source, self._augmented)
         return data.Batches(source, prepare, train=True, repeats=self.augment["repeats"], **options)
 
     def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        """Return batches of central crops; options as in `DataModule`."""
+        """Return batches of central crops, for evaluation; `options` are arguments of `DataModule.eval_batches`."""
         return data.Batches(source, labelled(source, self._cropped), train=False, **options)
 
     @functools.cached_property
@@ -85,11 +96,17 @@ class ImageData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageClassification(Classification):
-    """Cross-entropy of images with smoothed labels, random erasing, mixup and cutmix."""
+    """Objective of image classification: cross-entropy with smoothed labels, random erasing, mixup and cutmix.
 
-    mean: tuple[float, ...]  # normalisation of each channel, 0 to 1
+    Attributes:
+        num_classes, kind: as in `Classification`.
+        mean, std: mean and standard deviation of each channel, 0 to 1, with which images are normalised.
+        augment: section config.augment.
+    """
+
+    mean: tuple[float, ...]
     std: tuple[float, ...]
-    augment: Mapping[str, Any]  # config.augment
+    augment: Mapping[str, Any]
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
         return (mixup.normalise(batch["image"], self.mean, self.std),)
@@ -97,7 +114,7 @@ class ImageClassification(Classification):
     def prepare_train_batch(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
     ) -> tuple[dict[str, Array], mixup.Mix | None]:
-        """Return the batch with random keys, and the parameters of mixup or CutMix, None if both are off.
+        """Return the batch with a random `key` (B), and the parameters of mixup or CutMix, None if both are off.
 
         With mixing, the batch also has arrays `partner_<name>`: the example that each one is mixed with.
         """
@@ -134,7 +151,7 @@ class ImageClassification(Classification):
 
 
 def from_config(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
+    """Return the image-classification task of a config. Raises ConfigError for an unknown `data.name`."""
     m, d = c.model, c.data
     find(d.name, KINDS)
     shared = {"num_classes": m.num_classes, "mean": tuple(map(float, d.mean)), "augment": c.augment.to_dict()}

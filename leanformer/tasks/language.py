@@ -26,28 +26,45 @@ Rows = Stream | Packed | OverlappingLastWindow | Subset
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextData(DataModule):
-    """Rows of tokens as `tokens` (B T, int32) and, if packed, `segments` (B T); the targets are up to the subclass."""
+    """Base class of the data of language modelling: `tokens` (B T, int32) and, if packed, `segments` (B T).
 
-    length: int  # T, the model's max_length
+    Subclasses define `make_prepare` and the targets.
+
+    Attributes:
+        length: row length T, the model's max_length.
+        vocabulary: vocabulary size V of the model, at least that of the tokenizer.
+        packed: True if rows are whole documents, packed; False if they are windows of the stream of tokens.
+        tokenizer: "bytes", "bpe:<vocabulary>", "wordpiece:<vocabulary>", or a path, see `data.text.open_corpus`.
+        separator: text between the documents of a .txt file; None if each file is one document.
+        documents: maximum number of documents of a split; 0 for all.
+        train_split: split for training, on which BPE and WordPiece are also trained.
+        name: value of `data.name`.
+        dir: folder of token datasets; None for the default.
+        workers: maximum number of tokenising processes.
+        splits: all splits that the config names, which `build` tokenises.
+        eval_rows: type of rows of an evaluation split that is not packed.
+    """
+
+    length: int
     vocabulary: int
-    packed: bool  # rows are whole documents, packed; otherwise windows of the stream of tokens
-    tokenizer: str  # this and the following: keys of config.data
+    packed: bool
+    tokenizer: str
     separator: str | None
     documents: int
     train_split: str
     name: str = ""
     dir: str | None = None
     workers: int = 0
-    splits: tuple[str, ...] = ()  # all splits that the config names
+    splits: tuple[str, ...] = ()
 
-    eval_rows: ClassVar[type] = Stream  # of an evaluation split that is not packed
+    eval_rows: ClassVar[type] = Stream
 
     @abc.abstractmethod
     def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
-        """Return the function from a row to the arrays of an example, see `data.Batches`."""
+        """Return the function `prepare` of `data.Batches`, from an example of `source` to the arrays of a row."""
 
     def build(self) -> bool:
-        """Train the tokenizer and tokenize all splits, unless that is done. Returns True."""
+        """Train the tokenizer and tokenise all of `splits`, unless that is done. Return True."""
         for split in self.splits:
             self.open(split)
         return True
@@ -59,7 +76,7 @@ class TextData(DataModule):
         return (Packed if self.packed else self.eval_rows)(corpus, self.length)
 
     def check(self, corpus: Corpus) -> None:
-        """Raise DataError if the model cannot read the tokens of a corpus."""
+        """Raise DataError if a corpus has more tokens in its vocabulary than the model."""
         number = corpus.tokenizer.vocabulary
         if number > self.vocabulary:
             raise DataError(
@@ -72,7 +89,10 @@ class TextData(DataModule):
         return {"rows": f"{kind}, {self.length} tokens each, of a vocabulary of {self.vocabulary:,}"}
 
     def train_batches(self, source: Any, **options: Any) -> data.Batches:
-        """Return endless training batches. An epoch is as many rows as hold all tokens once; windows may overlap."""
+        """Return endless training batches; `options` are arguments of `DataModule.train_batches`.
+
+        Rows are packed documents in shuffled epochs, or else windows at random positions, which may overlap.
+        """
         rows = source if self.packed else Windows(source.corpus, self.length)
         return data.Batches(rows, self.make_prepare(source, train=True), train=True, **options)
 
@@ -83,7 +103,14 @@ class TextData(DataModule):
         return {name: np.asarray(example[name], np.int32) for name in self.input_specs()}
 
     def read_text(self, raw: bytes, tokenizer: Any) -> dict[str, np.ndarray]:
-        """Return the example of a document in UTF-8: its first row, without masks.
+        """Return the first row of a document, for models that take no targets.
+
+        Args:
+            raw: document in UTF-8.
+            tokenizer: tokenizer of the model, `data.text.Tokenizer`.
+
+        Returns:
+            `tokens` and `segments`, int32 (T,).
 
         Raises:
             DataError: it is not UTF-8, or has fewer tokens than a row.
@@ -106,15 +133,21 @@ class TextData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenObjective(Objective):
-    """Objective of language models without `inputs` and `loss`.
+    """Base class of objectives of language models; subclasses define `inputs`, `loss`, `statistics` and `metrics`.
 
     The denominator of the loss is the number of `targets`, so that rows of padding do not count.
+
+    Attributes:
+        vocabulary: vocabulary size V.
+        packed: True if batches have `segments`.
+        at_once: maximum number of logits in memory at a time, of B × T × V.
+        soft_cap: soft cap of the output logits; None for none.
     """
 
     vocabulary: int
-    packed: bool  # batches have `segments`
-    at_once: int  # maximum number of logits in memory at a time
-    soft_cap: float | None = None  # soft cap of the logits
+    packed: bool
+    at_once: int
+    soft_cap: float | None = None
 
     score = Score("loss", higher=False)
 
@@ -123,17 +156,26 @@ class TokenObjective(Objective):
         return losses.divergence_threshold("softmax", self.vocabulary)
 
     def loss_denominator(self, batch: Batch) -> Int[Array, ""]:
-        """Return the number of targets, at least 1."""
+        """Return the number of targets in a batch, at least 1, by which its summed loss is divided."""
         return jnp.maximum(jnp.sum(batch["targets"] >= 0), 1)
 
     def token_loss(self, model: Any, x: Float[Array, "b t d"], targets: Int[Array, "b t"]) -> Float[Array, ""]:
-        """Return the cross-entropy in nats, summed over targets."""
+        """Return the cross-entropy in nats, summed over targets.
+
+        Args:
+            model: model with `unembedding()`, the matrix and bias of its output layer.
+            x: vectors that the output layer multiplies.
+            targets: target tokens; negative ones are ignored.
+        """
         return cross_entropy(x, *model.unembedding(), targets, at_once=self.at_once, soft_cap=self.soft_cap)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageData(TextData):
-    """Rows of tokens; `targets` (B T) are the tokens that come next."""
+    """Data of causal language modelling: rows of tokens, with the tokens that come next as `targets` (B T).
+
+    Attributes are those of `TextData`. Batches of evaluation also have `bytes` (B), the text bytes of the targets.
+    """
 
     def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
         return rows.prepare
@@ -145,7 +187,7 @@ class LanguageData(TextData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalLanguageModelling(TokenObjective):
-    """Cross-entropy of the next token."""
+    """Objective of causal language modelling: cross-entropy of the next token. Attributes: see `TokenObjective`."""
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         if not hasattr(nnx.merge(graphdef, *weights), "extend"):
@@ -161,7 +203,9 @@ class CausalLanguageModelling(TokenObjective):
         return self.token_loss(model, x, part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return the summed loss in nats, the number of targets, and the bytes of text that they stand for."""
+        """Return the summed loss `nats`, the number of target `tokens`, the `bytes` of text that they stand for (0 if
+        unknown), and the number of `examples`, which are rows.
+        """
         mask = batch["mask"]
         targets = jnp.where(mask[:, None], batch["targets"], rows.IGNORE)
         x, _ = model.hidden(*self.inputs(batch))
@@ -173,8 +217,11 @@ class CausalLanguageModelling(TokenObjective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss` in nats/token; and `bits_per_byte` of text, which allows to compare tokenizers: the loss of all
-        targets, ends of documents too, over the bytes of the texts. It is left out if tokens do not stand for bytes."""
+        """Return `loss` in nats/token; and `bits_per_byte` of text, which allows a comparison of tokenizers.
+
+        That is the loss of all targets, including ends of documents, over the bytes of the texts. It is left out if
+        tokens do not stand for bytes.
+        """
         values = {"loss": float(totals["nats"] / totals["tokens"])}
         if totals["bytes"]:
             values["bits_per_byte"] = float(totals["nats"] / totals["bytes"] / math.log(2))
@@ -182,8 +229,10 @@ class CausalLanguageModelling(TokenObjective):
 
 
 def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of `TextData` and of `TokenObjective` from a config. Raises ConfigError for an unknown
-    `data.name`."""
+    """Return the arguments of `TextData` and those of `TokenObjective`, without `soft_cap`, from a config.
+
+    Raises ConfigError for an unknown `data.name`.
+    """
     m, d = c.model, c.data
     find(d.name, documents.KINDS)
     shared = {"vocabulary": m.vocabulary, "packed": m.packed}
@@ -194,6 +243,6 @@ def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def from_config(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
+    """Return the causal language-modelling task of a config. Raises ConfigError for an unknown `data.name`."""
     corpus, objective = settings(c)
     return Task(LanguageData(**corpus), CausalLanguageModelling(soft_cap=c.model.head_cap, **objective))

@@ -8,7 +8,16 @@ from jaxtyping import Array, Float, Int
 
 
 def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: str) -> Float[Array, "*b"]:
-    """Return the per-example loss against soft targets, in float32. Raises ValueError for an unknown loss."""
+    """Return the classification loss of each example against soft targets, in nats, in float32 or wider.
+
+    Args:
+        logits: logits of V classes, of any floating type.
+        targets: probability of each class.
+        loss: "softmax", cross-entropy; or "sigmoid", the sum of the binary cross-entropies of the classes.
+
+    Raises:
+        ValueError: the loss is unknown.
+    """
     if loss not in LOSSES:
         raise ValueError(f"loss={loss!r} is not one of {', '.join(LOSSES)}.")
     return LOSSES[loss](logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), targets)
@@ -29,19 +38,19 @@ LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by name, as in config.los
 
 
 def divergence_threshold(loss: str, num_classes: int) -> float:
-    """Return the divergence threshold of the loss: 100 times the loss of a uniform prediction."""
+    """Return 100 times the "softmax" or "sigmoid" loss of a uniform prediction, above which a run has diverged."""
     classes = max(num_classes, 2)
     return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))
 
 
 def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v"]:
-    """Return class probabilities from the logits of a model trained with `loss`, in float32."""
+    """Return class probabilities from logits of a model trained with `loss`, "softmax" or "sigmoid", in float32."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     return jax.nn.sigmoid(logits) if loss == "sigmoid" else jax.nn.softmax(logits)
 
 
 def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
-    """Return the number of classes with a higher logit than the label; top-k means rank < k.
+    """Return, for each example, the number of classes with a higher logit than its label; top-k means rank < k.
 
     Ties and NaN count as higher, so that constant or broken logits are never correct.
     """

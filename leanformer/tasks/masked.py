@@ -25,14 +25,18 @@ from leanformer.tasks.task import Batch, Spec, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedData(TextData):
-    """Rows of tokens, some of them masked; the `places` (B K) of the targets in the row, and the `targets` (B K), their
-    tokens before masking.
+    """Data of masked language modelling: rows of tokens, some of them masked.
 
-    Masks are a function of seed and step in training, of the row in evaluation. The probe sees the masked rows of
-    evaluation.
+    Batches also have the `places` (B K) of the targets in the row, and the `targets` (B K), their tokens before
+    masking. Masks are a function of seed and step in training, of the row in evaluation. The probe sees the masked rows
+    of evaluation.
+
+    Attributes:
+        share: fraction of a row's tokens that are targets, see `data.text.masking`. The other attributes are those of
+            `TextData`.
     """
 
-    share: float  # share of a row's tokens that are targets, see `data.text.masking`
+    share: float
 
     eval_rows = OverlappingLastWindow
 
@@ -61,7 +65,7 @@ class MaskedData(TextData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModelling(TokenObjective):
-    """Cross-entropy of masked tokens."""
+    """Objective of masked language modelling: cross-entropy of masked tokens. Attributes: see `TokenObjective`."""
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         model = nnx.merge(graphdef, *weights)
@@ -84,7 +88,10 @@ class MaskedLanguageModelling(TokenObjective):
         return self.token_loss(model, self._decoded(model, part, key), part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return the summed loss in nats, the number of targets, and how many of them were the most likely token."""
+        """Return the summed loss `nats`, the number of target `tokens`, of `hits` among them, and of `examples`.
+
+        Hits are targets that are the most likely token.
+        """
         targets = jnp.where(batch["mask"][:, None], batch["targets"], rows.IGNORE)
         x = self._decoded(model, batch)
         return {
@@ -95,11 +102,11 @@ class MaskedLanguageModelling(TokenObjective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss` in nats per masked token, and `accuracy`."""
+        """Return `loss` in nats per target, and `accuracy`, the fraction of targets that are the most likely token."""
         return {"loss": float(totals["nats"] / totals["tokens"]), "accuracy": float(totals["hits"] / totals["tokens"])}
 
 
 def from_config(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
+    """Return the masked language-modelling task of a config. Raises ConfigError for an unknown `data.name`."""
     corpus, objective = settings(c)
     return Task(MaskedData(share=c.mask_share, **corpus), MaskedLanguageModelling(**objective))

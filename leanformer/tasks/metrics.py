@@ -18,14 +18,16 @@ def accuracy(confusion: Int[np.ndarray, "v v"]) -> float:
 
 
 def f1(confusion: Int[np.ndarray, "2 2"]) -> float:
-    """Return the harmonic mean of precision and recall of class 1."""
+    """Return F1, the harmonic mean of precision and recall, of class 1; rows are labels, columns predictions."""
     right, wrong = int(confusion[1, 1]), int(confusion[0, 1] + confusion[1, 0])
     return 2 * right / (2 * right + wrong) if right else 0.0
 
 
 def matthews(confusion: Int[np.ndarray, "v v"]) -> float:
-    """Return the Matthews correlation of labels and predictions, in [-1, 1] (Matthews 1975; for more than two classes
-    Gorodkin 2004, eq. 8)."""
+    """Return the Matthews correlation of labels (rows) and predictions (columns), in [-1, 1]; 0 if undefined.
+
+    Source: Matthews 1975; for more than two classes Gorodkin 2004, eq. 8.
+    """
     counts = confusion.astype(object)  # Python integers: products of three counts exceed 2^63
     labels, taken, total = counts.sum(axis=1), counts.sum(axis=0), counts.sum()
     shared = total * np.trace(counts) - labels @ taken
@@ -34,7 +36,7 @@ def matthews(confusion: Int[np.ndarray, "v v"]) -> float:
 
 
 def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the linear correlation in float64; None if an argument is constant, NaN if a number is not finite."""
+    """Return the linear correlation, in [-1, 1]; None if an argument is constant, NaN if a number is not finite."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan")
     if np.ptp(a) == 0 or np.ptp(b) == 0:
@@ -44,7 +46,10 @@ def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | Non
 
 
 def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the rank correlation, with mean ranks for ties; None and NaN as `pearson` returns them."""
+    """Return the rank correlation, in [-1, 1], with mean ranks for ties.
+
+    It is None if an argument is constant, and NaN if a number is not finite.
+    """
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan")
     from scipy import stats  # slow to import

@@ -17,11 +17,17 @@ ERASE_AREA, ERASE_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
 
 class Mix(NamedTuple):
-    """Mixing of a batch: image = where(inside, partner, weight · image + (1 − weight) · partner)."""
+    """Mixing of a batch: image = where(inside, partner, weight · image + (1 − weight) · partner).
 
-    weight: Float[Array, ""]  # weight of the image outside the box; 1 for cutmix
-    inside: Bool[Array, "height width"]  # the cutmix box, empty for mixup
-    share: Float[Array, ""]  # weight of the image's label in the target
+    Attributes:
+        weight: weight of the image outside the box; 1 for cutmix and without mixing.
+        inside: True for pixels in the cutmix box, which is empty for mixup.
+        share: weight of the image's label in the target.
+    """
+
+    weight: Float[Array, ""]
+    inside: Bool[Array, "height width"]
+    share: Float[Array, ""]
 
 
 def draw_mix(
@@ -30,6 +36,13 @@ def draw_mix(
     """Draw the mixing of a batch (Zhang et al. 2018; Yun et al. 2019), λ from Beta(α, α).
 
     The share of a cutmix is corrected for the part of the box that falls outside the image.
+
+    Args:
+        key: random key of the batch.
+        height, width: size of the images in pixels.
+        mixup, cutmix: α of each; 0 is off.
+        mix_prob: probability that the batch is mixed.
+        switch_prob: probability of cutmix instead of mixup if both are on.
     """
     pick, use, mixing, cutting, row, column = jax.random.split(key, 6)
     on = jax.random.bernoulli(use, mix_prob) & (mixup > 0 or cutmix > 0)
@@ -69,7 +82,7 @@ def _between(key: Key[Array, ""], side: Float[Array, ""], length: int) -> Bool[A
 
 
 def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-    """Mix each image with its partner."""
+    """Return each image mixed with its partner, in the dtype of the images; see `Mix`."""
     weight = mix.weight.astype(images.dtype)
     blend = weight * images + (1 - weight) * partners
     return jnp.where(mix.inside[None, :, :, None], partners, blend)
@@ -78,7 +91,13 @@ def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array,
 def soft_targets(
     mix: Mix, labels: Int[Array, "b"], partners: Int[Array, "b"], num_classes: int, smoothing: float
 ) -> Float[Array, "b v"]:
-    """Return mixed, smoothed one-hot targets; rows sum to 1."""
+    """Return the targets of mixed images, smoothed one-hot vectors mixed by `mix.share`; rows sum to 1.
+
+    Args:
+        labels: classes of the images.
+        partners: classes of the images that they are mixed with.
+        smoothing: fraction of each target that is spread over all classes.
+    """
     targets, others = (smoothed(y, num_classes, smoothing) for y in (labels, partners))
     return mix.share * targets + (1 - mix.share) * others
 
@@ -95,7 +114,7 @@ def smoothed(labels: Int[Array, "b"], num_classes: int, smoothing: float) -> Flo
 def normalise(
     images: UInt8[Array, "b h w c"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "b h w c"]:
-    """Return (x / 255 − mean) / std, as one multiplication and one addition per pixel."""
+    """Return (x / 255 − mean) / std per channel, in float32, as one multiplication and one addition per pixel."""
     shift, scale = (np.asarray(x, np.float64).reshape(1, 1, 1, -1) for x in (mean, std))
     return images.astype(jnp.float32) * np.float32(1 / (255 * scale)) - np.float32(shift / scale)
 

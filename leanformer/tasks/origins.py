@@ -26,13 +26,13 @@ def source_run(path: str | None) -> Path | None:
 
 
 def required_model_keys(workdir: Path) -> dict[str, Any]:
-    """Return the model keys of a run that a model started from its weights must share."""
+    """Return {key of config.model: value in a run} for the keys that a model started from its weights must share."""
     model = artifacts.load_config(workdir).model.to_dict()
     return {key: value for key, value in model.items() if key not in FREE}
 
 
 def check_source_model(workdir: Path, model: Any) -> None:
-    """Raise ConfigError if a model differs from the one that the weights of a run were trained with."""
+    """Raise ConfigError if `model`, a section config.model, differs from that of the run whose weights it uses."""
     differ = {key: value for key, value in required_model_keys(workdir).items() if model.get(key) != value}
     if differ:
         flags = " ".join(f"--config.model.{key}={value}" for key, value in differ.items())
@@ -41,7 +41,7 @@ def check_source_model(workdir: Path, model: Any) -> None:
 
 
 def check_source_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None:
-    """Raise DataError if the chosen tokenizer differs from that of the run."""
+    """Raise DataError if the chosen tokenizer, of data.tokenizer=`words`, differs from that of the run in `workdir`."""
     trained = artifacts.load_tokenizer(workdir)
     if trained.json() != chosen.json():
         raise DataError(
@@ -93,7 +93,12 @@ def warn_other_class_order(path: Path, theirs: Sequence[str] | None, classes: Se
 
 
 def warn_other_tokenizer(path: Path, words: str | None) -> None:
-    """Warn if the tokenizer beside published weights is not `data.tokenizer`, in the process that writes."""
+    """Warn, in the process that writes, if `data.tokenizer` is not the tokenizer.json beside published weights.
+
+    Args:
+        path: file or folder of the weights; nothing is compared without a tokenizer.json there.
+        words: value of `data.tokenizer`, None if unset.
+    """
     folder = path if path.is_dir() else path.parent
     if not multihost.is_primary() or not (folder / tokenizers.FILE).is_file():
         return

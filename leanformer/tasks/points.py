@@ -20,8 +20,17 @@ from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """Curriculum of training: coordinates and points grow every `every` steps, applied by `data.points.Kind.shrink`.
-    Attributes as in config.data.curriculum."""
+    """Curriculum of training on point sets, section config.data.curriculum: sizes that grow with the steps.
+
+    `data.points.PointTask.shrink` applies it to examples.
+
+    Attributes:
+        every: number of steps between increases; 0 for no curriculum.
+        dim: number of coordinates at first; further ones are 0.
+        dim_step: number of coordinates added at each increase.
+        points: number of points at first.
+        points_step: number of points added at each increase.
+    """
 
     every: int
     dim: int
@@ -30,7 +39,7 @@ class Curriculum:
     points_step: int
 
     def at(self, step: int, sizes: drawn.Sizes) -> tuple[int, int]:
-        """Return the numbers of coordinates and points at a training step."""
+        """Return the numbers of coordinates and of points at a training step, at most those of `sizes`."""
         if not self.every:
             return sizes.dim, sizes.points
         times = step // self.every
@@ -38,7 +47,7 @@ class Curriculum:
         return min(dim, sizes.dim), min(points, sizes.points)
 
     def first_complete_step(self, sizes: drawn.Sizes, axes: Sequence[str]) -> int:
-        """Return the first training step at which the sizes in `axes` are complete."""
+        """Return the first training step at which the sizes in `axes`, "dim" and "points", reach those of `sizes`."""
         short = ((getattr(sizes, name) - getattr(self, name)) / getattr(self, f"{name}_step") for name in axes)
         return self.every * max(0, *map(math.ceil, short))
 
@@ -46,8 +55,12 @@ class Curriculum:
 class DrawnBatches(data.Batches):
     """Batches of a source that draws consecutive examples at once, by `get_batch(first, number)`.
 
-    Drawing examples one by one takes longer than a step of small models. `fed` makes a batch of the examples; in
-    training it also gets the step.
+    Drawing examples one by one takes longer than a step of small models.
+
+    Args:
+        source: source with `get_batch`.
+        fed: function from the arrays of `get_batch`, and in training the step, to the arrays of a batch.
+        options: further arguments of `data.Batches`.
     """
 
     def __init__(self, source: Any, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
@@ -66,13 +79,22 @@ class DrawnBatches(data.Batches):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PointData(DataModule):
-    """Sets of points as `points` (B T D), `targets` (B S V) and `scored` (B S), 1 for each target that counts, else 0;
-    all float32."""
+    """Data of point-set tasks: float32 batches of `points` (B T D), `targets` (B S V) and `scored` (B S).
 
-    name: str  # type of the data, see `data.points.KINDS`
+    `scored` is 1 for each target that counts, else 0.
+
+    Attributes:
+        name: name of the task, a key of `data.points.KINDS`.
+        sizes: sizes of an example.
+        examples: number of examples of an evaluation split, which does not depend on the seed.
+        seed: seed of the training split.
+        curriculum: curriculum of training.
+    """
+
+    name: str
     sizes: drawn.Sizes
-    examples: int  # number of examples of an evaluation split, which does not depend on the seed
-    seed: int  # seed of the training split
+    examples: int
+    seed: int
     curriculum: Curriculum
 
     @property
@@ -123,7 +145,12 @@ class PointData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PointRegression(Objective):
-    """Squared error of vectors. Attributes as in `PointData`."""
+    """Objective of point-set tasks: squared error of vectors.
+
+    Attributes:
+        name: name of the task, a key of `data.points.KINDS`.
+        sizes: sizes of an example.
+    """
 
     name: str
     sizes: drawn.Sizes
@@ -135,7 +162,7 @@ class PointRegression(Objective):
         return drawn.find(self.name)
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
-        """Raise ConfigError unless number and dimension of the model's outputs are those of the targets."""
+        """Raise ConfigError unless number S and dimension V of the model's outputs are those of the targets."""
         shape, dtype = _input_spec(self.name, self.sizes)
         batch = {"points": jax.ShapeDtypeStruct((1, *shape), dtype)}
 
@@ -154,15 +181,18 @@ class PointRegression(Objective):
         return (batch["points"],)
 
     def loss_denominator(self, batch: Batch) -> Float[Array, ""]:
-        """Return the number of targets that count."""
+        """Return the number of targets in a batch that count, by which its summed loss is divided."""
         return batch["scored"].sum()
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         return (self._errors(self._outputs(model, part, key), part["targets"]) * part["scored"]).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return sums over targets: squared errors (S), squared lengths (S), the targets themselves (V), and their
-        number (S)."""
+        """Return sums over the examples present, by position of the target if the shape is (S).
+
+        They are squared `errors` (S), squared `lengths` of targets (S), `sums` of the targets (V), the number of
+        `targets` (S), and the number of `examples`.
+        """
         outputs, targets = self._outputs(model, batch), batch["targets"]
         counted = batch["scored"] * batch["mask"][:, None]
         return {
@@ -174,8 +204,12 @@ class PointRegression(Objective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss`, the mean squared error of a target; `error`, relative to predicting zero; `unexplained`,
-        relative to predicting the mean of the targets; and, if their order has a meaning, `error_by_place` (S)."""
+        """Return the errors of a split.
+
+        They are `loss`, the mean squared error of a target; `error`, the error over that of predicting zero;
+        `unexplained`, the error over that of predicting the mean of the targets; and, if the order of targets has a
+        meaning, `error_by_place` (S), which is `error` by position.
+        """
         errors, lengths, number = (totals[name].sum() for name in ("errors", "lengths", "targets"))
         around = lengths - np.square(totals["sums"]).sum() / number
         values = {"loss": errors / number, "error": errors / lengths, "unexplained": errors / around}
@@ -205,7 +239,11 @@ def _target_spec(name: str, sizes: drawn.Sizes) -> Spec:
 
 
 def from_config(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError for an unknown `data.name`, or sizes that it cannot have."""
+    """Return the point-set task of a config.
+
+    Raises:
+        ConfigError: `data.name` is unknown, or cannot have these sizes or a curriculum.
+    """
     sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "num_items", "bias")})
     if reason := drawn.find(c.data.name).validate(sizes):
         raise ConfigError(f'data.name="{c.data.name}": {reason}')

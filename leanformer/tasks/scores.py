@@ -8,28 +8,36 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Metric that selects checkpoints, by its name in evaluation records."""
+    """Metric that selects the best checkpoint, and stops a run early if `eval.patience` is set.
+
+    Attributes:
+        name: name of the metric in evaluation records, such as "top1".
+        higher: True if higher is better, False if lower is.
+    """
 
     name: str
-    higher: bool = True  # True: higher is better
+    higher: bool = True
 
     def best(self, scores: Mapping[int, float]) -> int | None:
-        """Return the step with the best finite score, the first among ties; None if there is none."""
+        """Return the step with the best finite value of {step: value}, the first among ties; None if there is none."""
         finite = {step: scores[step] for step in sorted(scores) if math.isfinite(scores[step])}
         return (max if self.higher else min)(finite, key=finite.__getitem__, default=None)
 
     def since_best(self, scores: Mapping[int, float]) -> int:
-        """Return the number of evaluations after the best one."""
+        """Return the number of evaluations after the best one, of {step: value}; 0 if no value is finite."""
         best = self.best(scores)
         return sum(best is not None and step > best for step in scores)
 
     def record(self, value: float) -> dict[str, Any]:
-        """Return what is written beside a checkpoint, for `read`: the score `value`, the metric and its direction."""
+        """Return the dict written beside a checkpoint, for `read`: the `value`, the metric and its direction."""
         return {"score": value, "of": self.name, "higher": self.higher}
 
 
 def read(record: Mapping[str, Any]) -> tuple[Score, float]:
-    """Read a record of `Score.record`; null becomes NaN, and records of older runs have top-1."""
+    """Return the metric and the value in a record of `Score.record`; a value of null becomes NaN.
+
+    Records of older runs have only `top1`.
+    """
     score, value = Score("top1"), record.get("top1")
     if "score" in record:
         score, value = Score(record["of"], record["higher"]), record["score"]

@@ -27,16 +27,29 @@ from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceData(DataModule):
-    """Rows as `tokens` (B T, int32) and `lengths` (B), for a model with token types `types` (B T), 0 for the first text
-    and 1 for the second; and a `label` (B), int32, or float32 if the model has one output.
+    """Data of sentences and pairs of them: batches of `tokens` (B T, int32) and `lengths` (B, int32).
+
+    For a model with token types they have `types` (B T), 0 for the first text and 1 for the second. The `label` (B) is
+    int32, or float32 if the model has one output.
+
+    Attributes:
+        num_classes: number of outputs of the model; 1 for a regression.
+        length: row length T, `data.max_length`: longer rows are truncated, of pairs the longer text first.
+        vocabulary: vocabulary size V of the model, at least that of the tokenizer.
+        types: True if the model has token types.
+        source_run: folder of the run that the initial weights come from; None if they come from elsewhere.
+        tokenizer: value of `data.tokenizer`; None for that of `source_run`.
+        train_split: split for training, on which BPE and WordPiece are also trained.
+        name: value of `data.name`.
+        dir: folder of GLUE's download; None for other data.
     """
 
     num_classes: int
-    length: int  # T, data.max_length: longer rows are cut, of pairs the longer text first
+    length: int
     vocabulary: int
-    types: bool  # the model has token types
-    source_run: Path | None  # run that the weights come from
-    tokenizer: str | None  # this and the following: keys of config.data
+    types: bool
+    source_run: Path | None
+    tokenizer: str | None
     train_split: str
     name: str
     dir: str | None = None
@@ -95,7 +108,7 @@ class SentenceData(DataModule):
         return {"label": ((), np.float32)} if self.numbers else LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        """Return the example of one text, or of two with a tab between them."""
+        """Return `tokens` of a text in UTF-8, and `tokens2` if it is two texts with a tab between, int32 (n,)."""
         if self.numbers:
             raise DataError("The run is a regression and has no classes to predict. Use leanformer.load.")
         try:
@@ -128,19 +141,26 @@ def _with_number(prepare: Callable[..., Any], index: int, example: Mapping[str, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceObjective(Objective):
-    """Shared part of both objectives: inputs of the model, check of its outputs, score."""
+    """Base class of objectives of sentences: inputs of the model, check of its outputs, score.
+
+    Attributes:
+        num_classes: number of outputs of the model; 1 for a regression.
+        length: row length T.
+        types: True if the model has token types.
+        metric: name of the metric that selects the best checkpoint, such as "accuracy"; higher is better.
+    """
 
     num_classes: int
-    length: int  # this and types: as in `SentenceData`
+    length: int
     types: bool
-    metric: str  # name of the score
+    metric: str
 
     @property
     def score(self) -> Score:
         return Score(self.metric)
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
-        """Raise ConfigError unless the model returns one vector of outputs per row."""
+        """Raise ConfigError unless the model returns one vector of `num_classes` outputs per row."""
         specs = _input_specs(self.length, self.types)
         batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in specs.items()}
         shape = jax.eval_shape(lambda w, b: nnx.merge(graphdef, *w)(*self.inputs(b))[0], weights, batch).shape
@@ -156,15 +176,18 @@ class SentenceObjective(Objective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceClassification(SentenceObjective, Classification):
-    """Cross-entropy of sentences with a class."""
+    """Objective of sentences with a class: cross-entropy. Attributes are those of the base classes."""
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         logits, _ = model(*self.inputs(part), key=key)
         return losses.classify(logits, jax.nn.one_hot(part["label"], self.num_classes), self.kind).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return the sums of loss and examples, and the confusion matrix `counts` (V V): additive, and enough for
-        accuracy, F1 and Matthews."""
+        """Return the sum of the `loss`, the number of `examples`, and the confusion matrix `counts` (V V).
+
+        Rows are labels, columns predictions. The matrix is enough for accuracy, F1 and Matthews. `detail` adds it as
+        `confusion`, which becomes a metric.
+        """
         sums = super().statistics(model, batch, detail=True)
         return {name: sums[name] for name in ("loss", "examples")} | {
             "counts": sums["confusion"],
@@ -181,7 +204,7 @@ class SentenceClassification(SentenceObjective, Classification):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceRegression(SentenceObjective):
-    """Squared error of sentences with a number: STS-B."""
+    """Objective of sentences with a number, as in STS-B: squared error. Attributes: see `SentenceObjective`."""
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         return jnp.square(self._outputs(model, part, key) - part["label"]).sum()
@@ -191,7 +214,10 @@ class SentenceRegression(SentenceObjective):
         return outputs[:, 0].astype(jnp.float32)
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Any]:
-        """Return the sum of squared errors, the number of examples, and output and label of each example."""
+        """Return `loss`, the sum of squared errors, the number of `examples`, and output and label of each example.
+
+        The latter two are under "per_example", as `predictions` and `labels` (B).
+        """
         outputs = self._outputs(model, batch)
         errors = jnp.square(outputs - batch["label"])
         return {
@@ -201,8 +227,10 @@ class SentenceRegression(SentenceObjective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss`, the mean squared error; `pearson` and `spearman`; and `spread`, the standard deviation of the
-        outputs. The correlation with a constant is recorded as 0, with a warning."""
+        """Return `loss`, the mean squared error, `pearson`, `spearman`, and `spread`, the outputs' standard deviation.
+
+        The correlation with a constant is recorded as 0, with a warning.
+        """
         outputs, labels = (totals["per_example"][name] for name in ("predictions", "labels"))
         both = {"pearson": metrics.pearson(outputs, labels), "spearman": metrics.spearman(outputs, labels)}
         if None in both.values():

@@ -19,18 +19,30 @@ from leanformer.tasks.task import Batch, DataModule, Spec, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceData(DataModule):
-    """Sequences as `tokens` (B T, int32) and, unless all are full, `lengths` (B), with a `label` (B); with two towers
-    `tokens` (B 2 T) and `lengths` (B 2).
+    """Data of sequence classification: `tokens` (B T), a `label` (B), and `lengths` (B) unless all are full; int32.
+
+    With two towers the arrays are `tokens` (B 2 T) and `lengths` (B 2).
+
+    Attributes:
+        num_classes: number of classes of the model.
+        length: row length T, the model's max_length.
+        max_length: maximum number of tokens of an example; later ones are cut off.
+        vocabulary: vocabulary size V of the model.
+        towers: 1, or 2 for pairs of sequences.
+        full: True if every example has `length` tokens, so that there is no padding.
+        recipe: settings of data that are generated locally; see `data.sequences.SourceSpec`.
+        name: value of `data.name`.
+        dir: folder of TFDS data; None for the default.
     """
 
     num_classes: int
-    length: int  # T, the model's max_length
-    max_length: int  # maximum number of tokens of an example; later ones are cut off
+    length: int
+    max_length: int
     vocabulary: int
-    towers: int  # 2 for pairs of sequences
-    full: bool  # every example has `length` tokens, so there is no padding
-    recipe: Mapping[str, Any]  # settings of data that are generated locally; see `data.sequences.open_sequences`
-    name: str = ""  # this and dir: keys of config.data
+    towers: int
+    full: bool
+    recipe: Mapping[str, Any]
+    name: str = ""
     dir: str | None = None
 
     def build(self) -> bool:
@@ -78,9 +90,15 @@ class SequenceData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceClassification(Classification):
-    """Cross-entropy of sequences with smoothed labels."""
+    """Objective of sequence classification: cross-entropy with smoothed labels.
 
-    full: bool  # there is no padding, and the model takes no `lengths`
+    Attributes:
+        num_classes, kind: as in `Classification`.
+        full: True if there is no padding, and the model takes no `lengths`.
+        label_smoothing: fraction of each target that is spread over all classes.
+    """
+
+    full: bool
     label_smoothing: float
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
@@ -93,7 +111,7 @@ class SequenceClassification(Classification):
 
 
 def from_config(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
+    """Return the sequence-classification task of a config. Raises ConfigError for an unknown `data.name`."""
     m, d = c.model, c.data
     find(d.name, KINDS)
     shared = {"num_classes": m.num_classes, "full": d.name.partition(":")[0] in WHOLE}

@@ -19,7 +19,7 @@ Batch = Mapping[str, Array]  # arrays by name, with a leading axis B
 
 
 class DataModule(abc.ABC):
-    """Data of a task: splits, batches, and the arrays of an example."""
+    """Base class of the data of a task: splits, batches, and the arrays of an example."""
 
     def build(self) -> bool:
         """Download or generate the data if that can be done here. Returns False if there is nothing to build.
@@ -34,6 +34,7 @@ class DataModule(abc.ABC):
         """Return a split of the data.
 
         Args:
+            split: name of the split in the data.
             classes: class names in the order of the model's outputs, for data with named classes; None for those of
                 this split.
 
@@ -43,22 +44,32 @@ class DataModule(abc.ABC):
 
     @abc.abstractmethod
     def train_batches(self, source: Source, *, batch_size: int, seed: int, process: int, processes: int) -> Batches:
-        """Return endless training batches; order and augmentation are functions of the seed."""
+        """Return endless training batches; order and augmentation are functions of the seed.
+
+        Args:
+            source: training split, from `open`.
+            batch_size: global batch size.
+            seed: seed of order and augmentation.
+            process, processes: index of this process, and number of processes, which share each batch.
+        """
 
     @abc.abstractmethod
     def eval_batches(self, source: Source, *, batch_size: int, process: int, processes: int) -> Batches:
-        """Return batches of every example once, in order; the last batch is padded, with a mask."""
+        """Return batches of every example of a split once, in order; the last batch is padded, with a mask.
+
+        Arguments are those of `train_batches`.
+        """
 
     @abc.abstractmethod
     def input_specs(self) -> dict[str, Spec]:
-        """Return shapes and dtypes of the arrays of one example that a model takes, by name."""
+        """Return {name: (shape, dtype)} of the arrays of one example that a model takes as input."""
 
     @abc.abstractmethod
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
-        """Return shapes and dtypes of the other arrays of one example: for the loss if `train`, else for evaluation."""
+        """Return {name: (shape, dtype)} of an example's other arrays: for the loss if `train`, else for metrics."""
 
     def specs(self, *, train: bool) -> dict[str, Spec]:
-        """Return shapes and dtypes of all arrays of one example: for training, or for evaluation with the mask."""
+        """Return {name: (shape, dtype)} of all arrays of one example: for training, or for evaluation with the mask."""
         return self.input_specs() | self.target_specs(train=train) | ({} if train else {"mask": ((), bool)})
 
     @abc.abstractmethod
@@ -78,12 +89,15 @@ class DataModule(abc.ABC):
         raise DataError("A file cannot be an example of these data.")
 
     def notes(self) -> dict[str, str]:
-        """Return rows about the data for the startup summary."""
+        """Return rows about the data for the startup summary, as {title: text}."""
         return {}
 
 
 class Objective(abc.ABC):
-    """Objective of a task: loss, evaluation sums and metrics. A class attribute may set `score` or `ceiling`."""
+    """Base class of the objective of a task: loss, evaluation sums and metrics.
+
+    A class attribute of a subclass may set `score` or `ceiling`.
+    """
 
     @property
     @abc.abstractmethod
@@ -105,15 +119,17 @@ class Objective(abc.ABC):
     def prepare_train_batch(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
     ) -> tuple[dict[str, Array], Any]:
-        """Return the arrays that the loss needs of each example, among them a random `key` (B); and `batch_aux`, what
-        is drawn once for all examples.
+        """Return the arrays that the loss needs, with axis B, among them a random `key`; and `batch_aux`, see below.
+
+        `batch_aux` is what is drawn once for all examples, or None. `batch_key` is the key of what is drawn per
+        example, `shared_key` of what is drawn once.
 
         Everything random is drawn here for the whole batch, so that gradient accumulation does not change it.
         """
         return {**batch, "key": jax.random.split(batch_key, batch_size(batch))}, None
 
     def loss_denominator(self, batch: Batch) -> int | Array:
-        """Return the divisor of the summed loss of a whole batch: the number of examples, or of tokens."""
+        """Return the divisor of the summed loss of a whole batch: its number of examples, or of targets for texts."""
         return batch_size(batch)
 
     @abc.abstractmethod
@@ -121,6 +137,7 @@ class Objective(abc.ABC):
         """Return the sum of the losses of a (micro-)batch, float32.
 
         Args:
+            model: model, a `nnx.Module`.
             part: arrays of `prepare_train_batch`, or of some of its examples.
             batch_aux: second result of `prepare_train_batch`.
             key: random keys of the model, one per example; None for a deterministic model.
@@ -145,7 +162,12 @@ class Objective(abc.ABC):
 
 
 class Task(NamedTuple):
-    """A training task. `tasks.build` makes it from a config."""
+    """Training task, which `tasks.build` makes from a config.
+
+    Attributes:
+        data: data module, with the splits and batches.
+        objective: loss, evaluation sums and metrics.
+    """
 
     data: DataModule
     objective: Objective

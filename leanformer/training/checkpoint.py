@@ -1,4 +1,7 @@
-"""Checkpoints with Orbax, saved in the background; the newest ones and the best one are kept."""
+"""Checkpoints with Orbax, saved in the background; the newest ones and the best one by validation score are kept.
+
+Module `restoring` chooses the checkpoint to read if some are damaged, and moves damaged ones.
+"""
 
 import concurrent.futures
 import functools
@@ -36,7 +39,13 @@ class _Best:
 class Checkpoints:
     """Checkpoints of one run; a context manager that waits for the last save. All processes must make the same calls.
 
+    Attributes:
+        folder: absolute path of the folder of checkpoints.
+        scores: score of each evaluation by step, with or without a checkpoint.
+        score: metric that selects the best checkpoint; None if no checkpoint was evaluated and none was given.
+
     Args:
+        folder: folder of checkpoints, WORKDIR/checkpoints.
         keep: number of newest checkpoints to keep, in addition to the best by validation score.
         score: metric that selects the best checkpoint; given only by the run that trains. Readers find it with the
             checkpoints. Only a run that trains changes the folder: it deletes the remains of interrupted saves, and
@@ -87,7 +96,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Steps on disk, oldest first."""
+        """Steps of the checkpoints on disk, in ascending order."""
         return sorted(checkpoint.step for checkpoint in self._listed)
 
     @functools.cached_property
@@ -102,16 +111,22 @@ class Checkpoints:
         return self._manager.checkpoints if self._trains or self.folder.is_dir() else ()
 
     def best(self) -> int | None:
-        """Return the step of the best checkpoint by validation score; None if none was evaluated."""
+        """Return the step of the best checkpoint on disk by validation score; None if none was evaluated."""
         return self.best_of(self.steps)
 
     def best_of(self, steps: Iterable[int]) -> int | None:
-        """Return the step with the best score among `steps`; None if none was evaluated."""
+        """Return the one of these steps whose evaluation has the best score; None if none was evaluated."""
         evaluated = {step: self.scores[step] for step in steps if step in self.scores}
         return self.score.best(evaluated) if evaluated else None
 
     def choose(self, step: int | None = None, *, best: bool = False) -> int:
-        """Return the requested step, the best by validation score, or the newest. Raises CheckpointError if missing."""
+        """Return the step of the requested checkpoint: `step`, or the best by validation score, or the newest.
+
+        Whether its files are undamaged is not checked.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or both `step` and `best` are given.
+        """
         if best and step is not None:
             raise CheckpointError(f"--best cannot be combined with --step={step}. Remove one of them.")
         steps, chosen = self.steps, self.best() if best else step
@@ -124,7 +139,7 @@ class Checkpoints:
         return steps[-1] if chosen is None else chosen
 
     def report(self, step: int, value: float) -> None:
-        """Record the score of an evaluation; for an existing checkpoint without a score, write it to its folder."""
+        """Record the score of an evaluation at `step`; write it to its checkpoint if that was saved without a score."""
         self.scores[step] = value
         if multihost.is_primary() and step not in self._written and step in self.steps:
             files.write_json(self.folder / str(step) / DEFERRED_SCORE_FILE, self.score.record(value))
@@ -133,11 +148,17 @@ class Checkpoints:
     def save(
         self, step: int, state: Any, *, score: float | None = None, seconds: Mapping[str, float] | None = None
     ) -> None:
-        """Start saving in the background; the next `poll`, `save` or `wait` raises its error.
+        """Start saving a checkpoint in the background, after the end of an earlier save.
 
         Args:
+            step: step of the checkpoint.
+            state: tree of arrays to save, a `TrainState`.
             score: score of an evaluation at this step, if it was not reported before.
             seconds: wall-clock seconds by phase so far, which `restore` returns.
+
+        Raises:
+            CheckpointError: an earlier save failed, or this one cannot start. A later failure is raised by the next
+                `poll`, `save` or `wait`.
         """
         self.wait()
         if score is not None:
@@ -163,12 +184,12 @@ class Checkpoints:
             integrity.write_checksums(folder)
 
     def poll(self) -> None:
-        """Raise CheckpointError if the save in the background has failed; does not wait."""
+        """Raise CheckpointError if the save in the background has failed; return at once while it is running."""
         if self._pending and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save in the background. Raises CheckpointError if it failed."""
+        """Wait for the end of the save in the background, if there is one. Raises CheckpointError if it failed."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -205,7 +226,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: no checkpoint can be read, `step` does not exist, or the shapes differ from `like`.
-            WeightsError: the weights contain NaN or infinity.
+            WeightsError: the weights contain NaN or infinity. A run that trains reads an older checkpoint instead.
         """
         steps = multihost.broadcast_from_primary(self.steps)
         if step is not None and step not in steps:
@@ -278,9 +299,9 @@ class Checkpoints:
             restoring.warn_unreadable(self.folder, unreadable, good)
 
     def quarantine(self, since: int) -> int | None:
-        """Move the checkpoints of step `since` and later to `<folder>_diverged`, and print a warning.
+        """Move the checkpoints of step `since` and later to `<folder>_diverged`, so that no command resumes from them.
 
-        The next command must not resume from them. Returns the newest remaining step.
+        Prints a warning for each, and returns the newest remaining step, or None if no checkpoint is left.
         """
         self.wait()
         steps = [step for step in multihost.broadcast_from_primary(self.steps) if step >= since]

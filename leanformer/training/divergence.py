@@ -20,9 +20,14 @@ class DivergenceMonitor:
     checkpoint of the previous step may contain diverged weights. It is therefore moved to another folder, and the same
     command resumes from the checkpoint before it.
 
+    Attributes:
+        skipped: number of consecutive skipped steps up to the last checked step.
+
     Args:
+        optim: section `optim` of the config, of which `max_skipped` and `lr` are read.
         ceiling: divergence threshold of the loss.
         names: names of the parameters, in the order of the tree.
+        checkpoints: checkpoints of the run, of which those that may have diverged are moved.
         write_record: function (step, kind, values) that writes a record.
         run: name of the run as a prefix of messages, if several runs train at once.
     """
@@ -36,29 +41,48 @@ class DivergenceMonitor:
         write_record: Callable[[int, str, dict[str, Any]], None],
         run: str = "",
     ):
-        self.skipped = 0  # consecutive skipped steps, up to the last checked step
+        self.skipped = 0
         self._optim, self._ceiling, self._names = optim, ceiling, names
         self._checkpoints, self._write_record = checkpoints, write_record
         self._run = run and f"{run}: "
         self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Store the metrics of a dispatched step, and check the step IN_FLIGHT steps before it."""
+        """Store the metrics of a dispatched step, and check the step IN_FLIGHT steps before it, which is executed.
+
+        Args:
+            step: number of the step.
+            metrics: metrics of `step.make_train_step`, on the device.
+
+        Raises:
+            TrainingError: `optim.max_skipped` consecutive steps were skipped.
+        """
         self._pending.append((step, metrics))
         while len(self._pending) > IN_FLIGHT:
             self._check_step(*self._pending.popleft(), self._optim.max_skipped)
 
     def settle(self, limit: int | None = None) -> None:
-        """Wait for all steps and check them.
+        """Wait for all dispatched steps and check them.
 
         Args:
             limit: number of consecutive skipped steps that ends the run, if less than optim.max_skipped.
+
+        Raises:
+            TrainingError: so many consecutive steps were skipped.
         """
         while self._pending:
             self._check_step(*self._pending.popleft(), min(limit or self._optim.max_skipped, self._optim.max_skipped))
 
     def on_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
-        """Check the losses of an evaluation of the weights at `step`."""
+        """Check the losses of an evaluation of the weights at `step`, after all dispatched steps.
+
+        Args:
+            step: step of the weights.
+            values: values of the evaluation by name; those whose names end in "loss" are checked.
+
+        Raises:
+            TrainingError: a loss is NaN or above the divergence threshold, or an error of `settle`.
+        """
         self.settle()
         for name, loss in values.items():
             if name.endswith("loss") and not loss <= self._ceiling:

@@ -31,12 +31,19 @@ EXTRA: dict[str, Callable[[Run], "Evaluator"]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """A measurement of the training state."""
+    """Measurement of the training state at intervals, whose values become records.
 
-    every: int  # interval in steps; 0 to measure only at the end of the run
-    measure: Callable[[TrainState], Any]  # function from the state to the values of a record
-    at_start: bool = False  # True to measure the state before the first step too
-    compile: Callable[[], jax.stages.Compiled] | None = None  # function that compiles its program once, if it has one
+    Attributes:
+        every: interval in steps; 0 to measure only at the end of the run.
+        measure: function from the `TrainState` to the values of a record by name.
+        at_start: True to measure the state before the first step too.
+        compile: function that returns its compiled program, compiled once; None if it has none.
+    """
+
+    every: int
+    measure: Callable[[TrainState], Any]
+    at_start: bool = False
+    compile: Callable[[], jax.stages.Compiled] | None = None
 
     def due(self, step: int, last: int) -> bool:
         """Return whether to measure at `step`: every `every` steps and at `last`; at step 0 only with `at_start`."""
@@ -44,17 +51,21 @@ class Evaluator:
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Return whether an action at an interval of `every` steps, and at step `last`, is due at `step`."""
+    """Return whether an action is due at `step`: every `every` steps (0 for never), and always at step `last`."""
     return step == last or (every > 0 and step % every == 0)
 
 
 def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> dict[str, Evaluator]:
     """Return the evaluators of a run by the kind of their records.
 
-    They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order. Raises
-    ConfigError if the probe needs more examples than there are.
+    They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order.
 
-    `between` wraps the batches of an evaluation; it may raise `stopping.Stopped` between two of them.
+    Args:
+        run: open run.
+        between: wrapper of the batches of an evaluation, which may raise `stopping.Stopped` between two of them.
+
+    Raises:
+        ConfigError: the probe needs more examples than there are, or EXTRA has the kind of another record.
     """
     c, model, task, every = run.config, run.model, run.task, run.intervals
     splits = {name: data.take_subset(source, c.eval.examples) for name, source in run.held_out.items()}
@@ -96,7 +107,14 @@ def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> 
 
 
 def peak_memory(run: Run, evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
-    """Compile the programs of evaluators; return the peak bytes per device of each, with the rest of the state."""
+    """Compile the programs of evaluators, and return the peak bytes per device of each by name.
+
+    They include the rest of the training state, which stays on the device during an evaluation.
+
+    Args:
+        run: run, whose state may be abstract.
+        evaluators: evaluators by name; those without a program are left out.
+    """
     rest = programs.count_bytes(run.state) - programs.count_bytes(run.model.weights)
     rest += (run.vmapped - 1) * programs.count_bytes(run.state)
     compilers = {name: evaluator.compile for name, evaluator in evaluators.items()}

@@ -36,7 +36,14 @@ from leanformer.training.restoring import RestoredWeights
 
 
 class OpenRun(NamedTuple):
-    """Workdir of a run, finished or not, opened for reading."""
+    """Workdir of a run, finished or not, opened for reading.
+
+    Attributes:
+        workdir: folder of the run.
+        config: config of the run, without additional evaluations (`eval.more`).
+        task: data and objective of the run.
+        model: setup of the model on the mesh; its weights are not read yet, see `restore`.
+    """
 
     workdir: Path
     config: ConfigDict
@@ -44,7 +51,10 @@ class OpenRun(NamedTuple):
     model: ModelSetup
 
     def restore(self, step: int | None = None, *, best: bool = False, finite: bool = True) -> RestoredWeights:
-        """Return weights of the run. The arguments and errors are those of `restore_weights`."""
+        """Return the weights of a checkpoint of the run: of `step`, the best by score, or the newest readable one.
+
+        `finite` is True to reject NaN and infinity. Errors are those of `restore_weights`.
+        """
         return restore_weights(self.workdir, self.model, step, best=best, finite=finite)
 
 
@@ -54,6 +64,13 @@ def restore_weights(
     """Return the weights of a checkpoint: of `step`, the best by validation score, or the newest readable one.
 
     A folder that `convert` wrote from a run has the weights of one checkpoint.
+
+    Args:
+        workdir: folder of the run, or one that `convert` wrote.
+        model: setup of the model, with the shapes and shardings of the weights.
+        step: step of the checkpoint; None for the newest readable one.
+        best: True for the best checkpoint by validation score; not with `step`.
+        finite: True to reject weights that contain NaN or infinity.
 
     Raises:
         CheckpointError: the checkpoint does not exist, is damaged, or does not fit the model.
@@ -74,7 +91,11 @@ def restore_weights(
 
 
 def run_folder(workdir: str | Path) -> Path:
-    """Return the path of a run's folder. Raises ConfigError if it is not a run, or its list of classes is corrupted."""
+    """Check that a folder is that of a run, and return its path, with ~ expanded.
+
+    Raises:
+        ConfigError: the folder has no config.json, or its list of classes is corrupted.
+    """
     path = Path(workdir).expanduser()
     if not (path / "config.json").is_file():
         raise ConfigError(f"--workdir={workdir} is not the folder of a run: {path / 'config.json'} does not exist.")
@@ -86,6 +107,7 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
     """Open the workdir of a run to evaluate, probe or use its model. Raises ConfigError if it is not that of a run.
 
     Args:
+        workdir: folder of the run.
         mesh: devices of the weights; the first device if None.
         **data: values of the config section `data` to replace.
     """
@@ -123,7 +145,7 @@ class LoadedModel:
     workdir: Path
 
     def prepare(self, example: Any) -> dict[str, np.ndarray]:
-        """Prepare one example as evaluation does, by the names of the model's inputs.
+        """Return the arrays of one example by the names of the model's inputs, prepared as in evaluation.
 
         Args:
             example: path of a file, or its content as bytes. For a model of images also a PIL image, or a uint8 array
@@ -144,7 +166,10 @@ class LoadedModel:
             raise type(error)(f"The file {example} cannot be read: {error}{fix}") from error
 
     def preprocess(self, examples: Any) -> tuple[jax.Array, ...]:
-        """Return the inputs of `model` for one or several examples. Raises the errors of `prepare`."""
+        """Return the positional arguments of `model` for one or several examples, with leading axis B.
+
+        Examples are those of `probabilities`, errors those of `prepare`.
+        """
         return self._batch(self._prepare_all(examples))
 
     def probabilities(self, examples: Any) -> Float[np.ndarray, "b v"]:
@@ -162,7 +187,7 @@ class LoadedModel:
         return self.scores(self._prepare_all(examples))
 
     def predict(self, examples: Any) -> list[str]:
-        """Return the name of the most likely class of each example. Arguments and errors as in `probabilities`."""
+        """Return the name of the most likely class of each example; arguments and errors as in `probabilities`."""
         return [self.classes[i] for i in self.probabilities(examples).argmax(axis=1)]
 
     @functools.cached_property
@@ -171,9 +196,14 @@ class LoadedModel:
         return artifacts.load_tokenizer(self.workdir)
 
     def embed(self, texts: str | Sequence[str]) -> Float[np.ndarray, "n d"]:
-        """Return one vector per text, scaled to norm 1, with a warning if texts are truncated to the model's length.
+        """Return one vector per text (n D), scaled to norm 1, with a warning if texts are truncated.
 
-        Arguments and errors as in `tasks.embedding.embeddings`.
+        Args:
+            texts: one text, or several; those longer than the model's length are truncated to it.
+
+        Raises:
+            ConfigError: the model is not a bidirectional language model (BERT), or the run has no tokenizer for it.
+            DataError: there is no text, or one that is empty or not a text.
         """
         embedding.check_model(self.model, str(self.workdir))
         several: list[Any] = (
@@ -195,12 +225,13 @@ class LoadedModel:
         top_p: float | None = None,
         seed: int = 0,
     ) -> str:
-        """Return a completion of a text, as `leanformer generate` prints it.
+        """Return a sampled completion of a text, without the text itself.
 
         Args:
             prompt: beginning of a document.
             tokens: maximal number of tokens, at least 1; by default up to the model's length.
             temperature, top_k, top_p: see `tasks.generation.Sampling`.
+            seed: seed of the random draws, at least 0.
 
         Raises:
             ConfigError: the model is not a causal language model, the text is too long for it, or a setting is out of
@@ -220,9 +251,12 @@ class LoadedModel:
     def probe(
         self, examples: Any, measures: str | Sequence[str] = ("attention_output",)
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return the conditioning of every layer on examples: a dictionary per measure and layer.
+        """Return the conditioning of every layer on examples: {measure: [one dictionary per layer]}.
+
+        The dictionaries are those of `conditioning.digest`, such as the key "median".
 
         Args:
+            examples: one or several examples, as in `probabilities`.
             measures: name in `conditioning.ACTIVATIONS`, or several.
 
         Raises:
@@ -248,7 +282,7 @@ class LoadedModel:
         return rows
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
-        """Return the probability of each class for examples from `prepare`, one row per example."""
+        """Return the probability of each class (B V) for results of `prepare`, one row per example."""
         return np.asarray(
             losses.probabilities(_logits(self.model, self._batch(prepared)), self.config.get("loss", "softmax"))
         )
@@ -259,7 +293,7 @@ class LoadedModel:
 
     @property
     def takes_images(self) -> bool:
-        """True if files of examples are images, False if they are texts."""
+        """True if the files that `prepare` reads are images, False if they are texts."""
         return "image" in self.task.data.input_specs() or self.config.data.name.startswith("pixels:")
 
 

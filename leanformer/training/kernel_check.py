@@ -27,9 +27,10 @@ ROUNDINGS = 8  # largest error of a correct kernel, in roundings of its dtype re
 
 
 def with_working_attention(model: ModelSetup, task: Task) -> ModelSetup:
-    """Return the model; with XLA's attention if cuDNN's was selected for it, and fails or is wrong on this GPU.
+    """Return the model setup, with XLA's attention instead of cuDNN's if that fails or is wrong on this GPU.
 
-    Does nothing for a GPU that is not attached. All processes must call it, and get the same result.
+    A setup with another backend, or for a GPU that is not attached, is returned unchanged. All processes must call
+    this, and get the same result.
 
     Raises:
         ConfigError: cuDNN is configured, and fails or is wrong.
@@ -58,7 +59,12 @@ def _first_problem(model: ModelSetup, task: Task) -> str | None:
 
 
 def find_calls(model: ModelSetup, task: Task) -> list[FusedCall]:
-    """Return the distinct calls of cuDNN's kernel in the model; nothing is run."""
+    """Return the distinct calls of cuDNN's attention kernel in a model, for an evaluation batch; nothing is run.
+
+    Args:
+        model: setup of the model.
+        task: task whose data determine the shapes.
+    """
     batch = model.abstract_batch(model.config.eval.batch_size, task.data.specs(train=False))
     step = model.eval_step(task.objective)
     with attention.recorded_calls() as calls:
@@ -67,7 +73,7 @@ def find_calls(model: ModelSetup, task: Task) -> list[FusedCall]:
 
 
 def find_problem(call: FusedCall) -> str | None:
-    """Return why a call of the kernel fails, or how wrong it is; None if it equals the reference."""
+    """Run a call of cuDNN's kernel, and return as text why it fails or how wrong it is; None if it is right."""
     tokens = f"{call.queries[0]} x {call.keys[0]} tokens, head dimension {call.keys[-1]}"
     try:
         error, limit = relative_error(call, "cudnn"), largest_error(call.dtype)
@@ -77,7 +83,7 @@ def find_problem(call: FusedCall) -> str | None:
 
 
 def largest_error(dtype: Any) -> float:
-    """Return the largest `relative_error` of a correct implementation in a dtype."""
+    """Return the largest `relative_error` that a correct implementation in `dtype` can have."""
     return ROUNDINGS * float(jnp.finfo(dtype).eps)
 
 
@@ -86,6 +92,10 @@ def relative_error(call: FusedCall, backend: str) -> float:
 
     It is relative to the largest number of each array of the float32 reference, and infinite for NaN. Raises what JAX
     raises if the backend fails.
+
+    Args:
+        call: shapes, dtype, mask and scale.
+        backend: attention backend to run, "cudnn", "xla" or "naive".
     """
     rng = np.random.default_rng(0)
     shapes = (call.queries, call.keys, call.values, (*call.queries[:-1], call.values[-1]))

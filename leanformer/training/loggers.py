@@ -36,7 +36,10 @@ DRAWING = threading.Lock()  # matplotlib is not thread-safe; hold this lock to d
 
 @runtime_checkable
 class Logger(Protocol):
-    """Receiver of a run's records in process 0. It runs in its own thread and may raise or block (`Several`)."""
+    """Protocol of a receiver of a run's records: a class with `log` and `close`.
+
+    It is created and called in process 0, in a thread of its own, where it may raise or block (`Several`).
+    """
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         """Write a record.
@@ -49,7 +52,7 @@ class Logger(Protocol):
         """
 
     def close(self) -> None:
-        """End the log. Called at the end of a run, also after an error."""
+        """Write what is left, and release files and connections. Called at the end of a run, also after an error."""
 
 
 class TensorBoard:
@@ -57,6 +60,11 @@ class TensorBoard:
 
     This class writes the file record by record. The SummaryWriter of tensorboardX writes in a thread that ends without
     a report on an error of the file system; every later call to it blocks.
+
+    Args:
+        workdir: folder of the run.
+        start: step from which training starts; later records of an earlier attempt are dropped.
+        config: flat config, values by dotted key.
     """
 
     def __init__(self, workdir: Path, start: int, config: Mapping[str, Any]):
@@ -75,6 +83,7 @@ class TensorBoard:
         self._compared = False
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Write a record, as `Logger.log`, and flush the file. Raises OSError if the file cannot be written."""
         try:
             self._log(step, kind, values)
         except OSError:
@@ -95,6 +104,7 @@ class TensorBoard:
         self._file.flush()
 
     def close(self) -> None:
+        """Close the event file."""
         self._file.close()
 
     def _write(self, **content: Any) -> None:
@@ -112,10 +122,12 @@ class Several:
         self._loggers = [_Background(name, make_one) for name, make_one in make.items()]
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Put a record into the queue of each logger, and return at once; arguments as in `Logger.log`."""
         for logger in self._loggers:
             logger.put((step, kind, values))
 
     def close(self) -> None:
+        """Close all loggers, and wait up to CLOSE_SECONDS for their remaining records."""
         for logger in self._loggers:
             logger.put(None)
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -176,7 +188,7 @@ class _Background:
 
 
 def stuck() -> list[str]:
-    """Return the names of loggers whose threads have not ended."""
+    """Return the names of loggers whose threads are still running, for example at the end of the process."""
     return [t.name.removeprefix(THREAD) for t in threading.enumerate() if t.name.startswith(THREAD)]
 
 
@@ -190,7 +202,7 @@ OPTIONAL_PACKAGES = ("wandb", "mlflow", "trackio")  # that loggers of the same n
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raise ConfigError if a logger is unknown, or its package is not installed."""
+    """Raise ConfigError if a name in the config key `loggers` is unknown, or its package is not installed."""
     for name in names:
         if name not in LOGGERS:
             raise ConfigError(f'loggers={names}: "{name}" is unknown. Choose from {", ".join(LOGGERS)}.')
@@ -201,7 +213,13 @@ def check(names: tuple[str, ...]) -> None:
 
 
 def start(c: Any, workdir: Path, step: int) -> Several:
-    """Return the loggers of a config as one; in processes other than 0 there are none."""
+    """Start the loggers that a config names, each in its own thread, and return them as one; only process 0 has any.
+
+    Args:
+        c: config of the run.
+        workdir: folder of the run.
+        step: step from which training starts.
+    """
     flat = dict(key_docs.iterate_keys(c))
     return Several(
         {name: functools.partial(LOGGERS[name], workdir, step, flat) for name in c.loggers if multihost.is_primary()}

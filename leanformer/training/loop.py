@@ -27,6 +27,7 @@ def train(
         step_fn: function (state, host batch) -> (state, metrics).
         batches: host batches from the next step on.
         evaluators: evaluators by the kind of their records, called in this order.
+        stop: stop request, checked after each step; training then saves the state, if it is healthy, and ends.
         again: command that resumes the run, for messages.
 
     Returns:
@@ -105,7 +106,13 @@ def train(
 
 
 def early_stopping_message(c: Any, step: int, total: int) -> str:
-    """Return the message of a run that stopped early (eval.patience)."""
+    """Return the message of a run that stopped early (eval.patience).
+
+    Args:
+        c: config of the run.
+        step: step at which it stopped.
+        total: configured number of steps.
+    """
     return (
         f"Early stopping at step {step} of {total}: the last {c.eval.patience} evaluations were no better than an "
         "earlier one. To train longer, raise eval.patience or set it to 0."

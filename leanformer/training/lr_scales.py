@@ -28,12 +28,17 @@ LayerOrder = tuple[tuple[str, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class LrScales:
-    """Learning-rate scales of all parameters."""
+    """Learning-rate scales of all parameters.
 
-    shares: Any  # tree like the parameters, with the scale of a leaf, (), or of each of its layers, (L,); 0 is frozen
+    Attributes:
+        shares: tree like the parameters, with the scale of each leaf: a number, or (L,) for a stack, with one scale per
+            layer. 0 freezes the leaf or the layer, 1 is the full learning rate.
+    """
+
+    shares: Any
 
     def stop_frozen_gradients(self, params: Any) -> Any:
-        """Return the parameters, with zero gradients for frozen ones."""
+        """Return the parameters unchanged in value, with the gradient stopped at frozen leaves and layers."""
 
         def stop_frozen(share: np.ndarray, leaf: Any) -> Any:
             if share.all():
@@ -44,7 +49,7 @@ class LrScales:
         return jax.tree.map(stop_frozen, self.shares, params)
 
     def scale_updates(self, optimizer: Any) -> optax.GradientTransformationExtraArgs:
-        """Return the optimizer with each direction, including weight decay, multiplied by its scale.
+        """Return the optimizer with each direction, including weight decay, multiplied by the scale of its parameter.
 
         Leaves that are frozen entirely have no moments. If all scales are 1, the optimizer is returned unchanged.
         """
@@ -61,7 +66,7 @@ class LrScales:
         return optax.GradientTransformationExtraArgs(optimizer.init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
 
     def trained(self, params: Any) -> int:
-        """Return the number of parameters that are not frozen."""
+        """Return how many numbers of the parameters are not frozen."""
         counts = jax.tree.map(lambda share, x: np.count_nonzero(share) * (x.size // share.size), self.shares, params)
         return int(sum(jax.tree.leaves(counts)))
 

@@ -20,9 +20,9 @@ TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl, without an unterminated last line.
+    """Return the records of a metrics.jsonl as dictionaries, without an unterminated last line.
 
-    Raises WorkdirError if a terminated line is not a record.
+    Raises WorkdirError if a terminated line is not a record with step and kind.
     """
     records = files.read_lines(path)
     for record in records:
@@ -32,17 +32,29 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def read_scores(workdir: Path, name: str) -> dict[int, float]:
-    """Return the metric `name` of all evaluations in a run's records, by step; NaN for values that were not finite."""
+    """Return the metric `name` of all records of kind "eval" in a run's metrics.jsonl, by step.
+
+    Values that were not finite are NaN. Raises the errors of `read_records`.
+    """
     records = read_records(workdir / "metrics.jsonl")
     scores = {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
     return {step: math.nan if value is None else value for step, value in scores.items()}
 
 
 class Recorder:
-    """Writer of a run's records to metrics.jsonl, to a logger and to the progress output, only in process 0.
+    """Writer of a run's records to metrics.jsonl, to a logger and to the progress output; only process 0 writes.
 
-    Records of an earlier attempt are read, and those after the step `start` are removed. The logger is closed at the
-    end.
+    Use it as a context manager: at the end it closes the file, the logger and the progress output.
+
+    Attributes:
+        path: path of metrics.jsonl.
+        records: all records of the run so far, as dictionaries; in other processes only those of this process.
+
+    Args:
+        workdir: folder of the run.
+        start: step from which the run starts; records after it, of an earlier attempt, are removed from the file.
+        total: number of steps of the run, for the progress output.
+        logger: receiver of the records besides the file; None for none.
     """
 
     def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
@@ -67,7 +79,13 @@ class Recorder:
             self._progress.close()
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
-        """Write a record and wait until it is on disk. Numbers that are not finite become null."""
+        """Write a record, and wait until it is on disk. Numbers that are not finite become null.
+
+        Args:
+            step: step of the record.
+            kind: kind of the record, such as "train" or "eval".
+            values: values by name, which `to_json` converts.
+        """
         values = {name: to_json(value) for name, value in values.items()}
         record = {"step": step, "kind": kind, **values}
         self.records.append(record)
@@ -82,17 +100,17 @@ class Recorder:
         self._progress.print(step, kind, values)
 
     def advance(self, step: int) -> None:
-        """Move the progress bar to `step`."""
+        """Move the progress bar to `step`, without a record."""
         if not self._silent:
             self._progress.advance(step)
 
     def has(self, step: int, kind: str) -> bool:
-        """Return whether there is a record of this kind at this step."""
+        """Return whether a record of this kind at this step was written or read by this process."""
         return any(record["step"] == step and record["kind"] == kind for record in self.records)
 
 
 def to_json(value: Any) -> Any:
-    """Return a tree of numbers and texts as JSON's types; numbers that are not finite become None."""
+    """Return nested dictionaries and lists of numbers and texts as JSON's types; not finite numbers become None."""
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

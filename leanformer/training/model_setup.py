@@ -33,32 +33,48 @@ UNROLLED = 12
 
 @dataclasses.dataclass(frozen=True)
 class ModelSetup:
-    """Setup of a model on a mesh, without allocated arrays."""
+    """Setup of a model on a mesh, without allocated arrays.
 
-    config: ConfigDict  # config, of which `model`, `init_from`, `dtype` and `seed` are used
-    mesh: Mesh  # devices of the weights
-    placement: Placement  # shardings on the mesh
+    Attributes:
+        config: config of the run, of which `model`, `init_from`, `dtype` and `seed` are used.
+        mesh: devices of the weights.
+        placement: shardings of a batch and of replicated arrays on the mesh, and compiler options.
+        device: device to compile for: one of the mesh, or a GPU that is not attached (`programs.Gpu`).
+        backend: attention backend, "xla", "cudnn" or "naive".
+        backend_reason: reason for its selection, as text.
+        graphdef: static definition; `nnx.merge(graphdef, *weights)` is the model.
+        init: function from a random key to initial weights.
+        weights: shapes, dtypes and shardings of (parameters, batch statistics).
+        axes: axes of each parameter and statistic by name, for sharding.
+    """
+
+    config: ConfigDict
+    mesh: Mesh
+    placement: Placement
     device: Any
     backend: str
-    backend_reason: str  # reason for the selection of this backend
-    graphdef: Any  # static definition; `nnx.merge(graphdef, *weights)` is the model
-    init: Callable[[jax.Array], Any]  # function from a key to weights
-    weights: Any  # shapes, dtypes and shardings of (parameters, batch statistics)
-    axes: Mapping[str, Axes]  # axes of each parameter and statistic by name, for sharding
+    backend_reason: str
+    graphdef: Any
+    init: Callable[[jax.Array], Any]
+    weights: Any
+    axes: Mapping[str, Axes]
 
     def merge(self, weights: Any) -> nnx.Module:
-        """Return the model with `weights`."""
+        """Return the model as an `nnx.Module` with `weights`, a pair (parameters, batch statistics)."""
         return nnx.merge(self.graphdef, *weights)
 
     def random_weights(self, seed: int) -> Any:
-        """Return randomly initialised weights, created directly with their shardings."""
+        """Return randomly initialised (parameters, batch statistics), created directly with their shardings."""
         return states.materialise(self.init, jax.random.key(seed), self.weights)
 
     def initial_weights(self, *, finite: bool = True) -> Any:
-        """Return the weights of `config.init_from`, or random ones if it has no path.
+        """Return (parameters, batch statistics) from the path `config.init_from`, or random ones if it is unset.
 
-        Raises WeightsError if the weights cannot be read, do not fit the model, or, with `finite`, contain NaN or
-        infinity.
+        Args:
+            finite: True to reject weights that contain NaN or infinity.
+
+        Raises:
+            WeightsError: the weights cannot be read, do not fit the model, or are not finite.
         """
         c = self.config
         if c.init_from.path is None:
@@ -68,7 +84,10 @@ class ModelSetup:
     def read_weights(
         self, path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
     ) -> Any:
-        """Return weights from a file or from a workdir. The arguments are those of the function `read_weights`.
+        """Return (parameters, batch statistics) of this model from a file of weights or from a workdir.
+
+        The arguments are those of the function `read_weights`. Warns if the files beside the weights describe another
+        model.
 
         Raises:
             WeightsError: the weights cannot be read, or differ from the model in more than `config.init_from` allows.
@@ -106,7 +125,11 @@ class ModelSetup:
             origins.warn_other_tokenizer(Path(path).expanduser(), data.tokenizer)
 
     def warn_other_class_order(self, classes: Sequence[str] | None) -> None:
-        """Warn if the weights of `config.init_from` have a classifier for these classes in another order."""
+        """Warn if the weights of `config.init_from` have a classifier for these classes in another order.
+
+        Args:
+            classes: names of the classes of the data; None if they have no names.
+        """
         start = self.config.init_from
         if start.path is None or start.new_head:
             return
@@ -118,7 +141,15 @@ class ModelSetup:
         origins.warn_other_class_order(path, theirs, classes)
 
     def map_weights(self, tensors: Mapping[str, Any], layout: str) -> Any:
-        """Return weights from tensors in the layout of this name. Raises the errors of `read_weights`."""
+        """Return (parameters, batch statistics) of this model, with its shardings, from tensors of a file.
+
+        Args:
+            tensors: arrays by their names in the file.
+            layout: naming scheme of the tensors, one of `layouts.LAYOUTS`.
+
+        Raises:
+            WeightsError: the tensors differ from the model in more than `config.init_from` allows.
+        """
         from leanformer import pretrained
         from leanformer.pretrained import layouts
 
@@ -130,7 +161,14 @@ class ModelSetup:
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
     def layout(self, name: str) -> list[Any]:
-        """Return the layout of a name in `layouts.LAYOUTS`. Raises ConfigError if the model has none."""
+        """Return the entries that map the tensors of a naming scheme to the parameters of this model.
+
+        Args:
+            name: one of `layouts.LAYOUTS`; "own" for the names of leanformer.
+
+        Raises:
+            ConfigError: the naming scheme does not exist for this model.
+        """
         from leanformer.pretrained import layouts, native_layout
 
         if name == "own":
@@ -138,28 +176,40 @@ class ModelSetup:
         return layouts.layout(name, self.config.model.to_dict())
 
     def abstract_batch(self, size: int, specs: Mapping[str, Spec]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return shapes, dtypes and shardings of a global batch of `size` examples."""
+        """Return shapes, dtypes and shardings of a global batch of `size` examples.
+
+        Args:
+            specs: shape and dtype of each array of one example, by name.
+        """
         place = self.placement.batch
         return {
             name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in specs.items()
         }
 
     def with_mesh[**P, R](self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return `function`, to be jitted, with the mesh as its context."""
+        """Return `function`, to be jitted, with the mesh set for the sharding constraints in it."""
         return meshes.with_mesh(self.mesh, function)
 
     def eval_step(self, objective: Objective, *, detail: bool = False) -> Callable[[Any, Batch], dict[str, Any]]:
-        """Return the evaluation step (weights, batch) -> sums; see `step.make_eval_step`."""
+        """Return the evaluation step (weights, batch) -> sums, to be jitted; see `step.make_eval_step`.
+
+        `detail` adds sums that are too expensive for evaluations during training.
+        """
         return self.with_mesh(steps.make_eval_step(self.graphdef, objective, detail=detail))
 
     def probe_step(self, objective: Objective, measures: Sequence[str]) -> Callable[[Any, Batch], dict[str, Any]]:
-        """Return the probe step (weights, batch) -> summaries; see `step.make_probe_step`."""
+        """Return the probe step (weights, batch) -> {measure: Summary or Reading}, to be jitted.
+
+        See `step.make_probe_step`.
+        """
         return self.with_mesh(steps.make_probe_step(self.graphdef, objective, measures))
 
     def count_flops(self, task: Task, hold: Callable[[Any], Any]) -> tuple[int, int]:
-        """Return the forward and training FLOPs per example, without those of rematerialisation.
+        """Return the forward FLOPs and the training FLOPs per example, without those of rematerialisation.
 
-        `hold` stops the gradients of frozen parameters.
+        Args:
+            task: task of the run, with its inputs and loss.
+            hold: function that returns the parameters with stopped gradients of frozen ones.
         """
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
@@ -175,17 +225,28 @@ class ModelSetup:
         return count.flops(forward, weights, held_out), count.flops(training, weights, train, jax.random.key(0))
 
     def lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
-        """Return a jitted function lowered for `device`."""
+        """Return a jitted function lowered for `device`, attached or not.
+
+        Args:
+            jitted: result of `jax.jit`.
+            args: arguments, or their shapes, dtypes and shardings.
+        """
         return programs.lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
 
 
 def build(
     c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None, batches: Mapping[str, int] | None = None
 ) -> ModelSetup:
-    """Build the model setup of a validated config, on the first device if `mesh` is None.
+    """Build the model setup of a validated config. Nothing is allocated.
 
-    `device` is the one to compile for, if not that of the mesh: a `programs.Gpu`, for example. Raises ConfigError if
-    the attention backend does not run on it, or the mesh does not fit the model or a size in `batches` (`mesh.place`).
+    Args:
+        c: validated config.
+        mesh: device mesh; the first device if None.
+        device: device to compile for, such as a `programs.Gpu`; that of the mesh if None.
+        batches: sizes of batches by the names of their keys, which the mesh must divide.
+
+    Raises:
+        ConfigError: the attention backend does not run on the device, or the mesh does not fit the model or a batch.
     """
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]
@@ -209,9 +270,14 @@ def build(
 def abstract_model(
     c: ConfigDict, backend: str = "naive", unroll: int | None = None
 ) -> tuple[Any, Callable[[jax.Array], Any], Any]:
-    """Return a model's definition, the function that initialises its weights from a key, and their shapes.
+    """Return a model's static definition, the function that initialises its weights from a key, and their shapes.
 
-    `unroll` is used if the config leaves model.unroll unset.
+    No model is built and nothing is allocated.
+
+    Args:
+        c: config of the run, of which `model` and `dtype` are used.
+        backend: resolved attention backend.
+        unroll: layers per scan iteration, used if the config leaves model.unroll unset.
     """
     arguments = c.model.to_dict() | {"backend": backend, "dtype": jnp.dtype(c.dtype)}
     if arguments.get("unroll") is None and unroll is not None:
@@ -220,11 +286,11 @@ def abstract_model(
 
 
 def select_unroll(c: ConfigDict, mesh: Mesh, device: Any) -> int | None:
-    """Return the default of model.unroll: all layers of a single stack, up to UNROLLED, on a single GPU; else None.
+    """Return the default of model.unroll for a device: all layers of a single stack on a single GPU, None otherwise.
 
-    Models of several stages take minutes to compile with loops already (DaViT-B: 150 CPU seconds). On several GPUs the
-    scheduler would keep more activations (41 % more memory for vit_b_7x16 on mesh.data=8), and overlap the gradients
-    with fewer matmuls.
+    It is also None for stacks of more than UNROLLED layers. Models of several stages take minutes to compile with loops
+    already (DaViT-B: 150 CPU seconds). On several GPUs the scheduler would keep more activations (41 % more memory for
+    vit_b_7x16 on mesh.data=8), and overlap the gradients with fewer matmuls.
     """
     depth, single = c.model.depth, device.platform == "gpu" and mesh.size == 1
     return depth if single and isinstance(depth, int) and depth <= UNROLLED else None
@@ -245,11 +311,11 @@ def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:
 def read_weights(
     path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
 ) -> Mapping[str, Any]:
-    """Return the weights in a file or in the folder of a run, by the names in the file.
+    """Return the arrays in a file of weights, or in a checkpoint of a run, by their names there.
 
     Args:
         path: file, or folder of a run.
-        layout: one of `layouts.LAYOUTS`; "own" for a run.
+        layout: naming scheme of the file, one of `layouts.LAYOUTS`; "own" for a run.
         step: step of a run's checkpoint, as in `Checkpoints.choose`.
         best: True for the best checkpoint of a run; by default True if any was evaluated.
         finite: True to reject weights that contain NaN or infinity.

@@ -33,6 +33,10 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
     Leaves are selected by the last parts of their names, and not by their number of axes, because the scan over layers
     stacks biases to matrices. Only `temperature` is selected by axes: timm and DeiT exempt vectors, so one factor per
     head (N) has no weight decay; that of XCiT (N 1 1) has it in the published training.
+
+    Args:
+        params: parameters or their shapes.
+        no_decay: last parts of the names of further parameters without weight decay.
     """
     exempt = ("bias", "scale", *no_decay)
 
@@ -44,12 +48,19 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
 
 
 def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:
-    """Return AdamW (Loshchilov & Hutter 2019) without learning rate."""
+    """Return AdamW (Loshchilov & Hutter 2019) without learning rate.
+
+    Args:
+        b1, b2: decay rates of the first and second moments; `update` can replace b1.
+        eps: ε added to the root of the second moment.
+        weight_decay: factor of the parameters in the direction.
+        mask: tree with True for leaves with weight decay.
+    """
     return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
 
 
 def materialise_barrier(new: Any) -> Any:
-    """Return new moments or parameters behind an optimisation barrier on CPUs.
+    """Return a tree of new moments or parameters unchanged, on CPUs behind an optimisation barrier.
 
     Without it XLA for CPUs recomputes them from the old values where they are used, and copies the old values for that.
     On GPUs all of them are computed in one kernel per leaf, without a barrier.
@@ -79,14 +90,24 @@ def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransforma
 
 
 class Matrix(NamedTuple):
-    """Input and output axes of a leaf that is the weight of a matmul; other axes enumerate independent matrices."""
+    """Axes of a parameter that is the weight of a matmul; its other axes enumerate independent matrices.
+
+    Attributes:
+        inputs: indices of the input axes.
+        outputs: indices of the output axes.
+    """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 def matrix(name: str, ndim: int) -> Matrix | None:
-    """Return the matrix axes of a leaf; None if it is not the weight of a matmul, such as a bias or positions."""
+    """Return the input and output axes of a parameter; None if it is not the weight of a matmul, such as a bias.
+
+    Args:
+        name: dotted name of the parameter.
+        ndim: number of its axes, including the axis of layers of a stack.
+    """
     *_, module, leaf = ("", *name.split("."))
     layers = int(is_stacked(name))
     by_axes = {2: 1, 4: 3}.get(ndim - layers)  # D F, or k k C D of a convolution; depthwise (k k D) has no matrix
@@ -140,10 +161,14 @@ def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
 
 
 class FactoredState(NamedTuple):
-    """State of Adafactor: factored second moments.
+    """State of Adafactor: running means of squared gradients, factored for matrices.
 
-    For a matrix, `row` is the mean over outputs and `column` the mean over inputs. Averaged axes have length 1, so that
-    both are sharded like their parameter. For any other leaf, `row` is the whole second moment.
+    Averaged axes have length 1, so that both trees are sharded like the parameters.
+
+    Attributes:
+        count: int32, number of updates.
+        row: tree like the parameters: for a matrix the mean over its outputs, for any other leaf the value per number.
+        column: tree like the parameters: for a matrix the mean over its inputs, for any other leaf one unused number.
     """
 
     count: Array
@@ -205,7 +230,7 @@ OPTIMIZERS = {"adamw": adamw} | {name: functools.partial(_add_guard_and_decay, r
 
 
 def is_stacked(name: str) -> bool:
-    """Return whether a parameter belongs to a stack, and has a leading axis of layers."""
+    """Return whether the dotted name of a parameter is that of a stack, with a leading axis of layers."""
     return "layers" in name.split(".")
 
 

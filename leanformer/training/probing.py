@@ -27,7 +27,11 @@ HEAD_WIDTH, TOTAL_WIDTH = "fixed head_dim", "fixed num_heads x head_dim"
 
 
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the measures of activations and the measures of weights. Raises ConfigError for an unknown measure."""
+    """Return the given measures of activations, and the given measures of weights, each in the given order.
+
+    Raises:
+        ConfigError: a name is unknown, or there is none.
+    """
     unknown = [name for name in names if name not in ACTIVATIONS | WEIGHTS]
     if unknown or not names:
         choices = "\n  ".join([", ".join(ACTIVATIONS), ", ".join(WEIGHTS)])
@@ -38,9 +42,14 @@ def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
 def make_reader(
     model: ModelSetup, objective: Objective, names: Sequence[str]
 ) -> Callable[[Any, dict[str, jax.Array] | None], dict[str, Any]]:
-    """Return the jitted function (weights, batch) -> {name: Reading or (singular values, Summary)}.
+    """Return the jitted function (weights, batch) -> {measure: Reading or (singular values, Summary)}.
 
-    The results have a leading axis L and are reduced inside each layer.
+    The results have a leading axis L and are reduced inside each layer. The batch may be None for measures of weights.
+
+    Args:
+        model: setup of the model.
+        objective: objective that makes the model's inputs from a batch.
+        names: measures of activations or of weights.
     """
     activations, of_weights = split_names(names)
     probe = make_probe_step(model.graphdef, objective, activations, reduce=conditioning.with_spectrum)
@@ -55,7 +64,7 @@ def make_reader(
 
 
 def projections(model: ModelSetup) -> list[str]:
-    """Return the names of the projection measures that the model has; latent attention has no W_K and no W_V."""
+    """Return those measures of PROJECTIONS that a model has; latent attention, for example, has no W_K and no W_V."""
 
     def measure(weights: Any) -> dict[str, Any]:
         return conditioning.weights(
@@ -67,10 +76,17 @@ def projections(model: ModelSetup) -> list[str]:
 
 
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
-    """Return [(HEAD_WIDTH, changed keys of `model`), ...] for each number of heads, then the same with TOTAL_WIDTH.
+    """Return the changes of config.model that give each number of heads, as pairs (trade, {key: value}).
 
-    HEAD_WIDTH keeps the head dimension, so num_heads x head_dim grows; TOTAL_WIDTH keeps that product. Raises
-    ConfigError if the model has different heads by layer or stage, or the total is not divisible by a number.
+    The trade HEAD_WIDTH, first for all numbers, keeps the head dimension, so num_heads x head_dim grows. TOTAL_WIDTH
+    keeps that product.
+
+    Args:
+        m: section config.model.
+        heads: numbers of heads.
+
+    Raises:
+        ConfigError: heads of the model differ between layers or stages, or a number does not divide the product.
     """
     several = [key for key in ("num_heads", "head_dim", "value_dim") if isinstance(m.get(key), tuple | list)]
     if heads and several:
@@ -99,10 +115,19 @@ def sweep(
     weights: Callable[[ModelSetup, int], Any] = ModelSetup.random_weights,
     when: str = "at initialisation",
 ) -> dict[str, Any]:
-    """Return the measure SWEPT by number of heads: pooled over seeds, layers and examples, and the median per seed.
+    """Measure SWEPT for models with several numbers of heads, and return the results for the page and JSON.
+
+    The result has the keys measure, what, when, seeds and points. A point has trade (see `head_plans`), heads,
+    head_dim, shape, pooled (`conditioning.digest` over seeds, layers and examples), by_seed (medians) and theory.
 
     Args:
+        c: config of the model to change.
+        mesh: devices of the models.
+        batch: inputs, global arrays.
+        heads: numbers of heads.
+        seeds: number of seeds, from `c.seed` on.
         weights: function (model, seed) that returns the weights to measure.
+        when: description of these weights.
     """
     chosen, results, points = [c.seed + i for i in range(seeds)], {}, []
     for trade, changes in head_plans(c.model, heads):

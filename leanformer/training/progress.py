@@ -18,7 +18,12 @@ WAITING = 0.1  # smallest fraction of time spent waiting for data that is printe
 
 
 class Progress:
-    """Progress bar on a terminal; otherwise one line per record."""
+    """Console output of a run: a progress bar on a terminal, otherwise one line per record.
+
+    Args:
+        start: step from which the run starts.
+        total: number of steps of the run.
+    """
 
     def __init__(self, *, start: int, total: int):
         self._total = total
@@ -28,17 +33,23 @@ class Progress:
         self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
     def close(self) -> None:
-        """Close the bar."""
+        """Close the progress bar, if there is one."""
         if self._bar is not None:
             self._bar.close()
 
     def advance(self, step: int) -> None:
-        """Move the bar to `step`."""
+        """Move the progress bar to `step`; do nothing without a terminal."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
     def print(self, step: int, kind: str, values: dict[str, Any]) -> None:
-        """Print a record."""
+        """Print a record: train records beside the bar on a terminal, all others as a line.
+
+        Args:
+            step: step of the record.
+            kind: kind of the record, such as "train" or "eval".
+            values: values of the record by name.
+        """
         if kind == "probe":  # one number per measure; metrics.jsonl, TensorBoard and `probe` have the layers
             medians = {name: format_value(name, _median(measure["median"])) for name, measure in values.items()}
             for name, measure in values.items():
@@ -70,7 +81,7 @@ class Progress:
 
 
 def format_duration(seconds: int | float) -> str:
-    """Format a duration with its largest unit: seconds, minutes from two on, hours from two on."""
+    """Format a duration in seconds below 2 minutes, in minutes below 2 hours, else in hours, such as "5 min"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
@@ -98,7 +109,12 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def format_value(name: str, value: Any) -> str:
-    """Return a recorded value with its unit, with four significant digits."""
+    """Return a recorded value as text, a float with its unit and four significant digits.
+
+    Args:
+        name: name of the value, which determines scale and unit (`quantities.find`).
+        value: recorded value.
+    """
     if not isinstance(value, float):
         return str(value)
     unit = find(name).unit
@@ -106,18 +122,18 @@ def format_value(name: str, value: Any) -> str:
 
 
 def round_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for printing: fractions with four significant digits. Files contain all digits."""
+    """Return values with floats as text for printing: four significant digits, or whole numbers from 10,000 on."""
     return {
         name: (f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}") if isinstance(x, float) else x for name, x in values.items()
     }
 
 
 def format_scores(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of a record for printing, by their names in words and with their units."""
+    """Return the values of a record as text for printing, by their names in words with units."""
     scaled = {name: find(name).scale * x if isinstance(x, float) else x for name, x in values.items()}
     return {find(name).axis: x for name, x in round_values(scaled).items()}
 
 
 def format_page(title: str, rows: dict[str, Any]) -> str:
-    """Format a title and aligned rows, wrapped to the columns of the terminal."""
+    """Return a title and aligned rows, value by name, as text wrapped to the columns of the terminal."""
     return text.page(title, ((files.printable(name), value) for name, value in rows.items()))

@@ -17,7 +17,13 @@ RESTART = "To start from scratch, choose another --workdir."
 
 
 class RestoredWeights(NamedTuple):
-    """Weights of a checkpoint: (parameters, batch statistics), and their EMA if the run keeps it."""
+    """Weights of a checkpoint.
+
+    Attributes:
+        step: step of the checkpoint.
+        weights: (parameters, batch statistics).
+        ema: EMA of (parameters, batch statistics); None if the run does not keep it.
+    """
 
     step: int
     weights: Any
@@ -25,17 +31,17 @@ class RestoredWeights(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """EMA weights if the run keeps them, else the raw weights, by name."""
+        """Arrays by dotted name: the EMA weights if the run keeps them, else the weights."""
         return {name: x for tree in self.ema or self.weights for name, x in flatten_names(tree).items()}
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, oldest first, from the names of its subfolders."""
+    """Return the steps of the checkpoints in a folder in ascending order, from the names of its subfolders."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
 
 def is_run(path: str) -> bool:
-    """Return whether a path is the folder of a run, and not a file of weights."""
+    """Return whether a path is the folder of a run (with checkpoints), and not a file of weights or an export."""
     return (Path(path).expanduser() / "checkpoints").is_dir()
 
 
@@ -46,9 +52,11 @@ def newest_readable[T](
     step: int | None = None,
     check: Callable[[int, T], None] | None = None,
 ) -> tuple[int, T, dict[int, str]]:
-    """Find the newest readable checkpoint. All processes find the same one.
+    """Load the newest readable checkpoint. All processes load the same one.
 
     Args:
+        folder: folder of checkpoints.
+        steps: steps of its checkpoints, oldest first.
         load: function that reads the checkpoint of a step; it may raise any error if the files are damaged.
         step: only step to try; all steps if None.
         check: function that raises WeightsError for unusable content, in all processes or in none.
@@ -92,7 +100,13 @@ def newest_readable[T](
 
 
 def warn_unreadable(folder: Path, unreadable: Mapping[int, str], good: int) -> None:
-    """Warn about unreadable checkpoints, in process 0."""
+    """Warn about checkpoints that cannot be read, in process 0.
+
+    Args:
+        folder: folder of checkpoints.
+        unreadable: reasons by step.
+        good: step of the checkpoint that is used instead.
+    """
     for step, reason in unreadable.items() if multihost.is_primary() else ():
         print(
             f"WARNING: the checkpoint of step {step} in {folder} cannot be read: {reason}. Step {good} is used "
@@ -106,6 +120,9 @@ def move_checkpoints(folder: Path, reasons: Mapping[int, str], where: str, then:
     """Move checkpoints to `<folder>_<where>` and print a warning for each, in process 0.
 
     Args:
+        folder: folder of checkpoints.
+        reasons: end of the warning "the checkpoint of step N ...", by step to move.
+        where: suffix of the destination, such as "damaged".
         then: sentence that ends the warnings.
     """
     destination = folder.with_name(f"{folder.name}_{where}")
@@ -125,8 +142,13 @@ def move_checkpoints(folder: Path, reasons: Mapping[int, str], where: str, then:
 def set_aside_damaged(folder: Path, error: Exception, *, move: bool) -> None:
     """Move damaged checkpoints, which make the others unreadable, to `<folder>_damaged`. All processes must call this.
 
-    `error` is what reading them raised; it is raised again if no checkpoint is damaged. Raises CheckpointError if all
-    are damaged, or `move` is False, as for commands that only read.
+    Args:
+        folder: folder of checkpoints.
+        error: error of reading them; raised again if no checkpoint is damaged.
+        move: False for commands that only read, which must not move anything.
+
+    Raises:
+        CheckpointError: all checkpoints are damaged, or some are and `move` is False.
     """
     reasons: dict[int, str] = {}
     if multihost.is_primary():
@@ -150,7 +172,13 @@ def set_aside_damaged(folder: Path, error: Exception, *, move: bool) -> None:
 
 
 def check_weights(folder: Path, weights: tuple[Any, Any], ema: tuple[Any, Any] | None) -> None:
-    """Raise WeightsError if the weights or the EMA weights of a checkpoint are not finite."""
+    """Raise WeightsError if the weights or the EMA weights of a checkpoint contain NaN or infinity.
+
+    Args:
+        folder: folder of the checkpoint, for the message.
+        weights: (parameters, batch statistics).
+        ema: EMA weights; None if there are none.
+    """
     from leanformer.pretrained.checks import check_finite  # not needed by a new run
 
     tensors = {name: x for tree in weights for name, x in flatten_names(tree).items()}
@@ -159,7 +187,13 @@ def check_weights(folder: Path, weights: tuple[Any, Any], ema: tuple[Any, Any] |
 
 
 def check_shapes(folder: Path, saved: Any, like: Any) -> None:
-    """Raise CheckpointError, naming the differing leaves, if the shapes of a checkpoint and a model differ."""
+    """Raise CheckpointError, naming the differing leaves, if the shapes of a checkpoint and of a model differ.
+
+    Args:
+        folder: folder of the checkpoint, for the message.
+        saved: tree of the checkpoint's metadata, with shapes.
+        like: tree of arrays or shapes that the model has.
+    """
     actual = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(saved), jax.tree.leaves(saved), strict=True)}
     expected = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(like), jax.tree.leaves(like), strict=True)}
     wrong = [

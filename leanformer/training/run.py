@@ -42,28 +42,50 @@ class Run:
 
     Nothing is allocated before `restore`, and apart from the lock and the folder of checkpoints nothing is written
     before the first record or step. A run without data and workdir can only be lowered, compiled and counted.
+
+    Attributes:
+        config: config of the run.
+        model: setup of the model on the mesh.
+        task: data and objective.
+        examples: number of training examples per epoch; None if the data are unlimited.
+        intervals: length of the run and intervals of its events, in steps.
+        schedule: learning rate and beta1 by step.
+        optimizer: optimizer without learning rate.
+        lr_scales: learning-rate scale of each parameter; 0 freezes it.
+        state: shapes, dtypes and shardings of the training state.
+        batch: shapes, dtypes and shardings of a global training batch, by name.
+        make_state: function from weights to the initial state, for `jit`.
+        make_step: function from a schedule to the training step (state, batch, key) -> (state, metrics).
+        train_step: training step with `schedule`.
+        source: training split, a `data.Source`; None for a run without data.
+        held_out: evaluation splits by name in `eval.more`; "" is `data.eval_split`.
+        splits: fingerprints of the data by name of the split, which show whether data have changed.
+        workdir: folder of the run.
+        timer: wall-clock time by phase.
+        name: prefix of messages, if several runs train at once; "" for none.
+        start: step of the checkpoint from which the run resumes, or 0; set by `restore`.
     """
 
     config: ConfigDict
-    model: ModelSetup  # setup of the model on the mesh
-    task: Task  # data and objective
-    examples: int | None  # training examples per epoch; None if the data are unlimited
-    intervals: Intervals  # length of the run and intervals of its events
-    schedule: Schedule  # learning rate and beta1 by step
-    optimizer: optax.GradientTransformationExtraArgs  # optimizer without learning rate
-    lr_scales: LrScales  # learning-rate scale of each parameter; 0 freezes it
-    state: TrainState  # shapes, dtypes and shardings of the training state
-    batch: Mapping[str, jax.ShapeDtypeStruct]  # shapes, dtypes and shardings of a global training batch
-    make_state: Callable[[Any], TrainState]  # function from weights to the initial state, for `jit`
-    make_step: Callable[[Callable[..., tuple[Any, Any]]], Step]  # function from a schedule to the training step
-    train_step: Step  # that of `schedule`
-    source: Any = None  # training split, a `data.Source`
-    held_out: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # evaluation splits; "" is the first
-    splits: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # fingerprints by name of split
+    model: ModelSetup
+    task: Task
+    examples: int | None
+    intervals: Intervals
+    schedule: Schedule
+    optimizer: optax.GradientTransformationExtraArgs
+    lr_scales: LrScales
+    state: TrainState
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    make_state: Callable[[Any], TrainState]
+    make_step: Callable[[Callable[..., tuple[Any, Any]]], Step]
+    train_step: Step
+    source: Any = None
+    held_out: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    splits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workdir: Path = Path()
     timer: Timer = dataclasses.field(default_factory=Timer)
-    name: str = ""  # prefix of messages, if several runs train at once
-    start: int = 0  # step of the checkpoint from which the run resumes, or 0; set by `restore`
+    name: str = ""
+    start: int = 0
 
     vmapped = 1  # number of runs that the step trains; see `vmap.EnsembleRun`
     _logged = 0  # step of the last train record
@@ -86,7 +108,7 @@ class Run:
         self._stack.__exit__(*error)
 
     def lower_train_step(self) -> jax.stages.Lowered:
-        """Return the lowered training step, with the state donated."""
+        """Return the training step (state, batch, key) lowered for the device, with the state donated."""
         place = self.model.placement
         outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), place.replicated)
         options: dict[str, Any] = {"out_shardings": outputs, "compiler_options": place.compiler_options}
@@ -96,11 +118,17 @@ class Run:
         return self.model.lower(jitted, self.state, self.batch, key)
 
     def compile_train_step(self) -> jax.stages.Compiled:
-        """Return the compiled training step (state, batch, key) -> (state, metrics); nothing is allocated."""
+        """Return the compiled training step (state, batch, key) -> (state, metrics). No array is allocated."""
         return self.lower_train_step().compile()
 
     def make_step_fn(self, compiled: jax.stages.Compiled) -> Callable[[TrainState, Any], Any]:
-        """Return the function (state, host batch) -> (state, metrics) of the compiled training step."""
+        """Return the function (state, host batch) -> (state, metrics) that runs a compiled training step.
+
+        A host batch is this process's part of a training batch, which is sent to the devices.
+
+        Args:
+            compiled: result of `compile_train_step`.
+        """
         key = self.run_key()
         return lambda state, host: compiled(state, self.put(host), key)
 
@@ -111,7 +139,7 @@ class Run:
 
     @functools.cached_property
     def flops_per_example(self) -> tuple[int, int]:
-        """Forward and training FLOPs per example of the model, without those of rematerialisation."""
+        """Pair (forward FLOPs, training FLOPs) per example of the model, without those of rematerialisation."""
         return self.model.count_flops(self.task, self.lr_scales.stop_frozen_gradients)
 
     @property
@@ -121,42 +149,51 @@ class Run:
         return peak and peak * self.model.mesh.size / self.flops_per_example[1]
 
     def examples_and_tokens_seen(self, step: int) -> dict[str, int]:
-        """Return {"examples_seen": number} after `step` steps, and "tokens_seen" for tasks with `total_tokens`."""
+        """Return {"examples_seen": number} after `step` steps, with "tokens_seen" if the config has `total_tokens`."""
         examples = step * self.config.batch_size
         tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
         return {"examples_seen": examples, **tokens}
 
     def train_batches(self, source: data.Source) -> data.Batches:
-        """Return this process's part of every training batch, in host memory."""
+        """Return this process's part of every training batch by step, as NumPy arrays in host memory."""
         c = self.config
         return self.task.data.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
 
     def stream(self, source: data.Source, start: int) -> Generator[dict[str, np.ndarray], None, None]:
-        """Yield the host batches from step `start` to the end, prepared in other threads or processes."""
+        """Yield the host batches from step `start` to the end of the run, prepared in other threads or processes."""
         d, batches = self.config.data, self.train_batches(source)
         return data.stream(batches, start=start, stop=self.intervals.total, workers=d.workers, prefetch=d.prefetch)
 
     def batches(self) -> Generator[dict[str, Any], None, None]:
-        """Yield the host batches of the steps that are left."""
+        """Yield the host batches (arrays by name) of the steps that are left, from `start` on."""
         return self.stream(self.source, self.start)
 
     def put(self, host: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Return the global training batch from this process's part of it."""
+        """Return the global training batch on the devices from this process's part of it, arrays by name."""
         return streams.put(self.model, host, self.batch)
 
     @functools.cached_property
     def corrupt(self) -> Any:
-        """Log of unreadable training examples, which raises DataError if they exceed `config.data.max_corrupt`."""
+        """Log of unreadable training examples: call it with the `corrupt` entries of each batch.
+
+        The call raises DataError if more than the fraction `config.data.max_corrupt` of the examples is unreadable.
+        """
         return data.CorruptLog(self.train_batches(self.source), self.config.data.max_corrupt)
 
     def initial_state(self) -> TrainState:
-        """Return the initial state. Raises the errors of `ModelSetup.initial_weights`."""
+        """Return the state at step 0 on the devices, with weights of `config.init_from` or random ones.
+
+        Raises:
+            WeightsError: see `ModelSetup.initial_weights`.
+        """
         if self.source is not None:
             self.model.warn_other_class_order(tasks.class_names(self.source))
         return states.materialise(self.make_state, self.model.initial_weights(), self.state)
 
     def restore(self) -> TrainState:
-        """Return the newest state in the workdir, or the initial state.
+        """Return the newest readable state in the workdir, or the initial state; set `start` to its step.
+
+        The timer continues from the seconds of the checkpoint, and recorded scores are reported to the checkpoints.
 
         Raises:
             CheckpointError, WeightsError: an error of `Checkpoints.restore` or `ModelSetup.initial_weights`.
@@ -172,30 +209,30 @@ class Run:
         return state
 
     def members(self, state: TrainState) -> list[tuple["Run", TrainState]]:
-        """Return each run of the program with its state."""
+        """Return the runs that the training step trains, each with its state; here this run alone."""
         return [(self, state)]
 
     @property
     def complete(self) -> bool:
-        """True if the workdir contains a finished run."""
+        """True if the restored run is finished, also by early stopping, and has written its summary.json."""
         ended = self.start >= self.intervals.total or self.out_of_patience(self.start)
         return ended and multihost.broadcast_from_primary((self.workdir / "summary.json").is_file())
 
     @functools.cached_property
     def recorder(self) -> metrics_log.Recorder:
-        """Writer of metrics.jsonl, cut to `start`, and of the loggers."""
+        """Writer of metrics.jsonl, the loggers and the progress output; opened at first use, cut to step `start`."""
         logger = loggers.start(self.config, self.workdir, self.start)
         recorder = metrics_log.Recorder(self.workdir, start=self.start, total=self.intervals.total, logger=logger)
         return self._stack.enter_context(recorder)
 
     @functools.cached_property
     def divergence(self) -> DivergenceMonitor:
-        """Check of every step and evaluation."""
+        """Monitor that checks every step and evaluation, and ends a run that diverged."""
         optim, ceiling, names = self.config.optim, self.task.objective.ceiling, leaf_names(self.state.params)
         return DivergenceMonitor(optim, ceiling, names, self.checkpoints, self.recorder.write, self.name)
 
     def begin(self) -> None:
-        """Write config.json, class names and tokenizer.
+        """Write config.json, class names and tokenizer to the workdir.
 
         Called at the first step, so that a command that trains nothing does not overwrite them.
         """
@@ -205,7 +242,13 @@ class Run:
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a step that was dispatched to the device, and check completed steps and the save in the background.
 
-        Raises TrainingError if the run diverged, and CheckpointError if a checkpoint could not be saved.
+        Args:
+            step: number of the step.
+            metrics: metrics of the training step, on the device.
+
+        Raises:
+            TrainingError: the run diverged.
+            CheckpointError: a checkpoint could not be saved.
         """
         self._metrics = metrics
         self.divergence.on_step(step, metrics)
@@ -213,14 +256,24 @@ class Run:
         self.recorder.advance(step)
 
     def settle(self, *, ends_at: int | None = None) -> None:
-        """Wait for all dispatched steps, and check them. Raises the errors of `on_step`.
+        """Wait for all dispatched steps, and check them.
 
-        If the last step `ends_at` is reached, a step since the last train record must not have been skipped.
+        Args:
+            ends_at: last step of the run, if it is reached. The run then also counts as diverged if all steps since the
+                last train record were skipped.
+
+        Raises:
+            TrainingError: the run diverged.
         """
         self.divergence.settle(None if ends_at is None else ends_at - self._logged)
 
     def log_train(self, step: int, timing: Mapping[str, float]) -> None:
-        """Write the record of the steps since the last one."""
+        """Write a train record with the metrics of the steps since the last one.
+
+        Args:
+            step: last of these steps.
+            timing: further values of the record, such as examples_per_s.
+        """
         shown = {name: jax.device_get(self._metrics[name]) for name in TRAIN_METRICS}
         wall = {"wall_s": round(self.timer.total(), 1)}
         self.recorder.write(step, "train", shown | self.examples_and_tokens_seen(step) | dict(timing) | wall)
@@ -228,7 +281,7 @@ class Run:
         self.corrupt.seen |= multihost.gather_union("unreadable", self.corrupt.seen)
 
     def measure(self, evaluator: Any, state: TrainState) -> Any:
-        """Return the values of an evaluator, for `log`."""
+        """Return the values that an `Evaluator` measures for a state, as `log` takes them."""
         return evaluator.measure(state)
 
     def recorded(self, step: int, kind: str) -> bool:
@@ -236,7 +289,16 @@ class Run:
         return multihost.broadcast_from_primary(self.recorder.has(step, kind))
 
     def log(self, step: int, kind: str, values: Any) -> None:
-        """Write the record of an evaluator. Raises TrainingError if an evaluation shows divergence."""
+        """Write the record of an evaluator; the score of the main evaluation is reported to the checkpoints.
+
+        Args:
+            step: step of the state.
+            kind: kind of the record, such as "eval" or "probe".
+            values: result of `measure`.
+
+        Raises:
+            TrainingError: an evaluation shows divergence.
+        """
         self.recorder.write(step, kind, values)
         if kind.startswith(MAIN):
             self.divergence.on_evaluation(step, values)
@@ -244,18 +306,22 @@ class Run:
             self.checkpoints.report(step, values[self.checkpoints.score.name])
 
     def is_best(self, step: int) -> bool:
-        """Return whether the evaluation of `step` is the best so far."""
+        """Return whether `step` was evaluated and has the best validation score of the run so far."""
         scores = self.checkpoints.scores
         return step in scores and self.checkpoints.score.best(scores) == step
 
     def out_of_patience(self, step: int) -> bool:
-        """Return whether the last `eval.patience` evaluations up to `step` were no better than one before them."""
+        """Return whether early stopping by score is due at `step`.
+
+        It is if the last `eval.patience` evaluations up to `step` were no better than one before them; never if
+        `eval.patience` is 0.
+        """
         patience = self.config.eval.patience
         scores = {at: value for at, value in self.checkpoints.scores.items() if at <= step}
         return patience > 0 and self.checkpoints.score.since_best(scores) >= patience
 
     def may_save(self, step: int) -> bool:
-        """Return whether the state is healthy enough to replace older checkpoints.
+        """Wait for all dispatched steps, and return whether the state is healthy enough to replace older checkpoints.
 
         It is if its last step was not skipped as non-finite, or if an evaluation has since shown a finite loss.
         """
@@ -263,7 +329,7 @@ class Run:
         return not self.divergence.skipped or step in self.checkpoints.scores
 
     def save(self, step: int, state: TrainState) -> None:
-        """Start saving the state in the background.
+        """Start saving the state in the background as the checkpoint of `step`, with the seconds by phase.
 
         Raises:
             CheckpointError: an earlier save failed.

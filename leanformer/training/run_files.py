@@ -28,9 +28,12 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 def lock_workdir(
     workdir: Path, patience: float = 120.0, touch: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
-    """Lock a folder for one run, within a `with` block. The system releases the lock when the process ends.
+    """Context manager that locks a folder for one run, and creates it. Processes other than 0 do nothing.
+
+    The system releases the lock when the process ends.
 
     Args:
+        workdir: folder of the run.
         patience: seconds to wait for the lock; file servers take up to 90 to release that of a lost host.
         touch: `Timer.touch`, called while waiting, so that the watchdog does not take the wait for a hang.
 
@@ -75,15 +78,15 @@ def _lock(file: IO[str]) -> bool:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically, only in process 0."""
+    """Write `content` to a JSON file atomically; do nothing in processes other than 0."""
     if multihost.is_primary():
         files.write_json(path, content)
 
 
 def provenance() -> dict[str, Any]:
-    """Return the git commit, library versions, devices and variables that change numbers.
+    """Return the git commit, library versions, devices and environment variables that change numbers, as JSON's types.
 
-    A commit or version that is unknown is None.
+    The keys are "git", "versions", "devices" and "environment". A commit or version that is unknown is None.
     """
     here = Path(__file__).parent
     git = subprocess.run(
@@ -104,9 +107,9 @@ def provenance() -> dict[str, Any]:
 
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which `config` differs from the config in `workdir`, with both values.
+    """Return {key: (value in the config.json of `workdir`, value in `config`)} for the keys that differ.
 
-    Keys of the model that are younger than the run had their default.
+    A missing key is None. A key of the model that the older config does not have counts as its default.
     """
     before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
     if before["model.name"] == after["model.name"]:
@@ -117,7 +120,13 @@ def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, An
 
 
 def warn_changes(workdir: Path, config: ConfigDict) -> None:
-    """Warn about each key, and each variable that changes numbers, that differs from the config.json of `workdir`.
+    """Warn about each config key, and each environment variable that changes numbers, that differs from config.json.
+
+    Does nothing in a new folder.
+
+    Args:
+        workdir: folder of the run, with its config.json.
+        config: config with which the run resumes.
 
     Raises:
         ConfigError: the run has another task or architecture.
@@ -142,9 +151,12 @@ def warn_changes(workdir: Path, config: ConfigDict) -> None:
 
 
 def begin(workdir: Path, config: ConfigDict, compiled: float | None = None) -> None:
-    """Write config.json, and delete the summary.json of a shorter run that is being extended.
+    """Write config.json at the first step, and delete the summary.json of a shorter run that is being extended.
 
-    `compiled` are the seconds that compilation took, which `compiled_seconds` returns.
+    Args:
+        workdir: folder of the run.
+        config: config of the run.
+        compiled: seconds that compilation took, which `compiled_seconds` returns; None if unknown.
     """
     if multihost.is_primary():
         (workdir / "summary.json").unlink(missing_ok=True)
@@ -152,12 +164,12 @@ def begin(workdir: Path, config: ConfigDict, compiled: float | None = None) -> N
 
 
 def compiled_seconds(workdir: Path) -> float | None:
-    """Return the seconds that the compilation of a run took the last time; None if unknown."""
+    """Return the seconds that compilation took when this run was last trained; None if config.json has none."""
     path = workdir / "config.json"
     return files.read_json(path).get("compiled_s") if path.is_file() else None
 
 
 def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:
-    """Write config.json: the config with its provenance (commit, versions, devices), and `more`."""
+    """Write config.json: the config, its provenance (commit, versions, devices), and the values `more` by key."""
     workdir.mkdir(parents=True, exist_ok=True)
     write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance(), **more})

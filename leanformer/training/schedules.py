@@ -38,6 +38,9 @@ def learning_rate(
         schedule: "cosine": half a cosine; "linear": linear decay (one-cycle with a warm-up); "wsd": linear decay only
             over the last `decay` steps (warm-up, stable, decay; Hu et al. 2024, MiniCPM: Unveiling the Potential of
             Small Language Models with Scalable Training Strategies); "constant": no decay.
+        lr, warmup_lr, final_lr: learning rates at the peak, at step 0 and at the end.
+        warmup: length of the warm-up; 0 for none.
+        total: length of the run.
         decay: length of the decay of "wsd".
     """
     step = jnp.asarray(step, jnp.float32)
@@ -51,26 +54,42 @@ def learning_rate(
 def beta1_schedule(
     step: Real[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int | float, total: int | float
 ) -> Float[Array, ""]:
-    """Return AdamW's beta1 for a one-cycle schedule: linear from `b1` to `b1_peak` during warm-up, then back."""
+    """Return AdamW's beta1 at a step: linear from `b1` to `b1_peak` during warm-up, then back to `b1` at `total`.
+
+    It is that of a one-cycle schedule. `step`, `warmup` and `total` have one unit, as in `learning_rate`.
+    """
     return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Learning rate and beta1 of every step of a run."""
+    """Learning rate and beta1 of every step of a run; called with a step, it returns both.
 
-    warmup: int  # number of warm-up steps
-    learning_rate: Callable[[Any], Array]  # function from the step to the learning rate
-    b1: Callable[[Any], Any]  # function from the step to beta1
+    Attributes:
+        warmup: number of warm-up steps.
+        learning_rate: function from the step to the learning rate.
+        b1: function from the step to beta1.
+    """
+
+    warmup: int
+    learning_rate: Callable[[Any], Array]
+    b1: Callable[[Any], Any]
 
     def __call__(self, step: Any) -> tuple[Array, Any]:
         return self.learning_rate(step), self.b1(step)
 
 
 def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedule:
-    """Return the schedule of a config's section `optim`; `examples` is the length of an epoch, None if there is none.
+    """Return the schedule of a config.
 
-    Raises ConfigError if the schedule is longer than the run, or a length is in epochs and the data are unlimited.
+    Args:
+        o: section `optim` of the config.
+        batch_size: global batch size, which converts epochs to steps.
+        examples: number of training examples per epoch; None if the data are unlimited.
+        total: number of steps of the run.
+
+    Raises:
+        ConfigError: the schedule is longer than the run, or a length is in epochs and the data are unlimited.
     """
     if o.warmup_epochs and examples is None:
         raise ConfigError(

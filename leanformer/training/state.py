@@ -20,25 +20,43 @@ from leanformer.runtime.sharing import Axes
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Training state that a step reads and writes. Leaves are arrays, shapes or shardings, so they have no types."""
+    """Training state that a step reads and writes. Leaves are arrays, shapes or shardings, so they have no types.
 
-    step: Any  # int32; also the position in the data: the next batch is number `step`
+    Attributes:
+        step: int32, number of steps so far, including skipped ones; the next batch is number `step`.
+        params: tree of the parameters.
+        statistics: tree of the statistics of batch normalisation and σReparam, updated by the forward pass; empty in
+            models without them.
+        moments: state of the optimizer.
+        ema: EMA of (parameters, statistics); None if the run keeps none.
+        skipped: int32, number of steps so far that were skipped, or left a parameter too large or not finite.
+        skipped_in_row: int32, number of consecutive such steps up to now.
+        window: sums of "loss", "grad_norm" and "steps" since the last train record, which survive a resume.
+    """
+
+    step: Any
     params: Any
-    statistics: Any  # statistics of batch normalisation, updated by the forward pass; empty in models without it
-    moments: Any  # optimizer state
-    ema: Any  # EMA of (parameters, statistics), or None
-    skipped: Any  # int32; number of steps that were skipped, or left a parameter too large or not finite
-    skipped_in_row: Any  # int32; consecutive ones up to now
-    window: dict[str, Any]  # sums since the last train record; part of the state so that they survive a resume
+    statistics: Any
+    moments: Any
+    ema: Any
+    skipped: Any
+    skipped_in_row: Any
+    window: dict[str, Any]
 
     @property
     def weights(self) -> tuple[Any, Any]:
-        """Weights of a forward pass, (parameters, statistics), for `nnx.merge(graphdef, *weights)`."""
+        """Weights of a forward pass as a pair (parameters, statistics), for `nnx.merge(graphdef, *weights)`."""
         return self.params, self.statistics
 
 
 def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]], Any]:
-    """Return a model's static definition, the function that initialises its weights from a key, and their shapes."""
+    """Return a model's static definition, the function that initialises its weights from a key, and their shapes.
+
+    Weights are (parameters, batch statistics), as nested dictionaries. Nothing is allocated.
+
+    Args:
+        build: function that builds the model.
+    """
     definitions = []
 
     def weights(key: Key[Array, ""]) -> tuple[Any, Any]:
@@ -54,7 +72,8 @@ def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, e
     """Return the state at step 0. Call this under `jit`, so that arrays get their shardings, or under `eval_shape`.
 
     Args:
-        weights: parameters and batch statistics.
+        weights: (parameters, batch statistics).
+        optimizer: optimizer whose state is initialised.
         ema: True to keep EMA weights, which start as a copy of the weights.
     """
     params, statistics = weights
@@ -71,7 +90,12 @@ def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, e
 
 
 def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
-    """Return the declared axes of each parameter and statistic, by name; `weights` may be shapes."""
+    """Return the axes of each parameter and statistic by dotted name, as the layers declare them for sharding.
+
+    Args:
+        graphdef: static definition of the model.
+        weights: (parameters, batch statistics), or their shapes.
+    """
     model = nnx.merge(graphdef, *weights)
     stacks = [(*path, "layers") for path, module in nnx.iter_modules(model) if isinstance(module, Stack)]
     result = {}
@@ -84,7 +108,13 @@ def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
 
 
 def with_shardings(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> Any:
-    """Return shapes and dtypes with the sharding of each leaf on the mesh; nothing is allocated."""
+    """Return a tree of shapes and dtypes of weights or of a training state, with shardings on a mesh added.
+
+    Args:
+        shapes: tree of `jax.ShapeDtypeStruct`.
+        mesh: device mesh.
+        axes: result of `declared_axes`.
+    """
     shardings = meshes.state_shardings(mesh, shapes, axes)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
@@ -92,10 +122,16 @@ def with_shardings(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Ax
 
 
 def without_shardings(tree: Any) -> Any:
-    """Return shapes and dtypes without shardings."""
+    """Return a tree of shapes and dtypes from a tree of arrays or shapes, without their shardings."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:
-    """Return `make(argument)`, with every leaf created directly with its sharding in `like`, so no device holds all."""
+    """Return `make(argument)` with every leaf created directly with its sharding, so that no device holds all.
+
+    Args:
+        make: function that can be jitted.
+        argument: its argument.
+        like: tree of shapes with shardings, of the structure of the result.
+    """
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))(argument)

@@ -27,7 +27,16 @@ LARGEST = float(np.finfo(np.float32).max) / 16  # largest valid parameter, so th
 def make_gradient(
     graphdef: Any, objective: Objective, *, hold: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
 ) -> Callable[[tuple[Any, Any], Batch, Key[Array, ""]], tuple[Array, Any, Any]]:
-    """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`; `key` is that of the step."""
+    """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`, to be jitted.
+
+    The key is that of the step, and weights are (parameters, batch statistics).
+
+    Args:
+        graphdef: static definition of the model.
+        objective: objective with the loss.
+        hold: function of the parameters that stops the gradients of frozen ones.
+        accumulate: number of micro-batches of a batch, whose gradients are summed.
+    """
 
     def loss_of(
         params: Any, statistics: Any, part: dict[str, Array], batch_aux: Any, denominator: Any
@@ -65,11 +74,13 @@ def make_train_step(
     steps after it, because the state is not healthy.
 
     Args:
+        gradient: result of `make_gradient`.
         optimizer: optimizer without learning rate.
         schedule: function from the step to (learning rate, beta1).
         ceiling: divergence threshold of the loss.
         clip_norm: maximal norm of the gradient; 0 for no limit.
         ema: decay of the EMA weights; 0 for none.
+        log_every: interval of train records in steps, over which metrics are averaged.
     """
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
@@ -164,7 +175,15 @@ def _gradient(
 def make_eval_step(
     graphdef: Any, objective: Objective, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """Return the step `(weights, batch) -> sums` of `Objective.statistics`, with the mask added to "per_example"."""
+    """Return the step (weights, batch) -> sums of `Objective.statistics` over a batch, to be jitted.
+
+    Values of single examples under "per_example" have the mask of the batch added, False for padding.
+
+    Args:
+        graphdef: static definition of the model.
+        objective: objective with the statistics.
+        detail: True to add statistics that are too expensive for evaluations during training.
+    """
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
         sums = objective.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
@@ -183,8 +202,15 @@ def make_probe_step(
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Any]]:
     """Return the probe step (weights, batch) -> {measure: Summary or Reading}, with leading axes L B.
 
-    `reduce` is applied to matrices inside each layer. Raises ConfigError if a measure is unknown; during tracing, if a
-    measure applies to no layer, or the names of the model's taps differ from those of its `stacks`.
+    Args:
+        graphdef: static definition of the model.
+        objective: objective that makes the model's inputs from a batch.
+        measures: names in `conditioning.ACTIVATIONS`.
+        reduce: function applied to matrices inside each layer.
+
+    Raises:
+        ConfigError: a measure is unknown; during tracing, a measure applies to no layer, or the names of the model's
+            taps differ from those of its `stacks`.
     """
     tap = conditioning.tap(measures, reduce)
 
@@ -202,7 +228,14 @@ def make_probe_step(
 
 
 def probe_record(summaries: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
-    """Return {measure: {statistic: [one per layer]}} for metrics.jsonl, with statistics of `conditioning.digest`."""
+    """Return the record of a probe for metrics.jsonl, {measure: {statistic: [one value per layer]}}.
+
+    The statistics are median, q10, q90, singular, not_finite and shape of `conditioning.digest`; a measure of Readings
+    has no singular and shape.
+
+    Args:
+        summaries: Summary or Reading of each measure, with a leading axis L, or a list of them by group of layers.
+    """
     layers = {name: conditioning.digest(values) for name, values in summaries.items()}
     statistics = ("median", "q10", "q90", "singular", "not_finite", "shape")
     return {
@@ -217,11 +250,16 @@ def evaluate(
     weights: Mapping[str, Any],
     batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """Return `metrics` over all examples for each set of weights.
+    """Return the metrics over all examples of a split for each set of weights, and the number of examples.
 
     Sums are fetched once per batch and added in float64, counts in int64, so the result does not depend on the batch
-    size or on padding. At most IN_FLIGHT batches are in flight. `weights` has the prefixes of the metrics' names as
-    keys: {"": state.weights, "ema_": state.ema}.
+    size or on padding. At most IN_FLIGHT batches are in flight.
+
+    Args:
+        eval_step: function (weights, batch) -> sums, as from `make_eval_step`.
+        metrics: function from the total sums to the metrics by name, `Objective.metrics`.
+        weights: sets of weights by the prefix of their metrics' names: {"": state.weights, "ema_": state.ema}.
+        batches: global batches of the split.
     """
     running: collections.deque[dict[str, Any]] = collections.deque()
     fetched: dict[str, list[dict[str, Any]]] = {prefix: [] for prefix in weights}

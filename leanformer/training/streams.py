@@ -17,7 +17,17 @@ from leanformer.training.model_setup import ModelSetup
 def evaluation(
     c: ConfigDict, model: ModelSetup, module: DataModule, source: data.Source
 ) -> Generator[dict[str, jax.Array], None, None]:
-    """Yield global batches with every example once. Raises DataError if too many examples are unreadable."""
+    """Yield the global batches of an evaluation on the devices, with every example of a split once, in order.
+
+    Args:
+        c: config of the run, of which `eval.batch_size` and `data` are used.
+        model: setup of the model, with the mesh.
+        module: data of the task.
+        source: evaluation split.
+
+    Raises:
+        DataError: too many examples are unreadable.
+    """
     names = module.specs(train=False)
     batches = module.eval_batches(source, batch_size=c.eval.batch_size, **process())
     corrupt = data.CorruptLog(batches, c.data.max_corrupt)
@@ -27,7 +37,7 @@ def evaluation(
 
 
 def check_probe(source: data.Source, examples: int) -> None:
-    """Raise ConfigError if a split has too few examples for the probe."""
+    """Raise ConfigError if an evaluation split has fewer than the `examples` of the probe (probe.examples)."""
     size = data.size(source)
     if size is not None and size < examples:
         raise ConfigError(
@@ -37,9 +47,16 @@ def check_probe(source: data.Source, examples: int) -> None:
 
 
 def probe(model: ModelSetup, module: DataModule, source: data.Source, examples: int) -> dict[str, jax.Array]:
-    """Return the fixed batch of the probe: the first `examples` of a split, preprocessed as for evaluation.
+    """Return the fixed batch of the probe on the devices, by name: the first examples of a split, as for evaluation.
 
-    Raises ConfigError if the split has too few examples, or the devices cannot divide them evenly.
+    Args:
+        model: setup of the model, with the mesh.
+        module: data of the task.
+        source: evaluation split.
+        examples: number of examples.
+
+    Raises:
+        ConfigError: the split has too few examples, or the devices cannot divide them evenly.
     """
     check_probe(source, examples)
     meshes.check_batches(model.mesh, {"probe.examples": examples})
@@ -47,9 +64,10 @@ def probe(model: ModelSetup, module: DataModule, source: data.Source, examples: 
 
 
 def put(model: ModelSetup, host: Mapping[str, np.ndarray], names: Mapping[str, object]) -> dict[str, jax.Array]:
-    """Return arrays of a batch on the devices, sharded over the batch.
+    """Return the global arrays of a batch on the devices, sharded over the batch.
 
     Args:
+        model: setup of the model, with the mesh.
         host: this process's part of each array, with leading axis B / processes.
         names: arrays to take; others of `host`, such as indices, stay there.
     """
@@ -57,5 +75,5 @@ def put(model: ModelSetup, host: Mapping[str, np.ndarray], names: Mapping[str, o
 
 
 def process() -> dict[str, int]:
-    """Return the index of this process and the number of processes, as keyword arguments for batches."""
+    """Return {"process": index of this process, "processes": their number}, as keyword arguments for batches."""
     return {"process": multihost.index(), "processes": multihost.count()}

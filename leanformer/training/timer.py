@@ -26,47 +26,66 @@ DEVICE = "a step on the device"  # activity outside all phases
 
 
 class Activity(NamedTuple):
-    """Current activity of the process, for the watchdog."""
+    """Current activity of the process, for the watchdog.
 
-    since: float  # start of the activity, time.monotonic()
+    Attributes:
+        since: start of the activity, in seconds of time.monotonic().
+        name: description of the activity, such as "evaluation".
+        step: current step; None before the first step.
+        steps: number of steps that this process has started.
+    """
+
+    since: float
     name: str
-    step: int | None  # current step; None before the first step
-    steps: int  # number of steps that this process has started
+    step: int | None
+    steps: int
 
 
 class Timer:
-    """Timer of one process, which continues from the seconds in the checkpoint from which it resumes."""
+    """Wall-clock timer of a run by phase, which continues from the seconds in a checkpoint (`resume`).
+
+    Call it with the name of a phase for a context manager that counts the time within its block as this phase.
+
+    Attributes:
+        compiled: seconds that compilation took the last time; None if unknown.
+        activity: current activity, for the watchdog.
+    """
 
     def __init__(self) -> None:
         self._began = self._lapped = time.monotonic()
         self._before: dict[str, float] = {}
         self._spent: dict[str, float] = collections.defaultdict(float)
         self._at_lap: dict[str, float] = {}
-        self.compiled: float | None = None  # seconds that compilation took the last time; None if unknown
+        self.compiled: float | None = None
         self.activity = Activity(self._began, "start-up", None, 0)
 
     def resume(self, seconds: Mapping[str, float]) -> None:
-        """Continue from the seconds by phase in a checkpoint."""
+        """Continue from the seconds by phase that a checkpoint contains, which `seconds` and `total` then include."""
         self._before = dict(seconds)
 
     def started(self) -> None:
-        """Count the time so far that belongs to no phase as start-up, and begin the first lap."""
+        """Count the time so far that belongs to no phase as start-up, and begin the first lap. Call it once."""
         self._spent["start-up"] += time.monotonic() - self._began - sum(self._spent.values())
         self.lap()
 
     def touch(self, name: str) -> None:
-        """Record progress; `name` is the next activity."""
+        """Report progress to the watchdog; `name` describes the next activity of the process."""
         self.activity = self.activity._replace(since=time.monotonic(), name=name)
 
     def watched[T](self, items: Iterable[T], name: str) -> Iterator[T]:
-        """Yield the items, and record progress before each; `name` is the activity."""
+        """Yield the items, and report progress to the watchdog before each.
+
+        Args:
+            items: items to iterate over.
+            name: description of the activity.
+        """
         self.touch(name)
         for item in items:
             yield item
             self.touch(name)
 
     def begin_step(self, step: int) -> None:
-        """Record the start of step `step`."""
+        """Report the start of step number `step` to the watchdog."""
         self.activity = self.activity._replace(step=step, steps=self.activity.steps + 1)
 
     @contextlib.contextmanager
@@ -84,16 +103,22 @@ class Timer:
         self.touch(DEVICE)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds by phase, including those of the checkpoint."""
+        """Return the seconds by phase since the run began, including those of the checkpoint from which it resumed.
+
+        Time outside all phases is that of "steps".
+        """
         new = self._spent | {"steps": time.monotonic() - self._began - sum(self._spent.values())}
         return {phase: self._before.get(phase, 0.0) + new.get(phase, 0.0) for phase in [*self._before, *new]}
 
     def total(self) -> float:
-        """Return the sum of `seconds`."""
+        """Return the seconds since the run began, including those of the checkpoint from which it resumed."""
         return sum(self.seconds().values())
 
     def lap(self) -> tuple[float, float]:
-        """Return the seconds since the last lap without the phases NOT_TRAINING, and the part that waited for data."""
+        """Return the seconds of training since the last lap, and the part that waited for data; begin a new lap.
+
+        Phases of NOT_TRAINING, such as evaluations, are left out.
+        """
         now, new = time.monotonic(), {name: s - self._at_lap.get(name, 0.0) for name, s in self._spent.items()}
         seconds = now - self._lapped - sum(new.get(name, 0.0) for name in NOT_TRAINING)
         self._lapped, self._at_lap = now, dict(self._spent)

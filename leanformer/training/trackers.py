@@ -21,6 +21,11 @@ class WeightsAndBiases:
     """Run of Weights & Biases in the project $WANDB_PROJECT, by default "leanformer"; it resumes when training resumes.
 
     With WANDB_MODE=offline its files are in WORKDIR/wandb, for `wandb sync`.
+
+    Args:
+        workdir: folder of the run.
+        start: step from which training starts; unused.
+        config: flat config, values by dotted key.
     """
 
     def __init__(self, workdir: Path, start: int, config: Mapping[str, Any]):
@@ -36,9 +41,11 @@ class WeightsAndBiases:
         )
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Send the numbers of a record, named by `scalars`; arguments as in `loggers.Logger.log`."""
         self._run.log(dict(scalars(kind, values)), step=step)
 
     def close(self) -> None:
+        """Finish the tracker's run."""
         self._run.finish()
 
 
@@ -48,6 +55,11 @@ class MLflow:
     Records go to the server or database $MLFLOW_TRACKING_URI, by default to the database WORKDIR/mlflow.db, which
     `mlflow ui --backend-store-uri=sqlite:///WORKDIR/mlflow.db` shows. The small package mlflow-skinny can only write
     to servers.
+
+    Args:
+        workdir: folder of the run.
+        start: step from which training starts; unused.
+        config: flat config, values by dotted key.
     """
 
     def __init__(self, workdir: Path, start: int, config: Mapping[str, Any]):
@@ -69,11 +81,13 @@ class MLflow:
         files.write_json(name, self._id)
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Send the numbers of a record, named by `scalars`; arguments as in `loggers.Logger.log`."""
         now = round(1000 * time.time())
         metrics = [self._entities.Metric(key, value, now, step) for key, value in scalars(kind, values)]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self) -> None:
+        """Finish the tracker's run."""
         self._client.set_terminated(self._id)
 
 
@@ -82,6 +96,11 @@ class Trackio:
 
     Records go to the database of the project in $TRACKIO_DIR, which `trackio show --project leanformer` displays.
     The name of the run is that of the workdir with an id, since Trackio identifies runs by their names.
+
+    Args:
+        workdir: folder of the run.
+        start: step from which training starts; unused.
+        config: flat config, values by dotted key.
     """
 
     def __init__(self, workdir: Path, start: int, config: Mapping[str, Any]):
@@ -95,9 +114,11 @@ class Trackio:
         )
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Send the numbers of a record, named by `scalars`; arguments as in `loggers.Logger.log`."""
         self._run.log(dict(scalars(kind, values)), step=step)
 
     def close(self) -> None:
+        """Finish the tracker's run."""
         self._run.finish()
 
 
@@ -109,7 +130,14 @@ def _load_or_make_id(path: Path) -> str:
 
 
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """Yield the numbers of a record with names kind/name; for a measure of the probe, the median of each layer."""
+    """Yield (name, number) for the numbers of a record, with names such as "eval/loss".
+
+    A measure of the probe yields the median of each layer, as "probe/MEASURE/layer_00". None and texts are left out.
+
+    Args:
+        kind: kind of the record.
+        values: values of the record by name.
+    """
     for name, value in values.items():
         if isinstance(value, Mapping):
             medians = [(i, median) for i, median in enumerate(value["median"]) if median is not None]

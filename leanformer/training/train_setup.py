@@ -25,10 +25,19 @@ from leanformer.training.timer import Timer
 
 
 def prepare(c: ConfigDict, workdir: Path, timer: Timer, *, mesh: Mesh | None = None, name: str = "") -> Run:
-    """Open the data of a run, and set it up on the mesh of the config if `mesh` is None. Nothing is written.
+    """Open the data of a run, and set up the run. Nothing is written.
 
-    `name` is a prefix of messages, if several runs train at once. Raises ConfigError or DataError if the data, the task
-    or the mesh do not fit the config, or `workdir` is an export; warns of data that have changed since the run started.
+    Warns of data that have changed since the run started.
+
+    Args:
+        c: validated config.
+        workdir: folder of the run, which need not exist.
+        timer: timer of the run.
+        mesh: device mesh; that of the config if None.
+        name: prefix of messages, if several runs train at once.
+
+    Raises:
+        ConfigError, DataError: the data, the task or the mesh do not fit the config, or `workdir` is an export.
     """
     mesh = mesh or meshes.make_mesh(**c.mesh)
     task, source, held_out = tasks.open_run(c, workdir)
@@ -45,6 +54,7 @@ def build(
     """Set up a run without data and workdir, from a validated config.
 
     Args:
+        c: validated config.
         examples: number of training examples, which is the length of an epoch; None if the data are unlimited.
         mesh: device mesh; None for the first device.
         device: device to compile for, if not that of the mesh.

@@ -26,12 +26,15 @@ VARYING_KEYS = ("seed", "optim.lr", "optim.warmup_lr", "optim.final_lr")  # keys
 
 
 def group_key(c: ConfigDict) -> str:
-    """Return a text that is equal for configs that can be trained as one program."""
+    """Return a text that is equal for configs that differ only in VARYING_KEYS, so that one program can train them."""
     return json.dumps({key: value for key, value in iterate_keys(c) if key not in VARYING_KEYS}, default=str)
 
 
 def check(configs: Sequence[ConfigDict]) -> None:
-    """Raise ConfigError if configs cannot be trained as one program on one device."""
+    """Raise ConfigError if the runs of these configs cannot be trained as one program on one device.
+
+    The configs may differ only in VARYING_KEYS, and must have no early stopping and a mesh of one device.
+    """
     first = configs[0]
     for c in configs[1:]:
         differing = {
@@ -60,6 +63,9 @@ class EnsembleRun(Run):
 
     States, batches and metrics have a leading axis of runs; the values of evaluators are lists. There is no
     early stopping, since `check` rejects eval.patience.
+
+    Args:
+        runs: runs that passed `check`.
     """
 
     peak_examples = None
@@ -77,7 +83,12 @@ class EnsembleRun(Run):
         return self
 
     def restore(self) -> TrainState:
-        """Return the states of all runs. Raises ConfigError if their steps differ, or if they are finished."""
+        """Return the states of all runs, stacked, and set `start` to their step.
+
+        Raises:
+            ConfigError: the steps of the runs differ, or the runs are finished.
+            CheckpointError, WeightsError: an error of `Run.restore`.
+        """
         states = stack_trees([run.restore() for run in self.runs])
         starts = {run.workdir.name: run.start for run in self.runs}
         self.start = self.runs[0].start
@@ -90,22 +101,26 @@ class EnsembleRun(Run):
         return states
 
     def members(self, state: TrainState) -> list[tuple[Run, TrainState]]:
+        """Return each run with its state, from the stacked states."""
         return [(run, index_tree(state, i)) for i, run in enumerate(self.runs)]
 
     def compile_train_step(self) -> jax.stages.Compiled:
+        """Return the compiled training step of all runs, (states, batches, keys) -> (states, metrics)."""
         states = jax.eval_shape(stack_trees, [run.state for run in self.runs])
         batches = {name: jax.ShapeDtypeStruct((self.vmapped, *x.shape), x.dtype) for name, x in self.batch.items()}
         return jax.jit(make_step(self.runs), donate_argnums=0).lower(states, batches, self.run_key()).compile()
 
     def make_step_fn(self, compiled: jax.stages.Compiled) -> Callable[[TrainState, Any], Any]:
+        """Return the function (states, host batches) -> (states, metrics) that runs a compiled training step."""
         names, keys = self.batch, self.run_key()
         return lambda states, hosts: compiled(states, {name: hosts[name] for name in names}, keys)
 
     def run_key(self) -> jax.Array:
+        """Return the stacked random keys of the runs."""
         return stack_trees([run.run_key() for run in self.runs])
 
     def batches(self) -> Generator[dict[str, Any], None, None]:
-        """Yield the batches with a leading axis of runs, and the list of `corrupt`."""
+        """Yield the host batches that are left: arrays with a leading axis of runs, and "corrupt" as a list by run."""
         names = list(self.batch)
         with contextlib.ExitStack() as stack:
             streams = [stack.enter_context(contextlib.closing(run.batches())) for run in self.runs]
@@ -115,6 +130,8 @@ class EnsembleRun(Run):
 
     @functools.cached_property
     def corrupt(self) -> Any:
+        """Log of unreadable training examples: call it with the list of the runs' `corrupt` entries."""
+
         def log(examples: Sequence[Any]) -> None:
             for run, of_run in zip(self.runs, examples, strict=True):
                 run.corrupt(of_run)
@@ -122,38 +139,54 @@ class EnsembleRun(Run):
         return log
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record a dispatched step in every run, as `Run.on_step`; metrics have a leading axis of runs."""
         for i, run in enumerate(self.runs):
             run.on_step(step, RunMetrics(metrics, i))
 
     def measure(self, evaluator: Any, state: TrainState) -> list[Any]:
-        """Return the values of an evaluator, which must not depend on the seed, for each run."""
+        """Return a list with the values of an evaluator for each run; the evaluator must not depend on the seed.
+
+        Args:
+            evaluator: an `Evaluator` of the first run.
+            state: states of all runs, stacked.
+        """
         return [evaluator.measure(index_tree(state, i)) for i in range(self.vmapped)]
 
     def recorded(self, step: int, kind: str) -> bool:
+        """Return whether every run has a record of this kind at this step."""
         return all(run.recorded(step, kind) for run in self.runs)
 
     def log(self, step: int, kind: str, values: Any) -> None:
+        """Write the record of an evaluator in every run that does not have it; `values` are a list by run."""
         for run, of_run in zip(self.runs, values, strict=True):
             if not run.recorded(step, kind):
                 run.log(step, kind, of_run)
 
     def is_best(self, step: int) -> bool:
+        """Return whether `step` has the best validation score so far of at least one run."""
         return any(run.is_best(step) for run in self.runs)
 
     def out_of_patience(self, step: int) -> bool:
+        """Return False: runs in one program have no early stopping."""
         return False
 
     def may_save(self, step: int) -> bool:
-        """Return whether all states may be saved; all or none are, so that the runs can resume as one program."""
+        """Return whether the states of all runs may be saved; all or none are, so that they resume as one program."""
         return all(run.may_save(step) for run in self.runs)
 
     def save(self, step: int, state: TrainState) -> None:
+        """Start saving the state of every run in the background, as `Run.save`."""
         for i, run in enumerate(self.runs):
             run.save(step, index_tree(state, i))
 
 
 class RunMetrics(Mapping[str, np.generic]):
-    """Metrics of one run, which are fetched from the device when first read, once for all runs."""
+    """Metrics of one run by name, fetched from the device when they are read, once for all runs.
+
+    Args:
+        metrics: metrics with a leading axis of runs, on the device.
+        run: index of the run.
+    """
 
     def __init__(self, metrics: Mapping[str, jax.Array], run: int):
         self._metrics, self._run = metrics, run
@@ -169,7 +202,10 @@ class RunMetrics(Mapping[str, np.generic]):
 
 
 def make_step(runs: Sequence[Run]) -> Callable[..., tuple[TrainState, Mapping[str, Any]]]:
-    """Return the training step of all runs, with a leading axis of runs for states, batches, keys and metrics."""
+    """Return the training step (states, batches, keys) -> (states, metrics) of all runs, to be jitted.
+
+    All four have a leading axis of runs. The runs have one model and optimizer, and may differ in learning rates.
+    """
 
     def one(state: TrainState, batch: Any, key: Any, rate: Any, b1: Any) -> tuple[TrainState, Mapping[str, Any]]:
         return runs[0].make_step(lambda _: (rate, b1))(state, batch, key)
@@ -183,10 +219,10 @@ def make_step(runs: Sequence[Run]) -> Callable[..., tuple[TrainState, Mapping[st
 
 
 def index_tree(trees: Any, run: int) -> Any:
-    """Return the tree of one run from the stacked tree of all runs."""
+    """Return the tree of run number `run` from a tree with a leading axis of runs."""
     return jax.tree.map(lambda leaf: leaf[run], trees)
 
 
 def stack_trees(trees: Iterable[Any]) -> Any:
-    """Return trees of equal shapes stacked to one tree, with a leading axis."""
+    """Return trees of equal structure and shapes as one tree, whose leaves have a new leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -40,8 +40,8 @@ def watch(
 
     Args:
         model: torch.nn.Module, flax.nnx.Module, flax.linen.Module or equinox.Module.
-        measures: names of `leanformer.conditioning.ACTIVATIONS`; by default `DEFAULT`. "attention_probabilities" adds
-            their condition number and ranks, which costs more than all others together.
+        measures: names of `leanformer.conditioning.ACTIVATIONS` that `measures.AVAILABLE` lists; by default `DEFAULT`.
+            "attention_probabilities" adds their condition number and ranks, which costs more than all others together.
         at: pattern such as "blocks.*.attn.proj" that selects output projections by name instead of by structure.
         heads: number of heads, for models that do not state it.
         mask: tokens that are not padding, T or B T; by default the call's attention_mask.
@@ -49,7 +49,8 @@ def watch(
         examples: measure at most the first examples of each batch.
 
     Raises:
-        ConfigError: the model is of no known library, has no attention, or an option is invalid.
+        ConfigError: the model is of no known library, or an option is invalid; when the block is entered, the model has
+            no attention or cannot be measured.
     """
     options = Options(check_names(measures), at, heads, mask, every, examples)
     for base in type(model).__mro__:

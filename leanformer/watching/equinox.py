@@ -15,7 +15,13 @@ from leanformer.watching.traced import Arrivals, Attention
 
 
 class Measured(eqx.Module):
-    """Attention layer that measures its calls."""
+    """Wrapper of an attention layer that measures its calls and returns its output.
+
+    Attributes:
+        layer: layer that is wrapped.
+        name: path of the layer in the model.
+        arrivals: receiver of the results.
+    """
 
     layer: eqx.nn.MultiheadAttention
     name: str = eqx.field(static=True)
@@ -41,7 +47,14 @@ class Measured(eqx.Module):
 
 
 def attach(watch: Watch) -> Callable[[], None]:
-    """Set `watch.model`, and return the function that restores it."""
+    """Set `watch.model` to a copy whose attention layers are measured, and return the function that restores it.
+
+    Args:
+        watch: watch whose model is measured; attention layers are added to it.
+
+    Raises:
+        ConfigError: the model has no `eqx.nn.MultiheadAttention`, or the options `at` or `heads` are set.
+    """
     if watch.options.at is not None or watch.options.heads is not None:
         raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Equinox.")
     original, arrivals = watch.model, Arrivals(watch, by_data=False)

@@ -17,7 +17,14 @@ from leanformer.watching.traced import Arrivals
 
 
 def attach(watch: Watch) -> Callable[[], None]:
-    """Intercept the methods of all linen modules, and return the function that ends it."""
+    """Intercept the methods of all linen modules to measure attention, and return the function that ends it.
+
+    Args:
+        watch: watch whose model is measured; attention layers are added to it.
+
+    Raises:
+        ConfigError: the options `at` or `heads` are set, which select layers of PyTorch models.
+    """
     if watch.options.at is not None or watch.options.heads is not None:
         raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Flax.")
     arrivals, tokens = Arrivals(watch), {}

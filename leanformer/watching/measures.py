@@ -39,7 +39,14 @@ FIELDS = ("value", "bound", "effective_rank", "stable_rank", "tokens")
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of measures. Raises ConfigError for an unknown name, and without any."""
+    """Return the names of measures as a tuple.
+
+    Args:
+        names: names in AVAILABLE, or a single name.
+
+    Raises:
+        ConfigError: a name is not in AVAILABLE, or there is none.
+    """
     names = (names,) if isinstance(names, str) else tuple(names)
     if wrong := [name for name in names if name not in AVAILABLE]:
         raise ConfigError(f"measures={', '.join(wrong)}: cannot be watched. Choose from {', '.join(AVAILABLE)}.")
@@ -62,7 +69,13 @@ def reduce(arrays: Mapping[str, Array], valid: Bool[Array, "b t"] | None, names:
 
 
 def reduce_block(arrays: Mapping[str, Any], valid: Bool[Array, "b t"] | None, names: Sequence[str]) -> dict[str, Any]:
-    """Return the same as `reduce` for arrays with a `mask`, as blocks of `leanformer.layers` pass to a tap."""
+    """Return {measure: Summary or Reading} of one call of a block of `leanformer.layers`, from the arrays for its tap.
+
+    Args:
+        arrays: arrays as in `reduce`, and a `masks.Mask` named "mask" if keys are hidden.
+        valid: tokens that are not padding, as in `reduce`; None if all are.
+        names: names of measures. One whose arrays are missing is left out.
+    """
     if valid is not None:
         rows = {name: valid.reshape(*valid.shape, *(1,) * (arrays[name].ndim - 2)) for name in ROWS & arrays.keys()}
         arrays = dict(arrays) | {name: jnp.where(keep, arrays[name], 0) for name, keep in rows.items()}
@@ -96,6 +109,7 @@ def bound_unresolved(summary: Summary, tokens: np.ndarray, roundoff: float) -> t
     RESOLVED of it, the result is the bound (σ_1 - ‖E‖) / (σ_r + ‖E‖).
 
     Args:
+        summary: summary of the matrices, arrays of shape B or B N.
         tokens: number of rows of each example, B.
         roundoff: u; 0 for float32.
     """
@@ -111,7 +125,15 @@ def bound_unresolved(summary: Summary, tokens: np.ndarray, roundoff: float) -> t
 
 
 class Sample:
-    """Uniform sample of at most CAPACITY examples: an array of examples x heads x FIELDS."""
+    """Uniform random sample of at most CAPACITY of the examples that were added (reservoir sampling).
+
+    Attributes:
+        values: float32 array of the sampled examples x heads x FIELDS.
+        seen: number of examples that were added.
+
+    Args:
+        heads: number of heads; 1 for values of all heads together.
+    """
 
     def __init__(self, heads: int):
         self.values = np.zeros((0, heads, len(FIELDS)), np.float32)
@@ -119,7 +141,7 @@ class Sample:
         self._rng = np.random.default_rng(0)
 
     def add(self, values: np.ndarray) -> None:
-        """Add examples, of the shape of `values`."""
+        """Add examples to the sample; `values` are an array of examples x heads x FIELDS."""
         space = CAPACITY - len(self.values)
         if space > 0:
             self.values = np.concatenate([self.values, values[:space].astype(np.float32)])
@@ -133,19 +155,29 @@ class Sample:
 
 @dataclasses.dataclass
 class Tally:
-    """Sample and exact counts of one measure of one layer."""
+    """Sample and exact counts of one measure of one layer.
 
-    columns: int | None  # of the matrix; None for a reading
+    Attributes:
+        columns: number of columns of the matrices; None for a reading, such as an entropy.
+        sample: random sample of the values.
+        per_head: True if there is one value per head; False for one value of all heads together.
+        examples: number of examples that were added.
+        not_finite: per head (heads,), number of matrices with a NaN or an infinity, or of invalid readings.
+        singular: per head, number of matrices with a negligible singular value.
+        negligible: per head, largest number of negligible singular values of one matrix.
+    """
+
+    columns: int | None
     sample: Sample
     per_head: bool
     examples: int = 0
-    not_finite: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))  # per head
+    not_finite: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
     singular: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
     negligible: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
 
     @classmethod
     def like(cls, measured: Summary | Reading) -> "Tally":
-        """Return an empty tally for results of this kind and number of heads."""
+        """Return an empty tally for results of the type, number of columns and number of heads of `measured`."""
         summary = isinstance(measured, Summary)
         shape = np.shape(measured.condition_number if summary else measured.value)
         heads = shape[1] if len(shape) > 1 else 1
@@ -153,7 +185,13 @@ class Tally:
         return cls(measured.shape[1] if summary else None, Sample(heads), len(shape) > 1, 0, *zeros)
 
     def add(self, measured: Summary | Reading, tokens: np.ndarray, roundoff: float) -> None:
-        """Add the examples of one call; `tokens` are the rows of each."""
+        """Add the results of the examples of one call.
+
+        Args:
+            measured: results with axes B and, for values per head, N, in host memory.
+            tokens: number of rows of the matrix of each example, (B,).
+            roundoff: unit roundoff of the type in which the arrays were stored; 0 for float32.
+        """
         if isinstance(measured, Summary):
             kappa, bound = bound_unresolved(measured, tokens, roundoff)
             usable = np.asarray(measured.finite)
@@ -174,7 +212,10 @@ class Tally:
         self.negligible = np.maximum(self.negligible, negligible.max(axis=0, initial=0))
 
     def describe(self, head: int | None) -> dict[str, Any]:
-        """Return quantiles and counts of one head, or of all heads together."""
+        """Return quantiles and counts of head number `head`, or of all heads together if None, by name.
+
+        The names are those of `Watch.rows` from median to examples: a quantile is None if no value is finite.
+        """
         chosen = slice(None) if head is None else slice(head, head + 1)
         values = self.sample.values[:, chosen].reshape(-1, len(FIELDS))
         value, bound, effective, stable, tokens = values[np.isfinite(values[:, 0])].T
@@ -201,27 +242,43 @@ class Tally:
 
 
 class Layer:
-    """Statistics of one attention layer.
+    """Statistics of one attention layer over its calls.
+
+    Attributes:
+        calls: number of measured calls.
+        single: number of calls that were left out because they had one token.
+        notes: sentences about the layer, in order, as keys.
+        unseen: why arrays are missing, by their names, if they are.
+        total: tallies by measure, over all calls.
+        recent: tallies by measure, since the last `record`.
 
     Args:
         name: path of the layer in the model.
-        names: measures to collect.
+        names: names of the measures to collect.
+        heads: number of heads; None if unknown.
+        head_dim: head dimension; None if unknown.
     """
 
     def __init__(self, name: str, names: Sequence[str], heads: int | None = None, head_dim: int | None = None):
         self.name, self.names, self.heads, self.head_dim = name, tuple(names), heads, head_dim
-        self.calls, self.single = 0, 0  # measured calls, and those that were left out with one token
-        self.notes: dict[str, None] = {}  # sentences about the layer, in order
-        self.unseen = dict(UNSEEN)  # why arrays are missing, if they are
+        self.calls, self.single = 0, 0
+        self.notes: dict[str, None] = {}
+        self.unseen = dict(UNSEEN)
         self.total: dict[str, Tally] = {}
         self.recent: dict[str, Tally] = {}
 
     def note(self, sentence: str) -> None:
-        """Add a sentence to the status of the layer, once."""
+        """Add a sentence to the status of the layer, unless it already has it."""
         self.notes[sentence] = None
 
     def add(self, measured: Mapping[str, Any], tokens: np.ndarray, roundoff: float = 0.0) -> None:
-        """Add results of one call, in host memory, as returned by `reduce`."""
+        """Add the results of one call to the tallies of their measures.
+
+        Args:
+            measured: results by measure, in host memory, as returned by `reduce`.
+            tokens: number of rows of each example, (B,).
+            roundoff: unit roundoff of the type in which the arrays were stored; 0 for float32.
+        """
         for name, values in measured.items():
             for tallies in (self.total, self.recent):
                 tally = tallies.get(name)
@@ -232,7 +289,7 @@ class Layer:
                 tallies.setdefault(name, Tally.like(values)).add(values, tokens, roundoff)
 
     def status(self) -> str:
-        """Return "ok", or what is missing or unusual."""
+        """Return "ok", or sentences about what is missing or unusual in the layer, separated by "; "."""
         notes = list(self.notes)
         single = f"{self.single} call{'s' * (self.single > 1)} with a single token left out"
         if not self.calls:
@@ -252,7 +309,10 @@ class Layer:
         return "; ".join(notes) or "ok"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one dictionary per measure, and per head where a measure has one value per head."""
+        """Return the statistics as dictionaries: one per measure, with head None, and one per head for values per head.
+
+        Keys are those of `Watch.rows`. A layer that was never measured has one dictionary, with its status.
+        """
         about = {"layer": self.name, "heads": self.heads, "head_dim": self.head_dim, "calls": self.calls}
         empty = dict.fromkeys(("measure", "head", *QUANTILES, "shape", "examples"))
         if not self.total:
@@ -269,7 +329,10 @@ class Layer:
         return result
 
     def record(self) -> dict[str, float]:
-        """Return {"layer/measure": median} since the last record, and start anew; see `Watch.record`."""
+        """Return {"layer/measure": median} of the calls since the last call of this method.
+
+        The name ends in "_at_least" if the median is a lower bound. Measures without a finite value are left out.
+        """
         result = {}
         for name, tally in self.recent.items():
             values = tally.describe(None)

@@ -22,7 +22,14 @@ from leanformer.watching.traced import Arrivals, Attention, count_rows
 
 
 def attach(watch: Watch) -> Callable[[], None]:
-    """Wrap the attention layers of a model, and return the function that undoes it."""
+    """Wrap the attention layers of an NNX model to measure them, and return the function that undoes it.
+
+    Args:
+        watch: watch whose model is measured; attention layers are added to it.
+
+    Raises:
+        ConfigError: no module of the model has an `attention_fn`, or the options `at` or `heads` are set.
+    """
     model, arrivals = watch.model, Arrivals(watch)
     if watch.options.at is not None or watch.options.heads is not None:
         raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Flax.")
@@ -94,7 +101,19 @@ def _wrap(original: Callable[..., Any], arrivals: Arrivals, name: str, tokens: C
 def attention_of(
     original: Callable[..., Any], query: Any, key: Any, args: Any, kwargs: Any, arrivals: Arrivals, name: str
 ) -> Attention | None:
-    """Return the attention of a call of Flax's function; None for another function."""
+    """Return the queries, keys and masks of a call of an attention function.
+
+    None, with a note in the layer, if the function is not Flax's `dot_product_attention` or has more than three
+    positional arguments.
+
+    Args:
+        original: attention function of the layer.
+        query, key: its first two arguments.
+        args: positional arguments after the values.
+        kwargs: keyword arguments.
+        arrivals: receiver of the results, whose watch has the layer.
+        name: path of the layer.
+    """
     if getattr(original, "__name__", "") != "dot_product_attention" or args:
         arrivals.watch.layers[name].unseen["q", "k"] = "attention_fn is not dot_product_attention"
         return None

@@ -22,7 +22,23 @@ INNER = ("linear", "softmax", "scaled_dot_product_attention")  # functions that 
 
 
 class Recorder(TorchFunctionMode):
-    """Observer of the functions of one layer during one call. It holds references, and copies nothing."""
+    """Observer of the functions that one attention layer calls, within a `with` block around one call of the layer.
+
+    It holds references to tensors, and copies nothing. `arrays` returns the result after the call.
+
+    Attributes:
+        projected: input of the output projection; None if it was not seen.
+        weight: weight of the output projection.
+        product: result of the attention product, B N T H; None if it was not seen.
+        logits: function from a number to the logits of the first examples; None if they were not seen.
+        weights: attention probabilities, and the same after dropout or a cast.
+        transposed: (T, B) if rows of the projection's input are in this order.
+        flat: True if the weight of the projection has inputs x outputs.
+
+    Args:
+        scope: attention layer.
+        args, kwargs: arguments of the call of the layer.
+    """
 
     def __init__(self, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
         super().__init__()
@@ -30,13 +46,13 @@ class Recorder(TorchFunctionMode):
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         self.inputs = {id(x): x for x in given}  # tensors that other linear layers take: the projection takes another
         self.leading = given[0].shape[:-1] if given else ()
-        self.projected: torch.Tensor | None = None  # input of the output projection
+        self.projected: torch.Tensor | None = None
         self.weight: torch.Tensor | None = None
-        self.product: torch.Tensor | None = None  # B N T H
-        self.logits: Callable[[int], torch.Tensor] | None = None  # of the first examples
-        self.weights: list[torch.Tensor] = []  # softmax, and the same after dropout or a cast
-        self.transposed: tuple[int, int] | None = None  # T, B: rows of the projection's input are in this order
-        self.flat = False  # the weight of the projection has inputs x outputs
+        self.product: torch.Tensor | None = None
+        self.logits: Callable[[int], torch.Tensor] | None = None
+        self.weights: list[torch.Tensor] = []
+        self.transposed: tuple[int, int] | None = None
+        self.flat = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
@@ -69,7 +85,13 @@ class Recorder(TorchFunctionMode):
                 setattr(functional, name, original)
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Note one function call of the layer."""
+        """Take the arrays of the attention from one function call of the layer, if it is a part of it.
+
+        Args:
+            name: name of the function, such as "softmax".
+            args, kwargs: its arguments.
+            result: its result.
+        """
         if name == "linear":
             self._see_linear(args[0], args[1] if len(args) > 1 else kwargs["weight"])
         elif name == "addmm":  # transformers' Conv1D
@@ -136,7 +158,15 @@ class Recorder(TorchFunctionMode):
         self.logits = logits
 
     def arrays(self, limit: int | None, with_logits: bool) -> tuple[dict[str, np.ndarray], Any, list[str]]:
-        """Return out (B T N H) and logits of the first examples in host memory, their type, and notes."""
+        """Return arrays of the call in host memory by name, the dtype of the layer's output, and notes about the layer.
+
+        The arrays are "out" (B T N H; N = 1 if the number of heads is unknown) and, if they were seen, "logits"
+        (B N T S). There are none, and the dtype is None, if no output projection was seen.
+
+        Args:
+            limit: number of examples, the first of the batch; None for all.
+            with_logits: True to compute the logits.
+        """
         if self.projected is None:
             return {}, None, []
         x, notes, heads = self._batched(self.projected), [], self.scope.heads
@@ -178,14 +208,15 @@ class Recorder(TorchFunctionMode):
 
 
 def by_head(x: torch.Tensor, heads: int | None) -> torch.Tensor:
-    """Return B·N T S as B N T S."""
+    """Return an array B·N T S as B N T S; unchanged if it has four axes or the number of heads is unknown."""
     return x if x.ndim == 4 or not heads else x.reshape(-1, heads, *x.shape[1:])
 
 
 def as_batch(x: torch.Tensor, leading: tuple[int, ...] = ()) -> torch.Tensor:
-    """Return x as B T D: a grid of tokens in one row, one example as a batch of one.
+    """Return x as B T D: the tokens of a grid in one row, one example as a batch of one.
 
     Args:
+        x: tokens, (T, D), (B, T, D), (B, rows, columns, D), or with flattened leading axes.
         leading: shape before the last axis that a flattened x had.
     """
     if x.ndim == 2 and len(leading) > 1 and math.prod(leading) == len(x):
@@ -194,7 +225,7 @@ def as_batch(x: torch.Tensor, leading: tuple[int, ...] = ()) -> torch.Tensor:
 
 
 def to_host(x: torch.Tensor) -> np.ndarray:
-    """Return a tensor in float32 in host memory."""
+    """Return a tensor as a float32 NumPy array in host memory."""
     return x.detach().to(device="cpu", dtype=torch.float32).numpy()
 
 

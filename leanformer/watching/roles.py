@@ -26,7 +26,16 @@ HEADS, KV_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads"), ("n
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the `config.json` in the folder of weights, of transformers or of timm; {} if there is none."""
+    """Return the `config.json` beside weights, of transformers or of timm, with nested model settings merged.
+
+    It is {} if there is no such file.
+
+    Args:
+        path: file or folder of weights.
+
+    Raises:
+        ConfigError: the file is not a JSON object.
+    """
     file = (path if path.is_dir() else path.parent) / "config.json"
     if not file.is_file():
         return {}
@@ -39,14 +48,26 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def find_size(content: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the first positive integer in a config under one of several names; None if there is none."""
+    """Return the first positive integer in a config under one of several names; None if there is none.
+
+    Args:
+        content: config, such as that of `read_config`.
+        names: keys, in order of preference.
+    """
     return next((content[n] for n in names if isinstance(content.get(n), int) and content[n] > 0), None)
 
 
 def group(
     tensors: Mapping[str, StoredTensor],
 ) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, StoredTensor], dict[str, str]]:
-    """Return {layer: {role: tensor}}, other matrices by name, and {name: reason} for what is not measured."""
+    """Return the matrices of a file by layer and role, the other matrices, and the tensors that are not measured.
+
+    Args:
+        tensors: all tensors of the file by name.
+
+    Returns:
+        {layer: {role: tensor}} with the roles in ROLES; {name: tensor} of matrices without a role; and {name: reason}.
+    """
     groups: dict[str, dict[str, StoredTensor]] = {}
     others: dict[str, StoredTensor] = {}
     unmatched: dict[str, str] = {}
@@ -72,7 +93,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def find_role(name: str) -> tuple[str, str | None]:
-    """Return the layer of a tensor and its role there; None for a matrix without one.
+    """Return the layer of a tensor of the given name, and its role there; the role is None for a matrix without one.
 
     >>> find_role("encoder.layer.0.attention.output.dense.weight")
     ('encoder.layer.0.attention', 'out')

@@ -20,29 +20,37 @@ INPUT = re.compile(
 
 @dataclasses.dataclass
 class Scope:
-    """Attention layer of a model: the modules from which its arrays are taken."""
+    """Attention layer of a PyTorch model: the modules from which its arrays are taken.
+
+    Attributes:
+        name: path of the layer in the model; "" for the model itself.
+        module: layer.
+        block: module around it whose input is the tokens entering the block; None if there is none.
+        heads: number of heads that the modules state; None if unknown.
+        projection: output projection that the option `at` selects; None to find it while the layer runs.
+    """
 
     name: str
     module: nn.Module
-    block: nn.Module | None  # module whose input are the tokens entering the block
+    block: nn.Module | None
     heads: int | None
-    projection: nn.Module | None = None  # chosen with `at`; None: found while the layer runs
+    projection: nn.Module | None = None
 
     @functools.cached_property
     def linear_weights(self) -> dict[int, Any]:
-        """Weights of the linear layers inside by address, for layers that multiply with them themselves."""
+        """Weights of the linear layers inside by memory address, for layers that multiply with a weight themselves."""
         layers = [module for module in self.module.modules() if is_linear(module)]
         return {layer.weight.data_ptr(): layer.weight for layer in layers if isinstance(layer.weight, torch.Tensor)}
 
     @functools.cached_property
     def batch_first(self) -> bool:
-        """False if the tokens come before the examples."""
+        """True if arrays are B T D; False if an `nn.MultiheadAttention` inside takes T B D."""
         attentions = (m for m in self.module.modules() if isinstance(m, nn.MultiheadAttention))
         return all(attention.batch_first for attention in attentions)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True for a linear layer: of PyTorch, or the Conv1D of transformers, which is one."""
+    """Return True for a linear layer: an `nn.Linear`, or the Conv1D of transformers, which is one."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
@@ -105,14 +113,21 @@ def _block(name: str, modules: dict[str, nn.Module]) -> nn.Module | None:
 
 
 def ancestors(name: str) -> Iterator[str]:
-    """Yield a module's name and those of the modules around it, innermost first."""
+    """Yield a module's dotted name and those of the modules around it, innermost first; "" is the model."""
     parts = name.split(".") if name else []
     for end in range(len(parts), -1, -1):
         yield ".".join(parts[:end])
 
 
 def find_heads(modules: dict[str, nn.Module], name: str) -> int | None:
-    """Return the number of heads that a module or one around it states, itself or in its `config`."""
+    """Return the number of heads that a module, or the nearest one around it, states in an attribute or its `config`.
+
+    None if no module states it.
+
+    Args:
+        modules: modules of the model by dotted name.
+        name: name of the module.
+    """
     for around in ancestors(name):
         module = modules[around]
         for source in (module, getattr(module, "config", None)):

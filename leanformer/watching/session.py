@@ -16,7 +16,19 @@ from leanformer.watching.measures import Layer, reduce
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of `leanformer.watch`, described there."""
+    """Options of `leanformer.watch`.
+
+    Attributes:
+        measures: names of measures.
+        at: pattern of the names of output projections, for PyTorch models; None to find them by structure.
+        heads: number of heads, for models that do not state it; None to take it from the model.
+        mask: tokens that are not padding, T or B T; None for the attention_mask of the call.
+        every: interval of measured calls; 1 for every call.
+        examples: number of examples of a batch to measure, the first ones; None for all.
+
+    Raises:
+        ConfigError: `every`, `heads` or `examples` is not a whole number of at least 1.
+    """
 
     measures: tuple[str, ...]
     at: str | None = None
@@ -33,7 +45,10 @@ class Options:
 
     @functools.cached_property
     def valid(self) -> np.ndarray | None:
-        """The mask as booleans, tokens that are not padding: T, or B T. Raises ConfigError for another shape."""
+        """Mask as a boolean array, T or B T, True for tokens that are not padding; None without a mask.
+
+        Raises ConfigError for another number of axes.
+        """
         if self.mask is None:
             return None
         mask = np.asarray(self.mask)
@@ -42,7 +57,16 @@ class Options:
         return mask.astype(bool)
 
     def valid_for(self, examples: int, tokens: int, layer: str) -> np.ndarray | None:
-        """Return the mask of a call, B T, None without one. Raises ConfigError if it does not fit."""
+        """Return the mask of one call of a layer, bool B T, True for tokens that are not padding; None without a mask.
+
+        Args:
+            examples: B, number of examples of the call.
+            tokens: T, number of tokens.
+            layer: name of the layer, for the message.
+
+        Raises:
+            ConfigError: the mask has another shape.
+        """
         if self.valid is None:
             return None
         if self.valid.shape not in ((tokens,), (1, tokens), (examples, tokens)):
@@ -62,6 +86,10 @@ class Watch:
         layers: statistics of each attention layer by its name.
         unmatched: {name: reason} for what looks like attention but is not measured.
         model: model to call: the same object, except for Equinox.
+
+    Args:
+        options: options of the watch.
+        attach: function from this watch that attaches hooks to the model, and returns the function that removes them.
     """
 
     def __init__(self, model: Any, options: Options, attach: Callable[["Watch"], Callable[[], None]]):
@@ -85,11 +113,16 @@ class Watch:
 
     @property
     def open(self) -> bool:
-        """True inside the `with` block."""
+        """True while the `with` block is open."""
         return self._detach is not None
 
     def add_layer(self, name: str, **about: Any) -> Layer:
-        """Return the statistics of a layer, created at first use."""
+        """Return the statistics of a layer, created at first use.
+
+        Args:
+            name: path of the layer in the model.
+            about: further arguments of a new `measures.Layer`, heads and head_dim.
+        """
         if name not in self.layers:
             self.layers[name] = Layer(name, self.options.measures, **about)
         return self.layers[name]
@@ -100,8 +133,9 @@ class Watch:
         """Reduce the arrays of one call of a layer to numbers, and keep the numbers.
 
         Args:
-            arrays: see `measures.reduce`, in host memory.
-            valid: B T, tokens that are not padding.
+            layer: statistics to which the numbers are added.
+            arrays: arrays in host memory by name, as in `measures.reduce`.
+            valid: bool B T, True for tokens that are not padding; None if there is no padding.
             roundoff: unit roundoff of the type that stored them; 0 for float32.
         """
         if "out" in arrays and "tokens" in arrays and arrays["out"].shape[:2] != arrays["tokens"].shape[:2]:
@@ -132,7 +166,7 @@ class Watch:
         return True
 
     def wait(self) -> None:
-        """Wait for results of compiled calls, which JAX computes in the background."""
+        """Wait until the results of compiled calls, which JAX computes in the background, have arrived."""
         jax.effects_barrier()
 
     @property
@@ -147,11 +181,11 @@ class Watch:
         return [row for layer in self.layers.values() for row in layer.rows()]
 
     def table(self) -> str:
-        """Return the rows of all heads together as text, with statuses and what was not matched."""
+        """Return the `rows` of all heads together as a table of text, with statuses and what was not matched."""
         return table.format_table(self.rows, self.unmatched)
 
     def record(self) -> dict[str, float]:
-        """Return {"layer/measure": median} of the calls since the last record, for any logger.
+        """Return {"layer/measure": median} of the calls since the last call of this method, for any logger.
 
         A median that is a lower bound is named "layer/measure_at_least".
         """
@@ -159,5 +193,13 @@ class Watch:
         return {name: x for layer in self.layers.values() for name, x in layer.record().items()}
 
     def plot(self, path: str | Path, title: str = "") -> Path:
-        """Write a picture of condition numbers by layer. Raises ConfigError if nothing was measured."""
+        """Write a plot of the condition numbers by layer to a file, and return its path.
+
+        Args:
+            path: file whose suffix is a format of Matplotlib, such as .png or .svg.
+            title: title of the plot.
+
+        Raises:
+            ConfigError: nothing was measured.
+        """
         return table.save(self.rows, path, title)

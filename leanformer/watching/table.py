@@ -21,14 +21,24 @@ LEGEND = (
 
 
 def format_value(row: Mapping[str, Any], key: str) -> str:
-    """Return a quantile of a row, with ≥ in front of a lower bound."""
+    """Return a quantile of a row as text with three digits, with ≥ in front of a lower bound; "-" if it is None.
+
+    Args:
+        row: row of `Watch.rows`.
+        key: "median", "q10" or "q90".
+    """
     if row[key] is None:
         return "-"
     return ("≥" if key in row["bounds"] else "") + f"{row[key]:.3g}"
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str]) -> str:
-    """Format rows of all heads together, one line each, then statuses, and what was not matched."""
+    """Return rows of all heads together as a table of text, one line each, then statuses, and what was not matched.
+
+    Args:
+        rows: rows of `Watch.rows`; those of single heads are left out.
+        unmatched: reasons by the name of a module or tensor.
+    """
     lines: list[tuple[str, ...]] = [HEAD]
     statuses: dict[str, dict[str, list[str]]] = {}  # sentence: measure: layers
     for row in rows:
@@ -75,7 +85,12 @@ def _format_places(places: Mapping[str, Sequence[str]]) -> str:
 
 
 def plot(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
-    """Plot condition numbers by layer, one panel per measure and shape, with the Gaussian reference; None if empty."""
+    """Plot condition numbers by layer, one panel per measure and shape, with the Gaussian reference; None if empty.
+
+    Args:
+        rows: rows of `Watch.rows`; those of single heads and those without a matrix are left out.
+        title: title of the plot.
+    """
     entries: dict[Any, Any] = {}
     for row in rows:
         if row["head"] is None and row.get("shape"):
@@ -90,7 +105,16 @@ def plot(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
 
 
 def save(rows: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> Path:
-    """Write the plot of rows to a file. Raises ConfigError if nothing was measured."""
+    """Write the plot of rows to a file, and return its path.
+
+    Args:
+        rows: rows of `Watch.rows`.
+        path: file whose suffix is a format of Matplotlib, such as .png or .svg.
+        title: title of the plot.
+
+    Raises:
+        ConfigError: no condition number was measured.
+    """
     figure = plot(rows, title)
     if figure is None:
         raise ConfigError("plot: no condition number was measured. See table() for the reason.")

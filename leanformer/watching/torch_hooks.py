@@ -3,6 +3,9 @@
 During a measured call, a recorder sees the functions that its layer calls (`TorchFunctionMode`): the attention product
 and the linear layers. So the fast paths of `torch.nn`, which skip hooks, are not taken, and layers of any name are
 found. Calls that are not measured cost one Python function per attention layer.
+
+Module `scopes` finds the attention layers and the number of heads that they state. Module `recorder` finds the arrays
+and splits them into heads; the number of heads of an attention product that it sees counts before the stated one.
 """
 
 import fnmatch
@@ -31,7 +34,14 @@ SHOWN = 12  # candidates in a message
 
 
 def attach(watch: Watch) -> Callable[[], None]:
-    """Register the hooks of a watch on its model, and return the function that removes them."""
+    """Register the hooks of a watch on its PyTorch model, and return the function that removes them.
+
+    Args:
+        watch: watch whose model is measured; attention layers are added to it.
+
+    Raises:
+        ConfigError: no attention layer is found, `at` matches no linear layer, or an error of `check_supported`.
+    """
     check_supported(watch.model)
     if not backends_are_initialized() and not jax.config.jax_platforms:
         # JAX would otherwise reserve most of the memory of a GPU, which belongs to PyTorch here.
@@ -51,7 +61,7 @@ def attach(watch: Watch) -> Callable[[], None]:
 
 
 def check_supported(model: nn.Module) -> None:
-    """Raise ConfigError for a model whose layers run without Python, or in several threads."""
+    """Raise ConfigError if layers of a PyTorch model run without hooks (compiled, TorchScript) or in threads."""
     for name, module in model.named_modules():
         where = f"{type(module).__name__} {name}".strip()
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
@@ -98,14 +108,19 @@ def _some(names: list[str]) -> str:
 
 
 class PassThrough(TorchFunctionMode):
-    """Mode that changes no function. PyTorch's fast paths are not taken while there is one."""
+    """Mode of PyTorch that changes no function, but whose presence disables fast paths, which would skip hooks."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 class Hooks:
-    """Hooks of one watch on one model."""
+    """Hooks of one watch on one PyTorch model.
+
+    Args:
+        watch: watch that collects the results.
+        layers: attention layers to measure, which are added to the watch.
+    """
 
     def __init__(self, watch: Watch, layers: list[Scope]):
         self.watch, self.options = watch, watch.options
@@ -126,7 +141,7 @@ class Hooks:
             self.scopes.append((scope, watch.add_layer(name, heads=scope.heads), [0]))
 
     def register(self) -> list[Any]:
-        """Register all hooks and return their handles."""
+        """Register all hooks on the model and its layers, and return their handles, which have `remove()`."""
         model, options = self.watch.model, {"with_kwargs": True}
         handles = [model.register_forward_pre_hook(self._begin, prepend=True, **options)]
         blocks = {id(scope.block): scope.block for scope, _, _ in self.scopes if scope.block is not None}

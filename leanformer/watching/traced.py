@@ -24,9 +24,10 @@ from leanformer.watching.session import Watch
 
 
 class Arrivals:
-    """Delivery of the results of one watch, in the order of the layers of a call.
+    """Measurement of the layers of one watch, whose results arrive in the order of the layers of a call.
 
     Args:
+        watch: watch that collects the results.
         by_data: have traced results arrive through the layer's output; otherwise as an effect, for layers that are
             called under `jax.vmap`.
     """
@@ -39,7 +40,11 @@ class Arrivals:
 
     @contextlib.contextmanager
     def call(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        """Number the arrivals of one call of the model, and return its arguments."""
+        """Context manager around one call of the model, which numbers the results of layers that arrive several times.
+
+        It yields the positional arguments with which to call the model: those given, the first array marked if it is
+        traced.
+        """
         arrays = [i for i, x in enumerate(args) if hasattr(x, "dtype")]
         self.inside = bool(arrays)
         if arrays and is_traced(args[arrays[0]]):
@@ -60,7 +65,7 @@ class Arrivals:
     def see(
         self, name: str, out: Float[Array, "*b t n h"], tokens: Any = None, attention: "Attention | None" = None
     ) -> Float[Array, "*b t n h"]:
-        """Measure one call of a layer, and return `out`.
+        """Measure one call of a layer, and return `out`, with which the layer must continue.
 
         Args:
             name: path of the layer.
@@ -95,7 +100,18 @@ class Arrivals:
         return out
 
     def deliver_stack(self, stack: str, measured: Mapping[str, Any], rows: Any, dtype: Any, first: int = 0) -> None:
-        """Deliver results of layers of a stack of `leanformer.layers`, with a leading axis L, from layer `first` on."""
+        """Deliver the results of a call of a stack of `leanformer.layers`, or of a group of its layers.
+
+        Args:
+            stack: name of the stack.
+            measured: results by measure, with leading axes L B.
+            rows: numbers of tokens that are not padding, L B.
+            dtype: dtype of the activations.
+            first: index of the first layer of the group.
+
+        Raises:
+            ConfigError: the call is traced, and the option `every` is above 1.
+        """
 
         def deliver(measured: Mapping[str, Any], rows: Any) -> None:
             for i in range(len(rows)):
@@ -153,7 +169,13 @@ class Arrivals:
 
 
 def pass_through(function: Callable[..., None], x: Array, *results: Any) -> Array:
-    """Return a traced x, bit for bit, after a function of results was called on the host."""
+    """Return a traced x, bit for bit, after `function(*results)` was called on the host.
+
+    Args:
+        function: function of NumPy arrays.
+        x: traced array that the program continues with.
+        results: traced arrays.
+    """
 
     def call(*results: Any) -> np.ndarray:
         function(*results)
@@ -165,13 +187,13 @@ def pass_through(function: Callable[..., None], x: Array, *results: Any) -> Arra
 
 
 class Attention:
-    """Queries, keys and masks of one call of softmax attention, *B T N H, as libraries pass them.
+    """Queries, keys and masks of one call of softmax attention, with any batch axes *B, as libraries pass them.
 
     Args:
-        query, key: before the product; keys may have fewer heads.
-        mask: True where a query may attend to a key, with axes that broadcast to *B N T S.
-        bias: added to the logits.
-        causal: True if later keys are hidden besides.
+        query, key: queries *B T N H and keys *B S K H before the product; K divides N.
+        mask: True where a query may attend to a key, with axes that broadcast to *B N T S; None for no mask.
+        bias: array added to the logits; None for none.
+        causal: True to hide later keys too.
     """
 
     def __init__(self, query: Any, key: Any, mask: Any = None, bias: Any = None, causal: bool = False):
@@ -179,7 +201,7 @@ class Attention:
         self.mask, self.bias, self.causal = mask, bias, causal
 
     def logits(self) -> Float[Array, "b n t s"]:
-        """Return the logits in float32, with -inf at hidden keys."""
+        """Return the logits B N T S in float32, with biases, and with -inf at hidden keys."""
         q, k = (x.astype(jnp.float32) for x in (self.query, self.key))
         result = masks.logits(q, k)
         if self.bias is not None:
@@ -191,7 +213,13 @@ class Attention:
         return result
 
     def valid(self, length: int) -> Bool[Array, "b t"] | None:
-        """Return the tokens that some query may attend to, which excludes padding; None without a mask."""
+        """Return the tokens that some query may attend to, bool B T, which excludes padding.
+
+        None without a mask, in cross-attention, or if the mask has another number of keys.
+
+        Args:
+            length: T, number of tokens.
+        """
         if self.mask is None or self.mask.shape[-1] != length or self.query.shape[1] != self.key.shape[1]:
             return None
         keys = _batched_mask(self.mask).any(axis=(1, 2))
@@ -199,7 +227,7 @@ class Attention:
 
 
 def is_traced(*trees: Any) -> bool:
-    """Return True if a leaf is a tracer."""
+    """Return True if a leaf of the trees is a tracer of JAX, so that it has no value yet."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
@@ -216,5 +244,11 @@ def _batched_mask(mask: Any) -> Array:
 
 
 def count_rows(valid: Any, examples: int, length: int) -> Any:
-    """Return the number of tokens of each example that are not padding."""
+    """Return the number of tokens of each example that are not padding, int B, at least 1.
+
+    Args:
+        valid: bool B T, True for tokens that are not padding; None if there is no padding.
+        examples: B.
+        length: T.
+    """
     return np.full(examples, length) if valid is None else jnp.maximum(valid.sum(axis=1), 1)

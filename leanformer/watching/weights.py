@@ -32,7 +32,16 @@ Loaders = dict[str, Callable[[], np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """Numbers of query and key heads and head dimension; None if unknown."""
+    """Sizes of the attention in a file of weights, as given by the caller.
+
+    Attributes:
+        heads: number of query heads; None if not given.
+        kv_heads: number of key and value heads; None if not given.
+        head_dim: dimension of a head; None if not given.
+
+    Raises:
+        ConfigError: a size is not a whole number of at least 1.
+    """
 
     heads: int | None = None
     kv_heads: int | None = None
@@ -46,22 +55,38 @@ class Heads:
 
 
 class WeightsWatch:
-    """Measures of the matrices of a file. `rows`, `table()` and `plot(path)` are those of `watching.Watch`."""
+    """Measures of the matrices of a safetensors file, as `watch_weights` returns them.
+
+    Attributes:
+        layers: statistics by the name of a layer, or of a matrix without a role.
+        unmatched: {name: reason} for tensors that are not measured.
+    """
 
     def __init__(self, layers: Mapping[str, Layer], unmatched: Mapping[str, str]):
         self.layers, self.unmatched = dict(layers), dict(unmatched)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Dictionaries of plain values, one per layer, measure and head (None: all heads together)."""
+        """Dictionaries of plain values, one per layer, measure and head (None: all heads together).
+
+        Keys are those of `watching.Watch.rows`.
+        """
         return [row for layer in self.layers.values() for row in layer.rows()]
 
     def table(self) -> str:
-        """Return the rows of all heads together as text, with statuses and what was not measured."""
+        """Return the `rows` of all heads together as a table of text, with statuses and what was not measured."""
         return table.format_table(self.rows, self.unmatched)
 
     def plot(self, path: str | Path, title: str = "") -> Path:
-        """Write a picture of condition numbers by layer."""
+        """Write a plot of the condition numbers by layer to a file, and return its path.
+
+        Args:
+            path: file whose suffix is a format of Matplotlib, such as .png or .svg.
+            title: title of the plot.
+
+        Raises:
+            ConfigError: nothing was measured.
+        """
         return table.save(self.rows, path, title)
 
 
@@ -81,8 +106,8 @@ def watch_weights(
         measures: names of `leanformer.conditioning.WEIGHTS`, and "matrix" for all other matrices; by default all.
 
     Raises:
-        ConfigError: an argument is invalid or does not fit the matrices.
-        WeightsError: the file is unreadable, see `pretrained.read`, or has no matrix.
+        ConfigError: an argument is invalid or does not fit the matrices, or no matrix has one of the measures.
+        WeightsError: the file is unreadable, see `pretrained.read`.
     """
     names = tuple(measures) if measures is not None else (*WEIGHTS, "matrix")
     if wrong := [name for name in names if name not in (*WEIGHTS, "matrix")]:
@@ -107,8 +132,14 @@ def watch_weights(
 class Layout:
     """Sizes of heads and order of axes of a file's matrices.
 
+    Attributes:
+        kind: model type in config.json; None if unknown.
+        heads, kv_heads, head_dim: sizes of the attention; None if unknown.
+        turned: True if matrices are stored as inputs x outputs, False for outputs x inputs.
+
     Args:
-        given: sizes from the caller, which come before those of `published`, the content of config.json.
+        given: sizes from the caller, which come before those of `published`.
+        published: content of config.json.
         groups: matrices by layer and role.
     """
 
@@ -122,23 +153,31 @@ class Layout:
         self.turned = any(x.name.endswith("c_attn.weight") and x.shape[1] == 3 * x.shape[0] for x in packed)
 
     def object(self, layer: Layer, sentence: str) -> None:
-        """Raise ConfigError if the caller gave sizes; those of config.json may be of another part of the model."""
+        """Report sizes that do not fit a layer: raise ConfigError if the caller gave them, else add a note to it.
+
+        Sizes of config.json may be those of another part of the model.
+
+        Args:
+            layer: statistics of the layer.
+            sentence: description of the problem.
+        """
         if self.given != Heads():
             raise ConfigError(f"{sentence}. Pass heads=, kv_heads= and head_dim= of this model.")
         layer.note(f"{sentence}: config.json does not fit this layer")
 
     def outputs(self, tensor: StoredTensor) -> int:
-        """Return the number of outputs of a linear layer."""
+        """Return the number of outputs of the matrix of a linear layer, as stored in the file."""
         return tensor.shape[1 if self.turned else 0]
 
     def load(self, tensor: StoredTensor) -> np.ndarray:
-        """Return a matrix as inputs x outputs."""
+        """Read a matrix from the file, and return it as inputs x outputs."""
         return tensor() if self.turned else tensor().T
 
     def interleaved(self, packed: StoredTensor) -> bool:
-        """Return True for the order N 3 H of packed queries, keys and values, False for N H, K H, K H.
+        """Return True if the outputs of packed queries, keys and values have the order N 3 H; False for N H, K H, K H.
 
-        Raises ConfigError if the order is unknown.
+        Raises:
+            ConfigError: the order is unknown for this model type.
         """
         if self.kind in INTERLEAVED:
             return True
@@ -148,7 +187,16 @@ class Layout:
 
 
 def measure_group(layer: Layer, members: Mapping[str, StoredTensor], layout: Layout) -> None:
-    """Add all measures of one layer. Raises ConfigError if sizes of heads do not fit its matrices."""
+    """Measure the matrices of one layer, and add the results to its statistics.
+
+    Args:
+        layer: statistics of the layer, with the names of the measures.
+        members: matrices of the layer by role.
+        layout: sizes of heads and order of axes.
+
+    Raises:
+        ConfigError: sizes of heads from the caller do not fit the matrices.
+    """
     loaders = _mlp_loaders(members, layout) | _attention_loaders(layer, members, layout)
     for name in layer.names:
         spec = WEIGHTS[name]

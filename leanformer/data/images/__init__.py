@@ -17,13 +17,21 @@ from leanformer.errors import DataError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Requirements of a model on a source of images."""
+    """Requirements of a model on a source of images.
 
-    image_size: int | Sequence[int]  # of the model, and of `synthetic`
+    Attributes:
+        image_size: side of the model's images in pixels, or (height, width); the size of images of `synthetic`.
+        channels: number of channels of the model's images, 1 or 3.
+        num_classes: largest allowed number of classes; None for any.
+        classes: class names in the order of the model's outputs; None for those of the split.
+        dir: folder of TFDS data; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+    """
+
+    image_size: int | Sequence[int]
     channels: int
-    num_classes: int | None  # None: that of the source
-    classes: Sequence[str] | None = None  # in the order of the model's outputs; by default those of the split
-    dir: str | None = None  # folder of TFDS data; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets
+    num_classes: int | None
+    classes: Sequence[str] | None = None
+    dir: str | None = None
 
 
 KINDS = {  # by the part of `data.name` before the colon
@@ -42,7 +50,9 @@ KINDS = {  # by the part of `data.name` before the colon
 def open_images(name: str, split: str, **requirements: Any) -> Labelled:
     """Open the source of images for a `data.name`, `<type>:<what>` with a type of KINDS.
 
-    The split is a TFDS split, or the name of a folder or file stem; requirements are attributes of `SourceSpec`.
+    Args:
+        split: TFDS split, or name of a folder or stem of a file.
+        requirements: attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type is unknown, or the name is incomplete.

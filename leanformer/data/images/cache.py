@@ -44,16 +44,19 @@ def write(
     processes: int,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Write the missing shards of a split, and return its record.
+    """Write the missing shards of a split to a cache, and return its record, the content of `cache.json`.
 
     Images whose short side is longer than `short_side` are resized to it, bicubic as in Pillow, and stored as JPEGs of
     quality 90. All others keep their bytes, including those that cannot be decoded, which training handles and counts.
 
     Args:
         source: source of encoded images.
+        folder: folder of the cache, with a folder for each split.
         name: name of the source, as in a config.
+        split: split of the source.
         short_side: maximum length of the short side in pixels; None keeps the bytes of all images.
         channels: channels of the model, 1 or 3, which the cached images have.
+        processes: number of worker processes; 0 for this process.
         report: function that prints progress.
 
     Raises:
@@ -175,10 +178,15 @@ def _record(path: Path | epath.Path) -> dict[str, Any]:
 
 
 class Cache:
-    """Split of an image cache.
+    """Source of the images in one split of a cache that `write` made.
+
+    Args:
+        folder: folder of the cache.
+        split: name of the split.
+        channels: number of channels of the model's images, 1 or 3.
 
     Raises:
-        DataError: the cache is missing, incomplete, or modified.
+        DataError: the cache is missing, incomplete, or modified, or is of grey images and the model needs colours.
     """
 
     def __init__(self, folder: Path | epath.Path, split: str, channels: int):
@@ -229,7 +237,12 @@ class Cache:
 
 
 def describe_effect(record: Mapping[str, Any], size: tuple[int, int]) -> str:
-    """Describe the effect of a cache on random crops resized to `size` (height, width), for an image of mean size."""
+    """Return a sentence on the effect of a cache on random crops of training, for an image of mean size.
+
+    Args:
+        record: result of `write`.
+        size: (height, width) to which crops are resized.
+    """
     if not record["shrunk"]:
         return "no effect: no image was larger"
     pictures, target = record["examples"] - record["unreadable"], size[0] * size[1]

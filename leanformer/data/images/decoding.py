@@ -1,4 +1,8 @@
-"""Image decoding: OpenCV for JPEGs that it decodes like Pillow, Pillow for all other images."""
+"""Image decoding: OpenCV for JPEGs that it decodes like Pillow, Pillow for all other images.
+
+Bytes that are not a complete image raise CorruptImage. `data.loader` replaces such an example by its neighbour and
+counts it.
+"""
 
 import io
 
@@ -16,11 +20,19 @@ MAX_PIXELS = 89_478_485  # a larger claim is a decompression bomb; Pillow warns 
 
 
 class CorruptImage(CorruptExample):
-    """Error for bytes that cannot be decoded to an image."""
+    """Error for an image that cannot be decoded; `data.loader` replaces the example by its neighbour and counts it."""
 
 
 def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
-    """Return the pixels of a whole image, (height, width) for 1 channel and (height, width, 3) for 3."""
+    """Return the pixels of a whole image as uint8, (height, width) for 1 channel and (height, width, 3) for 3.
+
+    Args:
+        image: content of a file, uint8 array (height, width[, channels]), or PIL image. Alpha is dropped.
+        channels: 1 for grey or 3 for RGB, to which other images are converted.
+
+    Raises:
+        CorruptImage: the image is not complete, has no known format, or more than MAX_PIXELS pixels.
+    """
     if isinstance(image, bytes):
         jpeg_size(image)  # raises for truncated JPEGs, which Pillow accepts without the last two bytes
     if not isinstance(image, np.ndarray):
@@ -38,7 +50,7 @@ def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.n
 
 
 def explain(error: Exception) -> str:
-    """Return the reason why Pillow cannot decode an image."""
+    """Return the reason why Pillow cannot decode an image, from the error that it raised."""
     if isinstance(error, UnidentifiedImageError):  # its message has the address of an object
         return "not an image in a known format"
     if isinstance(error, Image.DecompressionBombError):
@@ -62,7 +74,11 @@ def _check_size(width: int, height: int) -> None:
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return (width, height) of a JPEG that OpenCV decodes like Pillow; None for all that Pillow must decode."""
+    """Return (width, height) of a JPEG that OpenCV decodes like Pillow; None for all that Pillow must decode.
+
+    Raises:
+        CorruptImage: the JPEG has no end, or more than MAX_PIXELS pixels.
+    """
     at, size = 2, None
     if not data.startswith(b"\xff\xd8"):
         return None
@@ -84,7 +100,16 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
-    """Decode a JPEG at 1 / shrink of its size, ignoring its orientation."""
+    """Decode a JPEG with OpenCV, ignoring its EXIF orientation; return uint8 (height, width[, 3]), as RGB.
+
+    Args:
+        data: content of the file.
+        channels: 1 for grey or 3 for RGB.
+        shrink: 1, 2, 4 or 8; the result has 1 / shrink of the width and height.
+
+    Raises:
+        CorruptImage: OpenCV cannot decode the bytes.
+    """
     # The REDUCED_COLOR flags mean BGR. The grey ones only set the scale, and combine with RGB.
     scale = 0 if shrink == 1 else getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{shrink}")
     order = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE

@@ -31,8 +31,12 @@ class Folder:
 
     A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a tab, or a
     space, and the class. Without a tab, the file ends with the last suffix of an image, so that it may have spaces. The
-    default class is the name of the file's folder. Classes are `classes`, by default those in
-    `<root>/classes.txt`, else those of this split, sorted.
+    default class is the name of the file's folder.
+
+    Args:
+        root: folder of the dataset.
+        split: name of the split.
+        classes: class names in order; None for those in `<root>/classes.txt`, else those of this split, sorted.
 
     Raises:
         DataError: there is no image, or an image has a class that is not in `classes`.
@@ -68,7 +72,7 @@ class Folder:
 
     @property
     def files(self) -> list[bytes]:
-        """Names of the files if a split file lists them."""
+        """File names as bytes, relative to the root, if a split file lists them; [] otherwise."""
         return self._files.tolist() if self._listed else []
 
     def fingerprint(self) -> dict[str, str]:
@@ -143,6 +147,9 @@ class Idx:
     """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory.
 
     Names of classes are `classes`, else those in `<folder>/classes.txt`; without either, classes are numbers.
+
+    Raises:
+        DataError: a file is missing or damaged, or images, labels and classes differ in number.
     """
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):
@@ -196,7 +203,16 @@ def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
 
 
 class Tfds:
-    """Prepared TensorFlow dataset in a random-access format, read without TensorFlow; images stay encoded."""
+    """Prepared TensorFlow dataset in a random-access format, read without TensorFlow; images stay encoded.
+
+    Args:
+        dataset: name in the catalogue of TensorFlow Datasets, such as "imagenet2012".
+        split: split of the dataset, also a part such as "train[:90%]".
+        dir: folder of prepared datasets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+
+    Raises:
+        DataError: the dataset is unknown or not prepared, or lacks the split, random access, images or labels.
+    """
 
     def __init__(self, dataset: str, split: str, dir: str | None):
         import tensorflow_datasets as tfds  # slow to import, and needed only by this source
@@ -252,7 +268,11 @@ class Tfds:
 
 
 def prepare_tfds(dataset: str, dir: str | None) -> bool:
-    """Download and prepare a dataset in a random-access format, which needs a network. Return True.
+    """Download a TensorFlow dataset and prepare it in a random-access format, which needs a network. Return True.
+
+    Args:
+        dataset: name in the catalogue of TensorFlow Datasets.
+        dir: folder of prepared datasets; None for the default.
 
     Raises:
         DataError: the dataset cannot be prepared; the message has the reason.
@@ -273,7 +293,10 @@ def prepare_tfds(dataset: str, dir: str | None) -> bool:
 
 
 class Synthetic:
-    """Synthetic images: one random picture per class plus noise. They can be learned and need no files."""
+    """Synthetic images: one random picture per class plus noise. They can be learned and need no files.
+
+    The split `train` has 65,536 examples, any other 2,048. From 65 classes on, several share a picture.
+    """
 
     classes = None
 

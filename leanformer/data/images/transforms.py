@@ -25,17 +25,30 @@ BYTE = np.arange(256)
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Random transformations of training images."""
+    """Random transformations of training images.
 
-    crop_scale: tuple[float, float] = (0.08, 1.0)  # range of the crop's fraction of the area
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height, drawn log-uniformly
-    flip: float = 0.5  # probability of the horizontal flip
-    rand_magnitude: float = 0.0  # mean of RandAugment's strength, 0 to 10; 0 is off
-    rand_std: float = 0.5  # standard deviation of RandAugment's strength
-    rand_layers: int = 2  # number of operations drawn per image
-    rand_prob: float = 0.5  # probability that each operation is applied
-    color_jitter: float = 0.0  # half-width of the range around 1 of brightness, contrast and saturation; 0 is off
-    fill: Sequence[int] = (124, 116, 104)  # colour of pixels that rotation, shear and translation uncover
+    Attributes:
+        crop_scale: range of the crop's fraction of the image's area.
+        crop_ratio: range of the crop's width / height, drawn log-uniformly.
+        flip: probability of the horizontal flip.
+        rand_magnitude: mean strength of RandAugment's operations, 0 to 10; 0 is off.
+        rand_std: standard deviation of that strength.
+        rand_layers: number of operations that RandAugment draws per image.
+        rand_prob: probability that a drawn operation is applied.
+        color_jitter: half-width of the range around 1 from which the factors of brightness, contrast and saturation are
+            drawn; 0 is off.
+        fill: colour, 0 to 255 per channel, of pixels that rotation, shear and translation uncover.
+    """
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    rand_magnitude: float = 0.0
+    rand_std: float = 0.5
+    rand_layers: int = 2
+    rand_prob: float = 0.5
+    color_jitter: float = 0.0
+    fill: Sequence[int] = (124, 116, 104)
 
 
 def train_transform(
@@ -46,7 +59,18 @@ def train_transform(
     channels: int,
     augmentation: Augmentation = Augmentation(),
 ) -> np.ndarray:
-    """Apply random resized crop, horizontal flip, RandAugment and colour jitter, determined by `image` and `rng`."""
+    """Apply random resized crop, flip, RandAugment and colour jitter; return uint8 (height, width, channels).
+
+    Args:
+        image: content of a file, or uint8 array (height, width[, channels]).
+        rng: random generator, which alone determines the transformations of an image.
+        size: side of the result, or its (height, width).
+        channels: 1 for grey or 3 for RGB.
+        augmentation: settings of the transformations.
+
+    Raises:
+        CorruptImage: the bytes are not a complete image.
+    """
     a = augmentation
     _check(image, channels)
     height, width = image_sides(size)
@@ -82,7 +106,16 @@ def eval_transform(
 ) -> np.ndarray:
     """Resize to cover floor(size / crop_fraction) with the aspect ratio kept, then crop `size` from the centre.
 
-    Pillow decodes and resizes, so that the pixels equal those of timm.
+    Pillow decodes and resizes, so that the pixels equal those of timm. The result is uint8 (height, width, channels).
+
+    Args:
+        image: content of a file, uint8 array (height, width[, channels]), or PIL image.
+        size: side of the result, or its (height, width).
+        channels: 1 for grey or 3 for RGB.
+        crop_fraction: side of the crop over that of the resized image, above 0 and at most 1.
+
+    Raises:
+        CorruptImage: the image cannot be decoded.
     """
     _check(image, channels)
     if not 0 < crop_fraction <= 1:
@@ -117,7 +150,16 @@ def _check(image: bytes | np.ndarray | Image.Image, channels: int) -> None:
 def random_view(
     width: int, height: int, rng: np.random.Generator, scale: Sequence[float], ratio: Sequence[float], flip: float
 ) -> tuple[tuple[int, int, int, int], bool]:
-    """Draw a random crop (left, top, right, bottom), the largest central one if ten do not fit, and a flip."""
+    """Draw a crop (left, top, right, bottom) of an image in pixels, and whether it is flipped.
+
+    If none of ten crops fits into the image, it is the largest central one with an aspect ratio in range.
+
+    Args:
+        width, height: size of the image in pixels.
+        scale: range of the crop's fraction of the area.
+        ratio: range of the crop's width / height, drawn log-uniformly.
+        flip: probability of a flip.
+    """
     for _ in range(10):
         area = rng.uniform(scale[0], scale[1]) * width * height
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -154,7 +196,13 @@ def _cubic_kernel(length: int, size: int) -> np.ndarray:
 
 
 def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any]) -> np.ndarray:
-    """Move input (a x + b y + c, d x + e y + f) to output (x, y), pixel centres at halves; nearly bicubic."""
+    """Move input (a x + b y + c, d x + e y + f) to output (x, y), with nearly bicubic interpolation.
+
+    Args:
+        pixels: uint8 (height, width[, 3]).
+        matrix: a, b, c, d, e, f; the coordinates of pixel centres are halves.
+        fill: colour of output pixels whose input is outside the image.
+    """
     a, b, c, d, e, f = matrix
     fx, fy = 1 if (a, b, c) == (1, 0, 0) else 2, 1 if (d, e, f) == (0, 1, 0) else 2
     enlarged = [[fx * a, fx * b, fx * (c + (a + b) / 2) - 0.5], [fy * d, fy * e, fy * (f + (d + e) / 2) - 0.5]]
@@ -168,7 +216,7 @@ def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any
 
 
 def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[Any]) -> np.ndarray:
-    """Rotate counter-clockwise about the image centre."""
+    """Return an image rotated counter-clockwise about its centre; uncovered pixels have the colour `fill`."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
     return affine(pixels, (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y), fill)
@@ -200,18 +248,18 @@ def _equalize_table(histogram: np.ndarray) -> np.ndarray:
 
 
 def brightness(pixels: np.ndarray, factor: float, around: int = 0) -> np.ndarray:
-    """Move all values away from `around` (factor above 1) or towards it (below 1)."""
+    """Return an image with values moved away from `around` (factor above 1) or towards it (below 1), within 0-255."""
     return _lut(pixels, around + np.float32(factor) * (BYTE - around).astype(np.float32))
 
 
 def contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Move all values away from the image's mean grey (factor above 1) or towards it (below 1), clipped to 0-255."""
+    """Return an image with values moved away from its mean grey (factor above 1) or towards it (below 1)."""
     grey = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
     return brightness(pixels, factor, around=int(cv2.mean(grey)[0] + 0.5))
 
 
 def color(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Move all pixels away from their grey (factor above 1) or towards it (below 1)."""
+    """Return an image with pixels moved away from their grey (factor above 1, more saturated) or towards it."""
     if pixels.ndim == 2:
         return pixels
     grey = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
@@ -219,7 +267,7 @@ def color(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Move the image away from a smoothed one (factor above 1) or towards it (below 1)."""
+    """Return an image moved away from a smoothed one, sharper (factor above 1), or towards it (below 1)."""
     kernel = np.full((3, 3), (1 - factor) / 13)
     kernel[1, 1] += factor + 4 * (1 - factor) / 13
     result = pixels.copy()  # Pillow does not change the outermost pixels

@@ -19,20 +19,30 @@ from leanformer.errors import DataError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Requirements of a model on a table."""
+    """Requirements of a model on a table of labelled sentences.
 
-    dir: str | None = None  # folder of GLUE's download
-    numbers: bool = False  # True if labels are numbers, False if they are classes
-    classes: Sequence[str] | None = None  # in the order of the model's outputs; by default those of the table
+    Attributes:
+        dir: folder of GLUE's download; None for other data.
+        numbers: True if labels are numbers, for a regression; False if they are classes.
+        classes: class names in the order of the model's outputs; None for those of the table. GLUE's tasks have fixed
+            classes.
+    """
+
+    dir: str | None = None
+    numbers: bool = False
+    classes: Sequence[str] | None = None
 
 
 Table = tuple[list[Row], tuple[str, ...] | None]  # rows, and classes by name
 
 
 def open_table(name: str, split: str, **requirements: Any) -> Table:
-    """Return the rows of a split of a `data.name`, and its class names; None for a regression.
+    """Return the labelled rows of a split of a `data.name`, and the class names by number, None for a regression.
 
-    Requirements are attributes of `SourceSpec`.
+    Args:
+        name: name of a GLUE task, or tsv:<folder>.
+        split: split, such as "train" or "dev".
+        requirements: attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type of the name is unknown.
@@ -43,14 +53,21 @@ def open_table(name: str, split: str, **requirements: Any) -> Table:
 
 
 def open_sentences(name: str, split: str, tokenizer: Tokenizer, **requirements: Any) -> Sentences:
-    """Return a split of a `data.name` as a source of tokens. Raise the errors of `open_table`."""
+    """Return a split of a `data.name` as a source of tokens. Arguments and errors are those of `open_table`."""
     rows, classes = open_table(name, split, **requirements)
     return Sentences(rows, tokenizer, classes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Texts of a split for training a tokenizer, read on iteration, which raises the errors of `open_table`."""
+    """Sentences of a split for training a tokenizer, read on iteration, which raises the errors of `open_table`.
+
+    Attributes:
+        name: value of `data.name`.
+        split: name of the split.
+        dir: folder of GLUE's download; None for other data.
+        numbers: True if labels are numbers instead of classes.
+    """
 
     name: str
     split: str
@@ -62,7 +79,7 @@ class Texts:
         return (text for row in rows for text in row.texts)
 
     def identity(self) -> dict[str, Any]:
-        """Return a value that changes if the texts change, with their SHA-256 sum."""
+        """Return a dict, ready for JSON, that changes if the texts change: their name, split and SHA-256 sum."""
         digest = hashlib.sha256("\n".join(self).encode()).hexdigest()
         return {"texts": f"{self.name} {self.split}", "sha256": digest}
 

@@ -18,7 +18,12 @@ class Sentences:
     """Rows of a table with random access, tokenised once and stored in memory.
 
     An example has `tokens`, for a pair also `tokens2`, both int32 (n,) without special tokens, and `label`: the number
-    of a class, or a float. All rows have one text or all have two; `classes` is None if labels are numbers.
+    of a class, or a float.
+
+    Args:
+        rows: at least one row; all have one text, or all have two.
+        tokenizer: tokenizer of the texts.
+        classes: class names by number; None if labels are numbers.
     """
 
     def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer, classes: Sequence[str] | None):
@@ -51,13 +56,17 @@ class Sentences:
         return f"{self._files[file]}, line {line}"
 
     def fingerprint(self) -> dict[str, str]:
-        """Return digests of tokens and labels."""
+        """Return digests of the tokens and of the labels, by name, for `data.fingerprints`."""
         arrays = [array for pair in self._tokens for array in pair]
         return {"tokens": fingerprints.digest(*arrays), "labels": fingerprints.digest(self._labels)}
 
 
 def special_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """Return the tokens [CLS], [SEP] and padding, 0 if there is none. Raise DataError without the first two."""
+    """Return the numbers of [CLS], [SEP] and [PAD] in a vocabulary; 0 for padding if it has no [PAD].
+
+    Raises:
+        DataError: there is no [CLS] or no [SEP].
+    """
     numbers: dict[str, Any] = {token: tokenizer.number(token) for token in (CLS, SEP, PAD)}
     if missing := [token for token in (CLS, SEP) if numbers[token] is None]:
         raise DataError(
@@ -71,6 +80,10 @@ def truncated_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
     """Return the lengths of two texts after truncation.
 
     The longer text loses its last token, the second one if they are equal, until both fit into `limit` tokens.
+
+    Args:
+        first, second: lengths of the texts in tokens.
+        limit: largest sum of the results.
     """
     over = max(first + second - limit, 0)
     more = min(over, abs(first - second))  # tokens that only the longer one loses
@@ -83,6 +96,7 @@ def join_pair(example: Mapping[str, Any], marks: tuple[int, int, int], length: i
     """Return the padded `tokens` and token `types` (T,) of an example, and `lengths`, the number of tokens.
 
     Args:
+        example: example of `Sentences`, with `tokens` and, for a pair, `tokens2`.
         marks: result of `special_tokens`.
         length: row length T.
     """

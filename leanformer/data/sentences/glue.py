@@ -18,21 +18,31 @@ Layout = tuple[tuple[Path, ...], Columns]  # files of one split, and their colum
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Published files of one task."""
+    """Published files of one GLUE task.
 
-    folder: str  # in the download
+    Attributes:
+        folder: name of the task's folder in the download.
+        columns: columns of the files.
+        classes: class names by the label in the files, in the order of the model's outputs; None if labels are numbers.
+        splits: splits with labels, for messages.
+        highest: largest label if labels are numbers; the smallest is 0.
+        loose: file names by split, and columns, of another published format; None if there is none.
+        torn: fraction of lines that may have too few or too many columns.
+    """
+
+    folder: str
     columns: Columns
-    # Class names by the label in the files, in the order of the model's outputs; None for numbers from 0 to `highest`.
     classes: Mapping[str, str] | None
-    splits: tuple[str, ...] = ("train", "dev")  # splits with labels
+    splits: tuple[str, ...] = ("train", "dev")
     highest: float = 5.0
-    # File names by split, and columns, of another published format.
     loose: tuple[Mapping[str, tuple[str, ...]], Columns] | None = None
-    # Fraction of lines that may have too few or too many columns: some of QQP have; other loaders skip them as well.
-    torn: float = 0.0
+    torn: float = 0.0  # above 0 for QQP, some of whose lines are damaged: other loaders skip them as well
 
     def find(self, root: Path, split: str) -> Layout:
-        """Return the files of a split and their columns. Raise DataError if there are none."""
+        """Return the files of a split in the folder `root`, and their columns. Raise DataError if there are none.
+
+        `root` has the whole download, or only the files of this task.
+        """
         tried = [(root / self.folder / f"{split}.tsv",), (root / f"{split}.tsv",)]
         for files in tried:
             if files[0].is_file():

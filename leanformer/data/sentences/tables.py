@@ -16,21 +16,36 @@ HIDDEN = "-1"  # placeholder for a label that is not public
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Columns of a file, by name in its header, or by number, from 0, without a header."""
+    """Columns of a file, by name in its header, or by number, from 0, without a header.
+
+    Attributes:
+        sentence: column of the text, or of the first text of a pair.
+        label: column of the label.
+        sentence2: column of the second text of a pair; None if there is one text.
+        number: number of columns of a file without a header; None for a file with one.
+    """
 
     sentence: str | int
     label: str | int
-    sentence2: str | int | None = None  # second text of a pair
-    number: int | None = None  # number of columns of a file without a header
+    sentence2: str | int | None = None
+    number: int | None = None
 
     @property
     def texts(self) -> tuple[str | int, ...]:
+        """Columns of the texts, one or two."""
         return (self.sentence,) if self.sentence2 is None else (self.sentence, self.sentence2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One example: one or two sentences, and the label as parsed by `read`."""
+    """Labelled example of a table.
+
+    Attributes:
+        path: file of the example.
+        line: number of its line, from 1.
+        texts: one sentence, or the two of a pair.
+        label: number of the class, or score, as the label function of `read` returned it.
+    """
 
     path: Path
     line: int
@@ -39,9 +54,11 @@ class Row:
 
 
 def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float = 0.0) -> list[Row]:
-    """Return all rows of a file. A single invalid row is an error.
+    """Return all rows of a tab-separated file. A single invalid row is an error.
 
     Args:
+        path: path of the file.
+        columns: columns to read.
         label: function from the text of a label to its value. It raises ValueError, "has ...", for an invalid one.
         torn: fraction of lines that may have too few or too many columns; they are skipped with a warning.
 
@@ -103,7 +120,12 @@ def _no_labels_error(path: Path) -> DataError:
 
 
 def class_parser(numbers: dict[str, int], about: str) -> Callable[[str], int]:
-    """Return a function from the text of a label to the number of its class."""
+    """Return a function from the text of a label to the number of its class, which raises ValueError for unknown ones.
+
+    Args:
+        numbers: number of the class by the text of a label.
+        about: place in which the classes are defined, for the message.
+    """
 
     def number(word: str) -> int:
         if word not in numbers:
@@ -114,7 +136,7 @@ def class_parser(numbers: dict[str, int], about: str) -> Callable[[str], int]:
 
 
 def score_parser(lowest: float, highest: float) -> Callable[[str], float]:
-    """Return a function from the text of a label to a number in a range."""
+    """Return a function from the text of a label to a number from `lowest` to `highest`; ValueError for all others."""
 
     def number(word: str) -> float:
         try:

@@ -24,16 +24,27 @@ BUILD = "python -m leanformer.prepare build --config=FILE"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Requirements of a model on a source of sequences."""
+    """Requirements of a model on a source of sequences.
+
+    Attributes:
+        vocabulary: largest allowed vocabulary size, that of the model.
+        num_classes: largest allowed number of classes, that of the model.
+        towers: 1, or 2 for pairs of sequences.
+        max_length: maximum number of tokens of an example; sources of texts truncate longer ones.
+        length: number of tokens that all examples must have; None if they may differ.
+        recipe: settings of a generated dataset: arguments of `listops.Recipe` or `pathfinder.write`.
+        classes: class names in the order of the model's outputs; None for those of the split.
+        dir: folder of TFDS data; None for the default of `images.SourceSpec`.
+    """
 
     vocabulary: int
     num_classes: int
-    towers: int  # 2 for pairs
-    max_length: int  # maximum tokens per example; longer ones are truncated
-    length: Any  # length that all examples must have, or None
-    recipe: Mapping[str, Any]  # of a generated dataset: arguments of `listops.Recipe` or `pathfinder.write`
-    classes: Sequence[str] | None = None  # in the order of the model's outputs; by default those of the split
-    dir: str | None = None  # folder of TFDS data, as for `images.SourceSpec`
+    towers: int
+    max_length: int
+    length: Any
+    recipe: Mapping[str, Any]
+    classes: Sequence[str] | None = None
+    dir: str | None = None
 
 
 def open_sequences(name: str, split: str, **requirements: Any) -> Source:
@@ -67,8 +78,12 @@ def open_sequences(name: str, split: str, **requirements: Any) -> Source:
 
 
 def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
-    """Return the tokens of one example in a file: a text, an expression, or for `pixels:` an image of any size, which
-    becomes `length` tokens.
+    """Return the tokens of one example in a file, int32 or uint8 (n,).
+
+    Args:
+        name: value of `data.name`, which determines the type of example: a text, an expression, or an image.
+        raw: content of the file; for an image, also its pixels as uint8 array.
+        length: number of tokens of an image, of any size; not used for texts.
 
     Raises:
         DataError: files cannot be examples of this source, or this one is not a valid example.

@@ -34,16 +34,24 @@ VERSION = 1  # version of the files and of the meaning of a seed
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Recipe of a dataset, with the Long Range Arena's defaults. Raises ConfigError for a value out of range."""
+    """Recipe of a ListOps dataset, with the Long Range Arena's defaults. Raises ConfigError for a value out of range.
 
-    train: int = 96_000  # number of examples of each split
+    Attributes:
+        train, val, test: number of examples of each split.
+        min_length, max_length: bounds of the number of tokens of an expression, both exclusive.
+        depth: number of levels of an expression, with operators on all but the last.
+        max_args: maximum number of arguments of an operator, at least 2.
+        seed: seed of the expressions, 0 ≤ seed < 2^64.
+    """
+
+    train: int = 96_000
     val: int = 2_000
     test: int = 2_000
-    min_length: int = 500  # exclusive bounds of the number of tokens
+    min_length: int = 500
     max_length: int = 2_000
-    depth: int = 10  # levels of an expression, with operators on all but the last
-    max_args: int = 10  # maximum number of arguments of an operator
-    seed: int = 0  # 0 ≤ seed < 2^64
+    depth: int = 10
+    max_args: int = 10
+    seed: int = 0
 
     def __post_init__(self):
         low = min(dataclasses.astuple(self)) < 0 or self.depth < 1 or self.max_args < 2
@@ -55,21 +63,32 @@ class Recipe:
 
 
 class Expressions(NamedTuple):
-    """Expressions of ListOps with their values, concatenated in three arrays to save memory."""
+    """Expressions of ListOps with their values, concatenated in three arrays to save memory.
 
-    tokens: np.ndarray  # uint8, one expression after the other
-    offsets: np.ndarray  # int64: expression i is tokens[offsets[i] : offsets[i + 1]]
-    labels: np.ndarray  # uint8
+    Attributes:
+        tokens: tokens of all n expressions, one expression after the other, uint8.
+        offsets: int64 (n + 1,): expression i is tokens[offsets[i] : offsets[i + 1]].
+        labels: value of each expression, 0 to 9, uint8 (n,).
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray
 
     @classmethod
     def join(cls, examples: Iterable[tuple[bytes, int]]) -> "Expressions":
+        """Return the expressions of pairs (tokens as bytes, value), of which there must be at least one."""
         texts, labels = zip(*examples, strict=True)
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         return cls(np.frombuffer(b"".join(texts), np.uint8), offsets, np.array(labels, np.uint8))
 
 
 def sample(recipe: Recipe, block: int) -> Expressions:
-    """Draw `DRAWS` ListOps expressions, and return those within the recipe's length limits; some may be equal."""
+    """Draw DRAWS ListOps expressions, and return those within the recipe's length limits; some may be equal.
+
+    Args:
+        block: number of the block of random numbers, from 0; with the seed of the recipe it determines the result.
+    """
     levels = _grow(recipe, block)
     sizes, values = _fold(levels)
     offsets = np.concatenate([[0], np.cumsum(sizes[0])])
@@ -142,7 +161,7 @@ def _unfold(levels: list[tuple[np.ndarray, np.ndarray]], sizes: list[np.ndarray]
 
 
 def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
-    """Build a dataset if the folder does not contain it, in about 15 s at the published sizes.
+    """Build a ListOps dataset if the folder does not contain it, in about 15 s at the published sizes.
 
     The folder appears when complete (see `generated.make`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`, the
     arrays of `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not
@@ -184,7 +203,7 @@ def _distinct(recipe: Recipe, count: int) -> dict[bytes, int]:
 
 
 class ExpressionSource:
-    """Base class of sources of expressions."""
+    """Base class of sources of ListOps expressions: `tokens`, int32 (n,), and `label`. Subclasses set `_data`."""
 
     num_classes, classes = 10, None
     vocabulary = len(SYMBOLS) + 1  # ids, of which 0 is padding
@@ -201,10 +220,15 @@ class ExpressionSource:
 
 
 class ListOps(ExpressionSource):
-    """Memory-mapped split of a dataset of `write`.
+    """Memory-mapped split of a ListOps dataset that `write` built.
+
+    Args:
+        folder: folder of the dataset.
+        split: "train", "val" or "test".
+        recipe: required recipe; None accepts any.
 
     Raises:
-        DataError: the dataset is missing, has another recipe (None accepts any), or a file was modified.
+        DataError: the dataset or the split is missing, has another recipe, or a file was modified.
     """
 
     def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
@@ -232,7 +256,7 @@ class ListOps(ExpressionSource):
 
 
 class Published(ExpressionSource):
-    """Published split in memory (train takes about 20 s to read), with the tokens of `listops.ListOps`.
+    """Published split of ListOps in memory (train takes about 20 s to read), with the tokens of `listops.ListOps`.
 
     A file has the header Source, Target, then one line per expression: symbols with spaces between them, in redundant
     parentheses that are dropped, then a tab and the value, as in `( ( ( [MAX 4 ) 3 ) ] )\\t4`. The value is not
@@ -269,10 +293,13 @@ def _parse(line: bytes) -> tuple[bytes, int]:
 
 
 def encode(source: bytes) -> np.ndarray:
-    """Return the tokens, uint8, of an expression in a file, without its round brackets.
+    """Return the tokens, uint8 (n,), of an expression as text. Round brackets are ignored.
+
+    Args:
+        source: symbols separated by spaces, such as b"[MAX 4 [SM 7 5 ] 0 ]".
 
     Raises:
-        ValueError: unknown symbol, or incomplete expression; the message continues "line N ".
+        ValueError: a symbol is unknown, or the expression is incomplete. The message completes "line N ...".
     """
     try:
         tokens = np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)

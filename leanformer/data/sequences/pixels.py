@@ -18,7 +18,8 @@ class Cifar10:
     """CIFAR-10 images, uint8 (32, 32, 3), in its binary version, `data_batch_1.bin` to `_5.bin` and `test_batch.bin`.
 
     Splits as in LRA, 45,000 `train` (the first 90 %), 5,000 `val` and 10,000 `test`, but in the order of these files;
-    LRA splits in the order of TensorFlow Datasets, so its 5,000 differ: `tfds:cifar10` with `train[:90%]` has those.
+    LRA splits in the order of TensorFlow Datasets, so its `val` has other images. To use LRA's, set `data.name` to
+    `pixels:tfds:cifar10` with the splits `train[:90%]` and `train[90%:]`.
 
     Raises:
         DataError: a file is missing, not 30,730,000 bytes long, or has a label over 9.
@@ -61,12 +62,17 @@ class Cifar10:
 
 
 def grey(picture: bytes | np.ndarray, size: int) -> np.ndarray:
-    """Return grey values of `size`² pixels in raster order, int32.
+    """Return the grey values, 0 to 255, of an image's `size`² pixels in raster order, int32.
 
-    They are those of TensorFlow, as in LRA: 255.5 / 255 (0.2989 R + 0.5870 G + 0.1140 B), rounded down.
+    The image is resized and centre-cropped as for evaluation. Grey values are those of TensorFlow, as in LRA:
+    255.5 / 255 (0.2989 R + 0.5870 G + 0.1140 B), rounded down.
+
+    Args:
+        picture: content of a file, or uint8 array (height, width[, channels]).
+        size: side of the square of pixels.
 
     Raises:
-        CorruptImage: the bytes are not an image; a ValueError.
+        CorruptImage: the bytes are not an image.
     """
     pixels = eval_transform(picture, size=size, channels=3, crop_fraction=1.0)
     # Integer arithmetic, so that the result is the same everywhere: 255.5 / 255 = 511 / 510.

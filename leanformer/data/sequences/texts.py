@@ -25,14 +25,14 @@ DOCUMENT = 10_000  # bytes of a paper that LRA's retrieval task encodes before i
 
 
 def encode(text: bytes) -> np.ndarray:
-    """Return the tokens of a text, int32."""
+    """Return the tokens of a text, int32 (n,): one per byte, the byte plus 1."""
     return np.frombuffer(text, np.uint8).astype(np.int32) + 1
 
 
 class Imdb:
     """Reviews in files, `<folder>/<split>/{neg,pos}/*.txt`, labels 0 and 1: the layout of `aclImdb`.
 
-    LRA's text task has 25,000 `train` examples and takes the 25,000 of `test` both to choose a checkpoint and to
+    LRA's text task has 25,000 `train` examples, and uses the 25,000 of `test` both to select a checkpoint and to
     score it. `unsup` is ignored. Files are in the order of their names, negative ones first. A review has at most
     `max_length` bytes, 4,000 in the paper.
 
@@ -73,17 +73,19 @@ class Imdb:
 class LabelledText:
     """Texts with labels from a .tsv, .csv or .jsonl file, in memory.
 
-    .tsv and .csv have a header; .csv quotes with ", .tsv not at all. .jsonl has an object a line. Texts are encoded as
-    UTF-8 (in .tsv and .csv: as they stand, valid or not). Blank lines are skipped. The columns or keys are `text`, of
-    which `max_length` bytes are read, and `label`, a word or an integer.
+    .tsv and .csv have a header; .csv quotes with ", .tsv has no quotes. .jsonl has one object per line. Texts are
+    encoded as UTF-8; bytes of .tsv and .csv are not changed, valid or not. Blank lines are skipped. The columns or keys
+    are `text` and `label`, a word or an integer.
 
     Args:
+        path: path of the file.
+        max_length: number of bytes of a text that are read.
         classes: all labels, in order. By default those of this file, sorted, as numbers if all are; pass the `classes`
             of the training file for the others.
 
     Raises:
-        DataError: the file is missing or of another kind, or has labels that are none of `classes`; or, with its line,
-            a row is malformed, or its text or label is empty.
+        DataError: the file is missing or has another suffix, or a label is not in `classes`; or a row, named by its
+            line, is malformed or has an empty text or label.
     """
 
     vocabulary = BYTES
@@ -112,7 +114,7 @@ class LabelledText:
         return {"tokens": text.astype(np.int32) + 1, "label": int(self._labels[index])}
 
     def fingerprint(self) -> dict[str, str]:
-        """Return digests of texts and labels."""
+        """Return digests of the texts and of the labels, by name, for `data.fingerprints`."""
         return {
             "texts": fingerprints.digest(self._bytes, self._offsets),
             "labels": fingerprints.digest(self._labels),
@@ -186,15 +188,18 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
 
 
 class Pairs:
-    """Pairs of papers, label 1 where one cites the other: LRA's `new_aan_pairs.{train,eval,test}.tsv`.
+    """Pairs of papers, label 1 if one cites the other: LRA's `new_aan_pairs.{train,eval,test}.tsv`.
 
-    A line has five columns and no header: label (0 or 1, also as 0.0 or 1.0), two ids, two texts. Texts are taken byte
-    by byte as they stand, quotes and escapes included, the way LRA reads them, up to `max_length` bytes, 4,000 in the
-    paper and at most 10,000. The first use reads the file through, checks every line and notes where it starts; then
-    only the lines asked for are read.
+    A line has five columns and no header: label (0 or 1, also as 0.0 or 1.0), two ids, two texts. The bytes of texts
+    are not changed, quotes and escapes included, as in LRA. At the first use, the whole file is read and checked. Later
+    only the requested lines are read.
+
+    Args:
+        path: path of the file.
+        max_length: number of bytes of a text that are read, 4,000 in the paper and at most 10,000.
 
     Raises:
-        DataError: there is no such file, or, at the first use and with its line, a line is not of that form.
+        DataError: the file does not exist, or, at the first use, a line has another form; the message names the line.
     """
 
     num_classes, classes, vocabulary = 2, None, BYTES

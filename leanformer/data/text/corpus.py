@@ -30,22 +30,33 @@ TRAINED = {tokens.BPE: tokens.train_bpe, tokens.WORDPIECE: tokens.train_wordpiec
 
 
 def dtype(vocabulary: int) -> type[np.unsignedinteger]:
-    """Return the integer type of tokens on disk."""
+    """Return the integer type of tokens on disk: uint16 for a vocabulary of up to 65,536 tokens, else uint32."""
     return np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Tokens of one split."""
+    """Memory-mapped tokens of one split of a text.
 
-    folder: Path  # folder of the token dataset
-    name: str  # name of the split, for messages
+    `corpus[start:stop]` is an int32 array. With start = -1 it begins with the end token, the input of the first token.
+
+    Attributes:
+        folder: folder of the token dataset, which may contain other splits.
+        name: name of text and split, for messages.
+        tokenizer_json: content of the `tokenizer.json` that the tokens are of.
+        first: index of the split's first token in the dataset.
+        last: index after the split's last token.
+    """
+
+    folder: Path
+    name: str
     tokenizer_json: str = dataclasses.field(repr=False)
-    first: int  # index of the split's first token in the dataset
-    last: int  # index after the split's last token
+    first: int
+    last: int
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the tokens."""
         return tokens.parse(self.tokenizer_json, self.name)
 
     @functools.cached_property
@@ -69,12 +80,12 @@ class Corpus:
         return np.concatenate([[np.int32(self.tokenizer.end)], values]) if start < 0 else values
 
     def digest(self) -> str:
-        """Return a digest of the split's tokens."""
+        """Return a digest of the split's tokens, from the checksum of the dataset and the split's range."""
         record = json.loads(generated.record_path(self.folder, KIND).read_bytes())
         return fingerprints.digest(f"{record['sha256'][TOKENS]} {self.first} {self.last}".encode())
 
     def count_shared(self, other: "Corpus") -> int:
-        """Return the number of tokens of the same texts that are also in another split."""
+        """Return the number of tokens that another split has in common; 0 for splits of other files or tokenizers."""
         same = self.folder == other.folder
         return max(0, min(self.last, other.last) - max(self.first, other.first)) if same else 0
 
@@ -134,17 +145,24 @@ def open_corpus(
 
 @runtime_checkable
 class Texts(Protocol):
-    """Texts that a tokenizer can be trained on."""
+    """Protocol of texts that a tokenizer can be trained on.
+
+    It is an iterable of str, and `identity()` changes if the texts change.
+    """
 
     def __iter__(self) -> Iterator[str]: ...
 
     def identity(self) -> dict[str, Any]:
-        """Return a value that changes if the texts change."""
+        """Return a dict, ready for JSON, that changes if the texts change."""
 
 
 def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
-    """Return the tokenizer of a `data.tokenizer`, as in `open_corpus`; if necessary it is trained on the texts, and
-    saved in the folder.
+    """Return the tokenizer of a `data.tokenizer`, trained first if it must be.
+
+    Args:
+        words: "bytes", "bpe:<vocabulary>", "wordpiece:<vocabulary>", or a path for `tokenizer.read`.
+        texts: texts to train a BPE or WordPiece on.
+        folder: folder in which trained tokenizers are saved and looked up.
 
     Raises:
         DataError: the tokenizer is missing, incomplete, or cannot be trained on these texts.

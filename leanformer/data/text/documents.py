@@ -28,10 +28,15 @@ SLICE = re.compile(r"(?P<stem>.+?)(?:\[(?P<start>\d+)?%?:(?:(?P<stop>\d+)%)?\])?
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Part of the tokens of some files."""
+    """Split of a text: some files, and a part of their tokens.
 
-    stem: str  # stem of the file names
-    start: int = 0  # start and end of the part, in percent of the tokens
+    Attributes:
+        stem: stem of the file names, name of a folder of files, or "all".
+        start, stop: start and end of the part, in percent of the tokens.
+    """
+
+    stem: str
+    start: int = 0
     stop: int = 100
 
     @classmethod
@@ -48,16 +53,22 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """Documents of text files, in order.
+    """Documents of text files, an iterable of str in the order of the files.
 
     A .jsonl has one object per line with its text under "text"; a .parquet, as on the Hugging Face hub, has a column
     "text".
+
+    Attributes:
+        name: name of the texts, for messages.
+        files: paths with one of SUFFIXES.
+        separator: text between the documents of a .txt; None if each .txt is one document.
+        most: maximum number of documents; 0 for all.
     """
 
-    name: str  # name of the texts, for messages
-    files: tuple[Path, ...]  # paths with one of SUFFIXES
-    separator: str | None = None  # separator of the documents in a .txt, if it has several
-    most: int = 0  # maximum number of documents; 0 for all
+    name: str
+    files: tuple[Path, ...]
+    separator: str | None = None
+    most: int = 0
 
     def __iter__(self) -> Iterator[str]:
         """Yield the documents without surrounding white space; empty ones are left out.

@@ -18,12 +18,19 @@ from leanformer.data.text.rows import IGNORE, Row
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Masking of a row."""
+    """Masking of a row of tokens. Call it with a row for the masked row and its targets.
 
-    share: float  # fraction of tokens that are targets
-    mask: int  # mask token
-    vocabulary: int  # vocabulary size V, for random tokens
-    length: int  # row length T
+    Attributes:
+        share: fraction of a row's tokens that are targets, above 0 and below 1.
+        mask: mask token.
+        vocabulary: vocabulary size V, from which random tokens are drawn.
+        length: row length T.
+    """
+
+    share: float
+    mask: int
+    vocabulary: int
+    length: int
 
     def __call__(self, text: np.ndarray, old: int, draw: np.random.Generator) -> Row:
         """Return the masked row.
@@ -53,17 +60,24 @@ class Masking:
 
 
 def num_masked(share: float, tokens: int) -> int:
-    """Return the number of targets among `tokens` tokens, at least one."""
+    """Return the number of targets among `tokens` tokens, of which a fraction `share` are targets: at least one."""
     return max(1, math.floor(share * tokens + 1e-6))  # 0.29 x 100 is 28.999999999999996
 
 
 def prepare(
     index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator], *, how: Masking, train: bool
 ) -> dict[str, Any]:
-    """Return the masked row of an example.
+    """Return the masked row of an example, with `segments` if its documents are packed; see `Masking.__call__`.
 
     In training, masks depend on the position in the order. In evaluation they depend only on the index, so that every
     evaluation has the same targets.
+
+    Args:
+        index: index of the example.
+        example: example of one of the sources in `data.text.rows`.
+        draws: function that returns the random generator of the position.
+        how: settings of the masking.
+        train: True for training.
     """
     draw = draws() if train else np.random.Generator(np.random.Philox(key=(0, index)))
     row = example["window"](draw) if "window" in example else example

@@ -62,7 +62,11 @@ class _Rows:
 
 
 class Stream(_Rows):
-    """Consecutive rows of the stream for evaluation. Every token is a target once; documents see earlier ones."""
+    """Consecutive rows of a corpus's token stream, for evaluation: every token is a target once.
+
+    A row may contain the ends of documents, across which attention is not masked. The last row is padded. Rows have
+    `tokens` and `targets` (T,), and `bytes`, the number of text bytes of the targets, 0 if unknown.
+    """
 
     def __len__(self) -> int:
         return -(-len(self.corpus) // self.length)
@@ -76,7 +80,13 @@ class Stream(_Rows):
 
 
 class OverlappingLastWindow(Stream):
-    """Consecutive rows of the stream without padding. The last row overlaps the previous one by `old` tokens."""
+    """Consecutive rows of a corpus's token stream without padding, for evaluation.
+
+    The last row overlaps the previous one by `old` tokens, an entry of each row that is 0 for all others.
+
+    Raises:
+        DataError: the corpus has fewer tokens than a row.
+    """
 
     fills_rows = True
 
@@ -87,7 +97,13 @@ class OverlappingLastWindow(Stream):
 
 
 class Windows(_Rows):
-    """Endless rows from random positions of the stream, for training."""
+    """Rows from random positions of a corpus's token stream, for training.
+
+    It has no length. Each example is `window`, a function that draws a row.
+
+    Raises:
+        DataError: the corpus has fewer tokens than a row.
+    """
 
     fills_rows = True
 
@@ -95,7 +111,7 @@ class Windows(_Rows):
         return {"window": self.window}
 
     def window(self, draw: np.random.Generator) -> dict[str, Any]:
-        """Draw a row from the stream."""
+        """Return a row from a random position: `tokens` and `targets`, int32 (T,), and the targets' `bytes`."""
         start = int(draw.integers(len(self.corpus) - self.length + 1))
         return self._cut(start, start + self.length)
 
@@ -106,7 +122,8 @@ class Windows(_Rows):
 class Packed(_Rows):
     """Rows of packed documents, in order, as many per row as fit; documents do not attend to one another.
 
-    `segments` numbers the documents of a row from 1, and 0 is padding. A document longer than a row is split into
+    Rows have `tokens`, `targets` and `segments` (T,), and `bytes`, the number of text bytes of the targets. `segments`
+    numbers the documents of a row from 1, and 0 is padding. A document longer than a row is split into
     pieces, each of which begins with the token before it.
     """
 
@@ -144,5 +161,8 @@ class Packed(_Rows):
 
 
 def prepare(index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]) -> dict[str, Any]:
-    """Return the arrays of an example: the example itself, or a window that depends on its position."""
+    """Return the arrays of an example of `Stream`, `OverlappingLastWindow` or `Packed`, or a row drawn from `Windows`.
+
+    Arguments are those of `loader.Prepare`. The row is drawn with `draws()`, so it depends on the position in training.
+    """
     return example["window"](draws()) if "window" in example else dict(example)

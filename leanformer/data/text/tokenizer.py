@@ -26,7 +26,7 @@ PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
 class Tokenizer:
-    """Wrapper of a tokenizer of the `tokenizers` library.
+    """Wrapper of a tokenizer of the `tokenizers` library, which is passed to it.
 
     Attributes:
         vocabulary: vocabulary size V, one more than the largest token.
@@ -78,7 +78,7 @@ class Tokenizer:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Numbers of all tokens."""
+        """Number of each token of the vocabulary, by its text."""
         return self._base.get_vocab()
 
     def number(self, token: str) -> int | None:
@@ -110,7 +110,15 @@ def parse(text: str, name: str) -> Tokenizer:
 
 
 def read(path: Path) -> Tokenizer:
-    """Read a tokenizer.json, or a folder with one or with GPT-2's two files. Raise DataError if there is none."""
+    """Return the tokenizer of a file or folder.
+
+    Args:
+        path: tokenizer.json, or a folder with one or with GPT-2's vocab.json and merges.txt (or encoder.json and
+            vocab.bpe).
+
+    Raises:
+        DataError: there is none, or it is invalid.
+    """
     if path.is_dir():
         for names in PAIRS:
             if all((path / name).is_file() for name in names):
@@ -140,6 +148,10 @@ def byte_tokenizer() -> Tokenizer:
 def train_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019); the end of a document is the last token.
 
+    Args:
+        texts: texts to train on.
+        vocabulary: vocabulary size V, with all 256 bytes and the end of a document.
+
     Raises:
         DataError: the vocabulary is too small for all bytes, or too large for the pairs in the texts.
     """
@@ -160,6 +172,10 @@ def train_wordpiece(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
     The tokens of SPECIAL come first, followed by the others in alphabetical order, since the library numbers tokens
     differently in every training.
+
+    Args:
+        texts: texts to train on.
+        vocabulary: vocabulary size V, with the tokens of SPECIAL.
 
     Raises:
         DataError: the vocabulary is too small for all letters, or too large for the pairs in the texts.

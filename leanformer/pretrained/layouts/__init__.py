@@ -18,7 +18,7 @@ LAYOUTS = ("own", *SOURCES)  # our own format, which every architecture has, and
 
 
 def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
-    """Return the layout of a model in a published library.
+    """Return the layout of a model in a published library: entries that map its names of tensors to ours.
 
     Args:
         source: one of SOURCES, the name of a function in `leanformer.pretrained.layouts.<architecture>`.
@@ -50,9 +50,13 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
 
 
 def rename(source: str, arguments: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors of a file, those of close relatives of a model under the names of its layout.
+    """Return the tensors of a file; those of a close relative of the model under the names of the model's layout.
 
-    `source` and `arguments` are those of `layout`.
+    Relatives are RoBERTa for BERT, and nanochat for Llama. Other tensors are returned unchanged.
+
+    Args:
+        source, arguments: arguments of `layout`.
+        tensors: tensors of the file by name.
     """
     module = _find_module(arguments["name"])
     if source != "huggingface" or not hasattr(module, "rename"):

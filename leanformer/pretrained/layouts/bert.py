@@ -26,7 +26,7 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
     """Return the layout of `BertForSequenceClassification`, `BertForMaskedLM` or `BertModel`.
 
     It is the first for a classifier, the second for a model with transform and bias, else `BertModel` without its
-    pooler. Known heads of a file that the model lacks are not read.
+    pooler. Known heads of a file that the model lacks are not read. Arguments are those of the model.
 
     Raises:
         ConfigError: the model has an option that these do not have.

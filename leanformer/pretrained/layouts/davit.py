@@ -12,7 +12,10 @@ BLOCKS = {"spatial": ("query", "key", "value"), "channel": ("value", "query", "k
 
 
 def timm(*, depth: Sequence[int], qkv_bias: bool = True, **_: Any) -> list[Entry]:
-    """Return the layout of timm's `DaVit`."""
+    """Return the layout of timm's `DaVit`, for a model with these arguments.
+
+    `depth` is the number of pairs of a spatial and a channel block in each stage.
+    """
     entries = [
         *linear("stem.conv", "stem", conv(7)),
         *norm("stem.norm", "stem_norm"),

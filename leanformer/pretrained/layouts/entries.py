@@ -15,12 +15,19 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Conversion between a published tensor and our parameter of another shape, such as (D, N·H) and (D, N, H)."""
+    """Conversion between a published tensor and our parameter of another shape, such as (D, N·H) and (D, N, H).
 
-    rows: Callable[[Shape], int]  # from our shape to the length of the axis `cut` of the published tensor
-    load: Callable[[np.ndarray, Shape], np.ndarray]  # from a published tensor and our shape to our array
-    save: Callable[[np.ndarray], np.ndarray]  # from our array to the published tensor
-    cut: int = 0  # axis along which a published tensor that holds several of our parameters is split
+    Attributes:
+        rows: function from our shape to the length of the axis `cut` of the published tensor.
+        load: function from a published tensor and our shape to our array.
+        save: function from our array to the published tensor.
+        cut: axis along which a published tensor with several of our parameters is split.
+    """
+
+    rows: Callable[[Shape], int]
+    load: Callable[[np.ndarray, Shape], np.ndarray]
+    save: Callable[[np.ndarray], np.ndarray]
+    cut: int = 0
 
 
 # Tokens, positions, norms, scalars: equal shapes.
@@ -46,7 +53,11 @@ def matrix(inputs: int = 1) -> Form:
 
 
 def axis(inputs: int) -> Form:
-    """Return the form of a matrix (in, out), as in GPT-2; the first `inputs` axes of our kernel are inputs."""
+    """Return the `Form` of a published matrix (in, out), as in GPT-2.
+
+    Args:
+        inputs: number of leading axes of our kernel that are inputs: 1 for (D, N, H), 2 for (N, H, D).
+    """
 
     def save(x: np.ndarray) -> np.ndarray:
         return x.reshape(math.prod(x.shape[:inputs]), -1)
@@ -76,7 +87,7 @@ def conv(size: int, *, channels: int | None = None) -> Form:
 
 
 def neighbours(form: Form, width: int) -> Form:
-    """Return a form with the rotary channels reordered, which are the last `width` of each head.
+    """Return the form with the rotary channels, the last `width` of each head, in the order that models here expect.
 
     Published weights rotate pairs of neighbours, ours pairs from two halves (`layers.positions.rotate`). Reordering
     queries and keys alike does not change their products.
@@ -96,40 +107,50 @@ def neighbours(form: Form, width: int) -> Form:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One published tensor, or one per layer, and our parameters in it.
+    """Entry of a layout: one published tensor, or one per layer, and our parameters in it.
 
-    A tensor without parameters of ours is known but not read; on export it is `value`, or left out if that is None.
+    Attributes:
+        theirs: name of the published tensor, with {i} for the number of the layer if `layers` is given.
+        ours: dotted names of our parameters or statistics in it, which are concatenated along the form's axis `cut`; ()
+            for a tensor that is known but not read.
+        form: form of all these parameters, or one per parameter with the same axis `cut`.
+        layers: L if our parameters have a leading layer axis and L tensors are published; None for one tensor.
+        optional: True if a tensor that is not read may be missing.
+        refused: reason why files with this tensor, which is not read, cannot be loaded; None if they can.
+        copy_of: name of another tensor, and `refused` is the reason only if the two differ; None if it always is.
+        value: value of a tensor that is not read, for export; None if it is left out.
+        blocks: number of blocks along the axis `cut` in which the parameters alternate, such as the number of heads.
     """
 
-    theirs: str  # name of the published tensor, with {i} for the layer if `layers` is given
-    ours: tuple[str, ...]  # dotted names of the parameters or statistics in it, concatenated along the form's axis
-    form: Form | tuple[Form, ...]  # of all parameters, or one per parameter with the same axis `cut`
-    layers: int | None = None  # L if our parameters have a leading layer axis and L tensors are published
-    optional: bool = False  # True if a tensor that is not read may be missing
-    refused: str | None = None  # reason why files with this tensor, which is not read, cannot be loaded
-    copy_of: str | None = None  # name of another tensor; `refused` is then the reason only if the two differ
-    value: np.ndarray | None = None  # of a tensor that is not read, for export
-    blocks: int = 1  # number of blocks along the axis in which the parameters alternate, such as the number of heads
+    theirs: str
+    ours: tuple[str, ...]
+    form: Form | tuple[Form, ...]
+    layers: int | None = None
+    optional: bool = False
+    refused: str | None = None
+    copy_of: str | None = None
+    value: np.ndarray | None = None
+    blocks: int = 1
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The form of each of our parameters."""
+        """Form of each of our parameters, in the order of `ours`."""
         return self.form if isinstance(self.form, tuple) else (self.form,) * len(self.ours)
 
     def names(self) -> list[str]:
-        """Return the published names, one per layer."""
+        """Return the names of the published tensors, one per layer, or one if `layers` is None."""
         if self.layers is None:
             return [self.theirs]
         return [self.theirs.format(i=i) for i in range(self.layers)]
 
     def split(self, x: np.ndarray, rows: Sequence[int]) -> list[np.ndarray]:
-        """Split a published tensor into our parameters, which have lengths `rows` along the joining axis."""
+        """Split a published tensor into parts for our parameters, which have lengths `rows` along the axis `cut`."""
         axis, cuts = self.forms[0].cut, np.cumsum(rows)[:-1] // self.blocks
         pieces = np.split(_split_axis(x, axis, self.blocks), cuts, axis + 1)
         return [piece.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for piece in pieces]
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Concatenate our parameters, in published form, to the published tensor."""
+        """Return the published tensor of parts for our parameters, in published form; the inverse of `split`."""
         axis = self.forms[0].cut
         whole = np.concatenate([_split_axis(x, axis, self.blocks) for x in parts], axis + 1)
         return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
@@ -143,19 +164,26 @@ def _split_axis(x: np.ndarray, axis: int, blocks: int) -> np.ndarray:
 def linear(
     theirs: str, ours: str, form: Form | None = None, *, bias: bool = True, layers: int | None = None
 ) -> list[Entry]:
-    """Return the entries of a layer with weight and bias; the form is `matrix()` by default."""
+    """Return the entries of a linear layer or a convolution: `weight`, our `kernel`, and `bias`.
+
+    Args:
+        theirs, ours: published name and our name of the layer, to which the names of its tensors are added.
+        form: form of the weight; None for `matrix()`.
+        bias: False if the layer has no bias.
+        layers: number of layers L, for published names with {i}; None for a single layer.
+    """
     entries = [Entry(f"{theirs}.weight", (f"{ours}.kernel",), form or matrix(), layers)]
     return entries + ([Entry(f"{theirs}.bias", (f"{ours}.bias",), flat, layers)] if bias else [])
 
 
 def norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
-    """Return the entries of a layer norm."""
+    """Return the entries of a layer norm: `weight`, our `scale`, and `bias`. Arguments are those of `linear`."""
     names = {"weight": "scale", "bias": "bias"}
     return [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers) for a, b in names.items()]
 
 
 def batch_norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
-    """Return the entries of a batch norm: scale, bias and running statistics."""
+    """Return the entries of a batch norm: scale, bias and running statistics. Arguments are those of `linear`."""
     names = {"running_mean": "mean", "running_var": "var"}
     statistics = [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers) for a, b in names.items()]
     # The number of batches is used only by PyTorch's cumulative average, which no model here uses.
@@ -164,7 +192,13 @@ def batch_norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Ent
 
 
 def attention(theirs: str, ours: str, *, bias: bool = True, layers: int | None) -> list[Entry]:
-    """Return the entries of timm's self-attention: one fused Linear (q, k, v; heads; head dimension), and one out."""
+    """Return the entries of timm's self-attention: `qkv`, a fused Linear of query, key and value, and `proj`.
+
+    Args:
+        theirs, ours: published name and our name of the attention, to which the names of its tensors are added.
+        bias: False if `qkv` has no bias; `proj` always has one.
+        layers: number of layers L, for published names with {i}; None for a single layer.
+    """
     names = ("query", "key", "value")
     entries = [Entry(f"{theirs}.qkv.weight", tuple(f"{ours}.{n}.kernel" for n in names), matrix(), layers)]
     if bias:
@@ -173,5 +207,5 @@ def attention(theirs: str, ours: str, *, bias: bool = True, layers: int | None) 
 
 
 def mlp(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
-    """Return the entries of timm's MLP."""
+    """Return the entries of timm's MLP: `fc1`, our `up`, and `fc2`, our `down`. Arguments are those of `linear`."""
     return linear(f"{theirs}.fc1", f"{ours}.up", layers=layers) + linear(f"{theirs}.fc2", f"{ours}.down", layers=layers)

@@ -8,7 +8,7 @@ from leanformer.pretrained.layouts.entries import Entry, conv, linear, matrix, m
 def timm(
     *, depth: int, patch_size: int, inner_width: int, pixel_stride: int = 4, layout: str = "original", **_: Any
 ) -> list[Entry]:
-    """Return the layout of timm's `TNT`.
+    """Return the layout of timm's `TNT`, for a model with these arguments.
 
     The layout "original" is that of `legacy=True` and of timm up to 1.0.15, "patchwise" that of 1.0.16 and later.
     """

@@ -6,7 +6,7 @@ from leanformer.pretrained.layouts.entries import Entry, attention, conv, linear
 
 
 def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = False, **other: Any) -> list[Entry]:
-    """Return the layout of timm's `VisionTransformer` or `VisionTransformerDistilled`."""
+    """Return the layout of timm's `VisionTransformer` or `VisionTransformerDistilled`, by the model's arguments."""
     ours = "blocks.layers"
     entries = [
         *linear("patch_embed.proj", "patch_embed", conv(patch_size)),
@@ -30,7 +30,7 @@ def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = 
 def huggingface(
     *, depth: int, patch_size: int, distilled: bool = False, layer_scale: float | None = None, **other: Any
 ) -> list[Entry]:
-    """Return the layout of Hugging Face's ViT, DeiT or DINOv2.
+    """Return the layout of Hugging Face's ViT, DeiT or DINOv2, for a model with these arguments.
 
     It is `ViTForImageClassification`, with a distillation token `DeiTForImageClassificationWithTeacher`, and with layer
     scale `Dinov2Model`, a backbone without a head, which needs `new_head`.

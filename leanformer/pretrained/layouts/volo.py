@@ -15,7 +15,7 @@ def timm(
     token_head: bool = True,
     **_: Any,
 ) -> list[Entry]:
-    """Return the layout of timm's `VOLO`."""
+    """Return the layout of timm's `VOLO`, for a model with these arguments; `depth` has one number per stage."""
     entries = [
         Entry("cls_token", ("cls_token",), same),
         Entry("pos_embed", ("pos_embed",), same),

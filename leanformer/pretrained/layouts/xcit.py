@@ -6,7 +6,10 @@ from leanformer.pretrained.layouts.entries import Entry, attention, batch_norm, 
 
 
 def timm(*, depth: int, patch_size: int, class_depth: int = 2, **_: Any) -> list[Entry]:
-    """Return the layout of timm's `Xcit`, whose stem has log2(patch size) convolutions; timm has 4 and 3."""
+    """Return the layout of timm's `Xcit`, for a model with these arguments.
+
+    The stem has log2(patch size) convolutions: 4 for patches of 16 pixels, 3 for 8, the sizes that timm has.
+    """
     entries = [
         Entry("cls_token", ("cls_token",), same),
         *linear("pos_embed.token_projection", "pos_embed", conv(1)),

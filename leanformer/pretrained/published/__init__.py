@@ -53,7 +53,7 @@ def check(
 
 
 def warn_unchecked(path: str | Path) -> None:
-    """Warn, in the process that writes, if there is no `config.json` beside published weights."""
+    """Warn, in the process that writes, if there is no `config.json` beside the published weights, a file or folder."""
     config = _config_beside(path)
     if multihost.is_primary() and not config.is_file():
         print(

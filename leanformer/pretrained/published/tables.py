@@ -16,37 +16,43 @@ ACTIVATIONS |= {"gelu_python": "gelu", "swish": "silu"}
 class Table:
     """Keys of a published config: those that are keys of ours, those with one supported value, and harmless ones.
 
-    Any other key is unknown, and may change what the model computes.
+    Any other key is unknown, and may change what the model computes. Our keys are those of config.model.
+
+    Attributes:
+        architecture: value of config.model.name.
+        keys: {published key: (our key, value that the library uses without the key)}.
+        implied: {our key: value that it has in every such model}.
+        fixed: {further published key: only supported value, which is also its default}.
+        harmless: published keys that change no output in evaluation.
+        derive: function from all published values, with defaults, to {further key of ours: value}.
     """
 
-    architecture: str  # value of config.model.name
-    keys: Mapping[str, tuple[str, Any]]  # from their key to ours, and the value that the library takes without the key
-    implied: Mapping[str, Any] = EMPTY  # our keys with the value that they have in every such model
-    fixed: Mapping[str, Any] = EMPTY  # further keys of theirs with the only supported value, which is their default
-    harmless: Collection[str] = ()  # keys of theirs that change no output in evaluation
-    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: (
-        EMPTY
-    )  # from all values to further keys of ours
+    architecture: str
+    keys: Mapping[str, tuple[str, Any]]
+    implied: Mapping[str, Any] = EMPTY
+    fixed: Mapping[str, Any] = EMPTY
+    harmless: Collection[str] = ()
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: EMPTY
 
     def names(self, *ours: str) -> dict[str, str]:
-        """Return their names by our keys."""
+        """Return {our key: published key} for some of our keys."""
         return {key: name for name, (key, _) in self.keys.items() if key in ours}
 
     def find_unknown(self, content: Mapping[str, Any]) -> list[str]:
-        """Return the keys of a published config that are not in the table."""
+        """Return the sorted keys of a published config that are not in the table, except those that begin with _."""
         known = {*self.keys, *self.fixed, *self.harmless}
         return sorted(key for key in content if key not in known and not key.startswith("_"))
 
     def find_unsupported(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of a published config whose value no model here has, with that value."""
+        """Return {key: value} for the keys of a published config whose value no model here supports."""
         return {key: content[key] for key, only in self.fixed.items() if _plain(content.get(key, only)) != _plain(only)}
 
     def translate(self, content: Mapping[str, Any], *, complete: bool = True) -> dict[str, Any]:
-        """Return the values of our keys that a published config requires.
+        """Return {key of config.model: value} that a published config requires.
 
         Args:
             content: the published config.
-            complete: False for the keys of `content` alone, without defaults.
+            complete: True for all keys, also with default, implied or derived values; False for those of `content`.
         """
         if not complete:
             return {ours: _normalise(ours, content[key]) for key, (ours, _) in self.keys.items() if key in content}

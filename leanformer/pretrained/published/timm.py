@@ -180,7 +180,7 @@ NAMES = {  # patterns of registered names
 
 
 def find(architecture: str) -> tuple[Table, dict[str, Any]] | None:
-    """Return the table of a registered name, and its arguments; None if it is unknown.
+    """Return the table of a model registered in timm, and the arguments that its name implies; None if it is unknown.
 
     >>> find("vit_small_patch16_224.augreg_in1k")[1]["num_heads"]
     6
@@ -193,11 +193,13 @@ def find(architecture: str) -> tuple[Table, dict[str, Any]] | None:
 
 
 def flatten(content: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the model of a published config: its `model_args`, and what `pretrained_cfg` implies.
+    """Return the arguments of timm's model that a published config stands for.
+
+    They are `named`, replaced by what `pretrained_cfg` implies, then by `num_classes`, then by `model_args`.
 
     Args:
         content: the published config.
-        named: arguments that its registered name stands for.
+        named: arguments that its registered name stands for, from `find`.
     """
     about = content.get("pretrained_cfg")
     about = about if isinstance(about, dict) else {}

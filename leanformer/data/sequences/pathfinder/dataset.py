@@ -34,19 +34,36 @@ VERSION = 1  # version of the files and of the meaning of a seed
 
 
 class Block(NamedTuple):
-    """Block of images with the snakes they were drawn from."""
+    """Block of BLOCK Pathfinder images with the snakes (chains of dashes) they were drawn from.
 
-    images: np.ndarray  # (BLOCK, 32, 32) uint8
-    labels: np.ndarray  # (BLOCK,) uint8: 1 if both discs are on one snake
+    Attributes:
+        images: images, uint8 (BLOCK, 32, 32).
+        labels: uint8 (BLOCK,): 1 if both discs are on one target snake, else 0.
+        targets: two long snakes per image, on which the discs are.
+        distractors: short snakes.
+        marks: (BLOCK, 2), numbers 0 or 1 of target snakes: the one with a disc at its start, and the one with a disc at
+            its end.
+        tried: number of candidate pairs of target snakes that were drawn.
+        accepted: number of these pairs in which both snakes could be completed.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
     targets: Snakes
     distractors: Snakes
-    marks: np.ndarray  # (BLOCK, 2): the target that a disc is at the start of, and the one that a disc is at the end of
-    tried: int  # candidate pairs drawn, of which `accepted` were good
+    marks: np.ndarray
+    tried: int
     accepted: int
 
 
 def sample(contour: int, seed: int, block: int) -> Block:
-    """Draw block number `block` of a seed's endless sequence of images (half a second on one core at contour 14)."""
+    """Draw block number `block` of a seed's endless sequence of images (half a second on one core at contour 14).
+
+    Args:
+        contour: number of paddles (dashes) of a target snake, one of CONTOURS.
+        seed: seed of the sequence, 0 <= seed < 2^64.
+        block: number of the block, from 0.
+    """
     random = Random(seed, contour << 32 | block)
     made = pairs(contour, BLOCK, random)
     short = distractors(made.grid, contour, random)
@@ -59,15 +76,17 @@ def sample(contour: int, seed: int, block: int) -> Block:
 
 
 def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 200_000, workers: int = 1) -> Path:
-    """Build a dataset if the folder does not contain it, in minutes at the published size.
+    """Build a Pathfinder dataset if the folder does not contain it, in minutes at the published size.
 
     The folder appears when complete (see `generated.make`): `images.npy` (examples, 32, 32) and `labels.npy`, both
     uint8. The images are the first ones of the seed's sequence, whatever the number of workers. Returns the absolute
     folder.
 
     Args:
-        contour: paddles of a target snake: 6, 9 or 14, from easy to hard.
-        seed: 0 <= seed < 2^64.
+        folder: folder of the dataset.
+        contour: number of paddles (dashes) of a target snake: 6, 9 or 14, from easy to hard.
+        seed: seed of the images, 0 <= seed < 2^64.
+        examples: number of images, of which 80 % are train, 10 % val and 10 % test.
         workers: number of processes; 1 uses this one. More need an `if __name__ == "__main__"` in a script.
 
     Raises:
@@ -109,7 +128,9 @@ def _sample_arrays(contour: int, seed: int, block: int) -> tuple[np.ndarray, np.
 
 
 def split_rows(count: int, split: str, seed: int) -> np.ndarray:
-    """Return the indices of a split: the first 80 %, the next 10 % or the rest of a seeded shuffle of `count` examples.
+    """Return the indices, int64 (n,), of a split of `count` examples.
+
+    Of a seeded shuffle, the first 80 % are train, the next 10 % val, and the rest test.
 
     Raises:
         DataError: the split is not train, val or test.
@@ -121,11 +142,15 @@ def split_rows(count: int, split: str, seed: int) -> np.ndarray:
 
 
 class Pathfinder:
-    """Memory-mapped split of a dataset of `write`.
+    """Memory-mapped split of a Pathfinder dataset that `write` built.
+
+    Args:
+        folder: folder of the dataset.
+        split: "train", "val" or "test".
+        recipe: required values of contour, seed and examples; those that it lacks may be any.
 
     Raises:
-        DataError: the dataset or split is missing, a file was modified, or contour, seed or examples, if given by
-            `recipe`, differ.
+        DataError: the dataset or split is missing, has another recipe, or a file was modified.
     """
 
     num_classes, classes = 2, None
@@ -160,12 +185,19 @@ class Pathfinder:
 
 
 class PublishedPathfinder:
-    """Split of `<root>/pathfinder32/<contour's folder>/{metadata/<k>.npy, imgs/<k>/sample_<i>.png}`.
+    """Split of the Long Range Arena's published Pathfinder images of 32 x 32 pixels.
 
-    In spite of their names the metadata are lines of text: folder, file, number, label, and the generator's parameters.
-    They are read as that or as arrays of strings, which the generator writes; never unpickled. Paths of any other form
-    than the above are refused. Empty image files, of which the release has a few, are left out, and counted in
-    `skipped`. Published code shuffles without a seed, so its splits cannot be reproduced; here `seed` sets them.
+    The files are `<root>/pathfinder32/<contour's folder>/{metadata/<k>.npy, imgs/<k>/sample_<i>.png}`. In spite of
+    their names the metadata are lines of text: folder, file, number, label, and the generator's parameters. They are
+    read as that or as arrays of strings, which the generator writes; never unpickled. Paths of any other form than the
+    above are refused. Empty image files, of which the release has a few, are left out, and counted in `skipped`.
+    Published code shuffles without a seed, so its splits cannot be reproduced; here `seed` determines them.
+
+    Args:
+        root: folder that contains pathfinder32.
+        split: "train", "val" or "test".
+        contour: number of paddles (dashes) of a target snake: 6, 9 or 14.
+        seed: seed of the shuffle, see `split_rows`.
 
     Raises:
         DataError: files are missing or not as published; from `[]`, an image is not 32 x 32 pixels of 8-bit grey.

@@ -28,31 +28,49 @@ FIRST, LAST = FRAME + 1, FRAME + SIZE - 2  # the outermost pixels inside the pad
 
 
 class Tables(NamedTuple):
-    """Tables with one row per paddle, or per degree where noted. Pixels are offsets from the cell of a paddle."""
+    """Tables with one row per paddle (378), or per degree (360) or head (18) if noted.
 
-    line_at: np.ndarray  # pixels of the line, and their values 0 to 255
+    Pixels are offsets from the cell of a paddle. Rows with fewer pixels than others are padded with values of 0. The
+    common mask is the grid of occupied pixels, uint8. Axes are y and x.
+
+    Attributes:
+        line_at, line: pixels of the paddle's line, and their values 0 to 255.
+        mask_at, mask: pixels that the paddle occupies, and their values 0 to 255.
+        solid_at, solid_limit: pixels that can collide, and the highest value of the common mask at which they do not.
+        near, weight: heads of a next paddle that turns by less than 90 degrees, and the weight cos² of the turn.
+        head_y, head_x: position of each head relative to the pivot (18,).
+        ahead: coordinate of the next pivot, by (axis, paddle, coordinate of the pivot).
+        behind: coordinate of the first pivot, by (axis, degree, coordinate of the snake's tail).
+        second_tail: coordinate of the second snake's tail, by (axis, degree of the direction, coordinate of the first
+            snake's tail).
+        open: by degree, True if the search for a first paddle can succeed.
+        kernel_at: by degree, pixels that must be free for a start.
+        starts: by degree, cells at which the first target can start, repeated to the length of the longest row.
+        start_count: by degree, number of different cells in `starts`.
+    """
+
+    line_at: np.ndarray
     line: np.ndarray
-    mask_at: np.ndarray  # pixels of the mask, and their values 0 to 255
+    mask_at: np.ndarray
     mask: np.ndarray
-    solid_at: np.ndarray  # pixels that can collide, and the highest value of the common mask at which they do not
+    solid_at: np.ndarray
     solid_limit: np.ndarray
-    near: np.ndarray  # heads of a next paddle that turns by less than 90 degrees, and the weight cos² of the turn
+    near: np.ndarray
     weight: np.ndarray
-    head_y: np.ndarray  # by head: its position relative to the pivot
+    head_y: np.ndarray
     head_x: np.ndarray
-    ahead: np.ndarray  # (axis, paddle, coordinate of the pivot): coordinate of the next pivot
-    behind: np.ndarray  # (axis, degree, coordinate of the tail): coordinate of the first pivot
-    # (axis, degree of the direction, coordinate of the tail): coordinate of the second snake's tail
+    ahead: np.ndarray
+    behind: np.ndarray
     second_tail: np.ndarray
-    open: np.ndarray  # by degree: True if the search for a first paddle can succeed
-    kernel_at: np.ndarray  # by degree: pixels that must be free for a start
-    starts: np.ndarray  # by degree: cells where the first target can start, `start_count` of them
+    open: np.ndarray
+    kernel_at: np.ndarray
+    starts: np.ndarray
     start_count: np.ndarray
 
 
 @functools.cache
 def tables() -> Tables:
-    """Return all tables, which are computed once per process in a tenth of a second."""
+    """Return the tables of Pathfinder's paddles, which are computed once per process in a tenth of a second."""
     degrees = np.arange(-180, 180) * np.pi / 180
     heads = _heads()
     outward = np.arctan2(heads[:, 0], heads[:, 1])
@@ -77,7 +95,7 @@ def tables() -> Tables:
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:
-    """Reduce a uint8 image to a square with Pillow's 8-bit Lanczos filter."""
+    """Resize a uint8 image (height, width) to `size` x `size` pixels with Pillow's 8-bit Lanczos filter."""
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.LANCZOS))
 
 

@@ -42,33 +42,45 @@ class Random:
         self._bits = np.random.Philox(key=np.array([seed, stream], np.uint64))
 
     def below(self, limit: int | np.ndarray, count: int) -> np.ndarray:
-        """Return integers from 0 to below `limit`, which may differ by row, uniform to 1 in 10^7."""
+        """Return `count` integers, int64, from 0 to below `limit`, one number or `count`; uniform to 1 in 10^7."""
         high = self._bits.random_raw(count) >> np.uint64(32)
         return (high * np.asarray(limit, np.uint64) >> np.uint64(32)).astype(np.int64)
 
     def uniform(self, count: int) -> np.ndarray:
-        """Return random multiples of 2^-53 in [0, 1)."""
+        """Return `count` random multiples of 2^-53 in [0, 1), float64."""
         return (self._bits.random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
 class Snakes(NamedTuple):
-    """Paddles by number, and the cells they are drawn from, both (row, snake, place in the snake); -1 where none is."""
+    """Snakes of several images, as paddles at cells; see `paddles` for both. -1 marks a missing paddle.
+
+    Attributes:
+        paddle: numbers of the paddles, 0 to 377, (image, snake, place in the snake).
+        at: cells that the paddles start from, of the same shape.
+    """
 
     paddle: np.ndarray
     at: np.ndarray
 
 
 class Pairs(NamedTuple):
-    """Accepted pairs of target snakes."""
+    """Accepted pairs of target snakes, one per image.
+
+    Attributes:
+        snakes: two snakes per image.
+        grid: occupied pixels, uint8 (images, CELLS), 255 for fully occupied.
+        tried: number of candidate pairs that were drawn.
+        accepted: number of candidates in which both snakes could be completed, at least as many as are returned.
+    """
 
     snakes: Snakes
-    grid: np.ndarray  # (row, CELLS) uint8: what is occupied
-    tried: int  # candidates, of which `accepted` were good (more than are returned)
+    grid: np.ndarray
+    tried: int
     accepted: int
 
 
 def pairs(contour: int, count: int, random: Random) -> Pairs:
-    """Draw `count` pairs of snakes of `contour` paddles each."""
+    """Draw `count` pairs of target snakes of `contour` paddles each, in an empty image for each pair."""
     rounds, tried, accepted = [], 0, 0
     while accepted < count:
         paddle, at, pivot = _seeds(contour, random)
@@ -218,14 +230,22 @@ def _choices(
 def stamp(
     grid: np.ndarray, rows: np.ndarray, at: np.ndarray, paddle: np.ndarray, pixels: np.ndarray, values: np.ndarray
 ) -> None:
-    """Raise the cells under one paddle in each of the distinct `rows` to the paddle's values, in place."""
+    """Draw one paddle into each of some rows of a grid, in place: the maximum of old values and those of the paddle.
+
+    Args:
+        grid: values of the cells of all images, uint8 (images, CELLS).
+        rows: distinct indices of images (n,).
+        at: cells of the paddles (n,).
+        paddle: numbers of the paddles (n,).
+        pixels, values: offsets and values of the pixels by paddle, such as `mask_at` and `mask` of `paddles.Tables`.
+    """
     cells = (rows * CELLS + at)[:, None] + pixels[paddle]
     flat = grid.reshape(-1)
     flat[cells] = np.maximum(flat[cells], values[paddle])
 
 
 def render(targets: Snakes, distractors: Snakes, origin: np.ndarray, terminal: np.ndarray) -> np.ndarray:
-    """Return the images (n, 32, 32), uint8 with maximum 255: all snakes, and two discs.
+    """Return Pathfinder images (n, 32, 32), uint8 with maximum 255: all snakes, and two discs.
 
     Args:
         targets, distractors: snakes of n images; distractors are drawn with less contrast.
