@@ -252,7 +252,9 @@ ACTIVATIONS = {
         attention_matrix.relative_entropy,
     ),
     "largest_logit": Measure(
-        "one head's largest logit, scaled and soft-capped, of keys that are seen", ("q", "k"), attention_matrix.largest_logit
+        "one head's largest logit, scaled and soft-capped, of keys that are seen",
+        ("q", "k"),
+        attention_matrix.largest_logit,
     ),
     "self_weight": Measure(
         "one head's probability of each token itself, mean over tokens", ("q", "k"), attention_matrix.self_weight

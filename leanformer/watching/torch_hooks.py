@@ -4,8 +4,9 @@ During a measured call, a recorder sees the functions that its layer calls (`Tor
 and the linear layers. So the fast paths of `torch.nn`, which skip hooks, are not taken, and layers of any name are
 found. Calls that are not measured cost one Python function per attention layer.
 
-Module `scopes` finds the attention layers and the number of heads that they state. Module `recorder` finds the arrays
-and splits them into heads; the number of heads of an attention product that it sees counts before the stated one.
+Module `torch_layers` finds the attention layers and the number of heads that they state. Module `torch_recorder` finds
+the arrays and splits them into heads; the number of heads of an attention product that it sees counts before the
+stated one.
 """
 
 import fnmatch
@@ -21,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 
 from leanformer.errors import ConfigError
 from leanformer.runtime.jax_internals import backends_are_initialized
-from leanformer.watching import scopes
+from leanformer.watching import torch_layers
 from leanformer.watching.measures import OF_LOGITS, Layer, unit_roundoff
-from leanformer.watching.recorder import Recorder, as_batch, to_host
-from leanformer.watching.scopes import Scope
 from leanformer.watching.session import Watch
+from leanformer.watching.torch_layers import Scope
+from leanformer.watching.torch_recorder import Recorder, as_batch, to_host
 
 
 # Arguments of a model's call that mark padding, and whether True means padding.
@@ -46,7 +47,7 @@ def attach(watch: Watch) -> Callable[[], None]:
     if not backends_are_initialized() and not jax.config.jax_platforms:
         # JAX would otherwise reserve most of the memory of a GPU, which belongs to PyTorch here.
         jax.config.update("jax_platforms", "cpu")
-    layers, watch.unmatched = scopes.find_scopes(watch.model)
+    layers, watch.unmatched = torch_layers.find_scopes(watch.model)
     if watch.options.at is not None:
         layers = _select(watch.model, watch.options.at, layers)
     if not layers:
@@ -80,7 +81,7 @@ def _select(model: nn.Module, pattern: str, layers: list[Scope]) -> list[Scope]:
     chosen = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
     linear = [name for name in chosen if getattr(modules[name], "weight", None) is not None]
     if not linear:
-        candidates = [name for name, module in modules.items() if scopes.is_linear(module)]
+        candidates = [name for name, module in modules.items() if torch_layers.is_linear(module)]
         what = f"{', '.join(chosen[:3])} has no weight" if chosen else "no module has such a name"
         raise ConfigError(f"at={pattern}: {what}. Linear layers are {_some(candidates)}.")
     result = []
@@ -88,18 +89,18 @@ def _select(model: nn.Module, pattern: str, layers: list[Scope]) -> list[Scope]:
         # The layer that was found around it sees the attention product; otherwise only the projection's input.
         inside = [scope for scope in layers if scope.name == "" or name.startswith(f"{scope.name}.")]
         outer = inside[0].name if inside else name.rpartition(".")[0]
-        heads = inside[0].heads if inside else scopes.find_heads(modules, outer)
+        heads = inside[0].heads if inside else torch_layers.find_heads(modules, outer)
         result.append(Scope(name, modules[outer], inside[0].block if inside else None, heads, modules[name]))
     return result
 
 
 def _describe_missing(model: nn.Module, unmatched: Mapping[str, str]) -> str:
-    linear = [name for name, module in model.named_modules() if scopes.is_linear(module)]
+    linear = [name for name, module in model.named_modules() if torch_layers.is_linear(module)]
     reasons = "".join(f" {name}: {reason}." for name, reason in list(unmatched.items())[:SHOWN])
     return (
         f"watch: no attention layer was found in {type(model).__name__}: no module with a number of heads "
-        f"({', '.join(scopes.HEADS[:3])}, ...) or a class named attention has a linear layer.{reasons} Select the "
-        f'output projections with at="...". Linear layers are {_some(linear)}.'
+        f"({', '.join(torch_layers.HEADS[:3])}, ...) or a class named attention has a linear layer.{reasons} Select "
+        f'the output projections with at="...". Linear layers are {_some(linear)}.'
     )
 
 

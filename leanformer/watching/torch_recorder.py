@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from leanformer.watching.scopes import Scope
+from leanformer.watching.torch_layers import Scope
 
 
 PRODUCTS = {"matmul", "__matmul__", "bmm"}
