@@ -97,7 +97,7 @@ def write_folder(
 
     Raises:
         ConfigError: the library has no such model.
-        WeightsError: its format has no tensor for some weights.
+        WeightsError: its layout has no tensor for some weights.
     """
     c = model.config
     description = describe(c, to, origin.classes)

@@ -1,4 +1,4 @@
-"""Models with heads padded by zeros to fill the width, for formats in which num_heads x head_dim is the width."""
+"""Models with heads padded by zeros to fill the width, for layouts in which num_heads x head_dim is the width."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ def padded_sizes(m: Mapping[str, Any]) -> tuple[int, int]:
         raise ConfigError(
             f"--pad_heads: model.num_heads={heads}, model.head_dim={head_dim} cannot be padded to model.width={width}. "
             "It needs softmax attention in a bert, gpt or vit, without further options, that is narrower than the "
-            "model. Choose another format: --to=stablehlo or --to=own."
+            "model. Choose another target: --to=stablehlo or --to=own."
         )
     return number, width // number
 

@@ -178,7 +178,7 @@ def _load_entry(
 
 
 def _to_our_format(form: Form, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a tensor in our format, or unchanged if its size does not match `shape`."""
+    """Return a tensor in our shape, or unchanged if its size does not match `shape`."""
     try:
         return form.load(tensor, shape)
     except ValueError:
@@ -249,7 +249,7 @@ def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
     values = {**flatten_names(weights[0]), **flatten_names(weights[1])}
     if unmatched := sorted(values.keys() - {name for entry in layout for name in entry.ours}):
         raise WeightsError(
-            f"The format has no parameter for {', '.join(unmatched[:SHOWN])}: "
+            f"The layout has no parameter for {', '.join(unmatched[:SHOWN])}: "
             "exporting without it would change the model."
         )
     tensors: Tensors = {}

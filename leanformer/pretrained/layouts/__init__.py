@@ -14,7 +14,7 @@ from leanformer.pretrained.layouts.entries import Entry
 
 
 SOURCES = ("timm", "huggingface")
-LAYOUTS = ("own", *SOURCES)  # our own format, which every architecture has, and published ones
+LAYOUTS = ("own", *SOURCES)  # our own, which every architecture has, and published ones
 
 
 def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
@@ -25,7 +25,7 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
         arguments: arguments of the model, including the `name` of its architecture.
 
     Raises:
-        ConfigError: the architecture has no such format, or the model has an intervention that the format lacks, or
+        ConfigError: the architecture has no such layout, or the model has an intervention that the layout lacks, or
             layers of different sizes.
     """
     name = arguments["name"]
@@ -38,13 +38,13 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
     if active := [key for key in INTERVENTIONS if arguments.get(key)]:
         raise ConfigError(
             f'model.{active[0]}={arguments[active[0]]}: the layout "{source}" has no such option, so its model would '
-            "compute something else with these weights. Leave the option out, or use our own format."
+            "compute something else with these weights. Leave the option out, or use our own layout."
         )
     if uneven := listed_per_layer(arguments):
         name, sizes = next(iter(uneven.items()))
         raise ConfigError(
             f'model.{name}={sizes}: models of the layout "{source}" have one number for all layers. Set one number, or '
-            "use our own format; to export, also --to=stablehlo."
+            "use our own layout; to export, also --to=stablehlo."
         )
     return getattr(module, source)(**arguments)
 

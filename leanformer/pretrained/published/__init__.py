@@ -33,7 +33,7 @@ def check(
 
     Args:
         path: file of weights, index of several, or their folder.
-        layout: format of the weights, "huggingface" or "timm".
+        layout: layout of the weights, "huggingface" or "timm".
         settings: every setting of the model, from `model_base.Family.settings`, and its `name`.
         configurable: the keys of config.model that the architecture has.
         ignored: keys that may differ, because positions are resized or the head is new.

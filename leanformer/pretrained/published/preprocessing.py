@@ -21,7 +21,7 @@ def warn_normalisation(path: str | Path, layout: str, mean: Sequence[float | int
 
     Args:
         path: file of weights, index of several, or their folder.
-        layout: format of the weights, "huggingface" or "timm".
+        layout: layout of the weights, "huggingface" or "timm".
         mean, std: keys of config.data, one number per channel.
     """
     path = Path(path).expanduser()

@@ -1,4 +1,4 @@
-"""Table of the settings in one format of published configs, and their translation to the keys of config.model."""
+"""Table of the settings in the published configs of one layout, and their translation to the keys of config.model."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
