@@ -63,7 +63,7 @@ class Difference:
 
     @property
     def testable(self) -> bool:
-        """True if there is a standard error to test with."""
+        """True if there are at least two scores, and their standard error is above 0."""
         return self.count > 1 and self.error > 0
 
     def interval(self, level: float = LEVEL) -> Interval:

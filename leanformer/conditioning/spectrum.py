@@ -230,13 +230,20 @@ QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
 
 
 def digest(measured: Summary | Reading | list[Any]) -> list[dict[str, Any]]:
-    """Return one dictionary per layer (leading axis L) over all its examples and heads, ready for JSON.
+    """Return one dictionary per layer (leading axis L), ready for JSON, over all the layer's examples and heads.
 
-    A list has the values of groups of layers, from the first layer up.
+    Keys for a `Summary`: q10, median and q90 of the condition number; medians effective_rank and stable_rank; shape of
+    a matrix; numbers of matrices count, not_finite and singular; negligible, the largest number of negligible singular
+    values of one matrix; and flags, sentences about problems. Keys for a `Reading`: q10, median, q90, count,
+    not_finite, flags.
 
     Quantiles are used since condition numbers have a heavy tail, which makes a mean misleading. Matrices with a NaN or
     an infinity are left out and counted. Singular ones stay in at their lower bound, since leaving out the worst would
-    lower the median. A value is None if no matrix is left. `flags` are sentences about problems, if there are any.
+    lower the median. A value is None if no matrix is left.
+
+    Args:
+        measured: summaries or readings with a leading axis L; or a list of them, one per group of layers from the
+            first layer up, whose dictionaries are joined.
 
     Raises ValueError if there is no axis of layers.
 

@@ -40,8 +40,10 @@ CLASSES, NUMBERS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
 
 
 def sentences() -> ConfigDict:
-    """Return the config of sentences and pairs of them. Defaults: the "sane" recipe of Cramming (Geiping & Goldstein
-    2023) for all of GLUE, on SST-2, with its BERT, the baseline of Leaner Transformers' Table 1.
+    """Return the default config of classification or regression of sentences and sentence pairs, such as GLUE's tasks.
+
+    The defaults fine-tune the BERT of Cramming (Geiping & Goldstein 2023) on SST-2 with Cramming's "sane" recipe, one
+    recipe for all of GLUE. That is the baseline of Table 1 of Leaner Transformers.
 
     >>> sentences().task
     'sentences'

@@ -55,12 +55,14 @@ def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def check_keys(
     arguments: Mapping[str, Any], taken: Collection[str], fixed: Mapping[str, Any], library: str, model: str
 ) -> None:
-    """Raise ConfigError for options that a published model has no key for.
+    """Raise ConfigError if a key of config.model has a value that the model of another library cannot express.
+
+    Keys of TRAINING are not checked, since they change nothing in evaluation.
 
     Args:
-        arguments: section config.model from `complete`.
-        taken: keys that the published config expresses.
-        fixed: keys that it does not have, with their only values; all others must be None or False.
+        arguments: config.model as `complete` returns it.
+        taken: keys that the other library's config has; any value is allowed.
+        fixed: {key that it does not have: only allowed value}. Any further key must be None, False, 0 or empty.
         library, model: names for the message.
     """
     wrong = {

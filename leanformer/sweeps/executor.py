@@ -148,7 +148,10 @@ class QueueWatcher(SlurmInfoWatcher):
     """
 
     def update(self) -> None:
-        """Query the state of all jobs. A failed query changes nothing and is repeated later."""
+        """Store the states of all registered jobs as `squeue` lists them; a job that it does not list is GONE.
+
+        The base class calls this at intervals. If squeue exits with an error, the stored states stay as they are.
+        """
         self._last_status_check = time.time()
         done = subprocess.run(SQUEUE, capture_output=True, text=True, check=False)
         if done.returncode == 0:

@@ -151,12 +151,14 @@ def warn_changes(workdir: Path, config: ConfigDict) -> None:
 
 
 def begin(workdir: Path, config: ConfigDict, compiled: float | None = None) -> None:
-    """Write config.json at the first step, and delete the summary.json of a shorter run that is being extended.
+    """Write config.json, replacing an older one, and delete summary.json; only process 0 does so.
+
+    Called at the first training step: a command that trains nothing keeps both, and an extended run is not finished.
 
     Args:
         workdir: folder of the run.
         config: config of the run.
-        compiled: seconds that compilation took, which `compiled_seconds` returns; None if unknown.
+        compiled: seconds that compilation took, stored rounded to 0.1 for `compiled_seconds`; None if unknown.
     """
     if multihost.is_primary():
         (workdir / "summary.json").unlink(missing_ok=True)

@@ -37,16 +37,19 @@ Table = tuple[list[Row], tuple[str, ...] | None]  # rows, and classes by name
 
 
 def open_table(name: str, split: str, **requirements: Any) -> Table:
-    """Return the labelled rows of a split of a `data.name`, and the class names by number, None for a regression.
+    """Read the labelled rows of one split of `data.name`.
+
+    Returns (rows, classes): a list of `tables.Row`, and the class names in the order of the labels' numbers, or None if
+    labels are numbers (regression).
 
     Args:
-        name: name of a GLUE task, or tsv:<folder>.
-        split: split, such as "train" or "dev".
-        requirements: attributes of `SourceSpec`.
+        name: name of a GLUE task, such as "sst2", or tsv:<folder>.
+        split: stem of the file, such as "train" or "dev".
+        requirements: keyword arguments of `SourceSpec`: `dir` (required for GLUE), `numbers`, `classes`.
 
     Raises:
-        ConfigError: the type of the name is unknown.
-        DataError: the data are missing or incomplete, or have no labels or labels of another type.
+        ConfigError: the name is unknown or incomplete.
+        DataError: a file is missing or invalid, has no labels, or its labels are not of the type of `numbers`.
     """
     kind, what = find(name, KINDS)
     return kind.open(what, split, SourceSpec(**requirements))

@@ -164,13 +164,15 @@ def _split_axis(x: np.ndarray, axis: int, blocks: int) -> np.ndarray:
 def linear(
     theirs: str, ours: str, form: Form | None = None, *, bias: bool = True, layers: int | None = None
 ) -> list[Entry]:
-    """Return the entries of a linear layer or a convolution: `weight`, our `kernel`, and `bias`.
+    """Return the layout entries of a linear layer or convolution: one of its weight and, with `bias`, one of its bias.
+
+    They pair `{theirs}.weight` with `{ours}.kernel`, and `{theirs}.bias` with `{ours}.bias`.
 
     Args:
-        theirs, ours: published name and our name of the layer, to which the names of its tensors are added.
-        form: form of the weight; None for `matrix()`.
+        theirs, ours: published name and our name of the layer, without the last part.
+        form: conversion of the weight; None for `matrix()`, a torch Linear with one input axis in our kernel.
         bias: False if the layer has no bias.
-        layers: number of layers L, for published names with {i}; None for a single layer.
+        layers: L if `theirs` contains {i} and our parameters have a leading layer axis L; None for a single layer.
     """
     entries = [Entry(f"{theirs}.weight", (f"{ours}.kernel",), form or matrix(), layers)]
     return entries + ([Entry(f"{theirs}.bias", (f"{ours}.bias",), flat, layers)] if bias else [])

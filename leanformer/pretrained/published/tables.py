@@ -35,7 +35,7 @@ class Table:
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: EMPTY
 
     def names(self, *ours: str) -> dict[str, str]:
-        """Return {our key: published key} for some of our keys."""
+        """Return {our key: published key} for those of the keys `ours` that have one; the others are left out."""
         return {key: name for name, (key, _) in self.keys.items() if key in ours}
 
     def find_unknown(self, content: Mapping[str, Any]) -> list[str]:
