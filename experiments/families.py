@@ -234,8 +234,12 @@ class Result(NamedTuple):
     difference: Difference
     params: Mapping[str, int]
     train_flops: Mapping[str, float]  # per example
-    log10_condition: Mapping[str, float]  # median over seeds
-    bounds: bool  # True if at least half the layers of a shape have a bound instead of κ
+    kappa: Mapping[str, str]  # log10 κ, median over seeds; "≥" if at least half the layers of a run have a bound
+
+    @property
+    def unit(self) -> str:
+        """The unit of the scores."""
+        return "%" if METRICS[FAMILIES[self.family].task] == "top1" else "nats"
 
     @property
     def verdict(self) -> str:
@@ -243,7 +247,7 @@ class Result(NamedTuple):
         interval = self.difference.interval()
         if interval.contains(0.0):
             return "not shown"
-        return "better" if (interval.low > 0) == (METRICS[FAMILIES[self.family].task] == "top1") else "worse"
+        return "better" if (interval.low > 0) == (self.unit == "%") else "worse"
 
 
 def summarise(rows: Sequence[Mapping[str, str]]) -> Iterator[Result]:
@@ -263,8 +267,11 @@ def summarise(rows: Sequence[Mapping[str, str]]) -> Iterator[Result]:
             *(name, len(seeds), {shape: float(scores[shape].mean()) for shape in SHAPES}),
             statistics.paired(scores["lean"], scores["original"]),
             *({shape: int(read(shape, key)[0]) for shape in SHAPES} for key in ("params", "train_flops")),
-            {shape: float(np.median(read(shape, "log10_condition"))) for shape in SHAPES},
-            any(read(shape, "bounds").max() >= 0.5 for shape in SHAPES),
+            {
+                shape: "≥ " * bool(read(shape, "bounds").max() >= 0.5)
+                + f"{np.median(read(shape, 'log10_condition')):.1f}"
+                for shape in SHAPES
+            },
         )
 
 
@@ -277,10 +284,9 @@ def report(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """Yield the lines of the table."""
     for r in summarise(rows):
         original, lean = (f"{r.params[shape]:,} parameters {r.scores[shape]:.3f}" for shape in SHAPES)
-        kappa = ", ".join(f"{r.log10_condition[shape]:.2f}" for shape in SHAPES)
         yield (
-            f"{r.family}: {original}; lean {lean}; {Estimate.of(r.difference):+.3f}, {r.seeds} seeds: {r.verdict}; "
-            f"log10 κ {kappa}{' (bounds)' if r.bounds else ''}"
+            f"{r.family} ({r.unit}): {original}; lean {lean}; {Estimate.of(r.difference):+.3f}, {r.seeds} seeds: "
+            f"{r.verdict}; log10 κ {r.kappa['original']}, lean {r.kappa['lean']}"
         )
 
 

@@ -74,5 +74,5 @@ def test_verdict_follows_the_interval_and_the_direction_of_the_score():
         "Crammed BERT": "worse",
     }
     assert results["XCiT"].difference.value == pytest.approx(100 * (2.581 - 2.43) / 3)  # points
-    assert results["VOLO"].bounds and not results["XCiT"].bounds
+    assert results["VOLO"].kappa["lean"] == "≥ 3.0" and results["XCiT"].kappa["lean"] == "3.0"
     assert len([*families.report(rows)]) == 3
