@@ -38,6 +38,7 @@ def train(**changes):
     return run_in_process(command("train", URL, TINY | changes))
 
 
+@pytest.mark.slow
 def test_commands_on_a_run_in_a_store(store, tmp_path):
     status, out, err = run_in_process([*command("train", URL, TINY), "--dry_run"])
     assert status == 0 and not store.sizes(), err
