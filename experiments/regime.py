@@ -32,6 +32,7 @@ from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.conditioning import theory
 from leanformer.config.rules import require
 from leanformer.errors import TrainingError
+from leanformer.runtime import text
 
 
 WIDTH = 48  # channels of the models that are trained
@@ -202,9 +203,12 @@ def capacity(shape: Shape, width: int) -> float | None:
     return predictors.spectral_capacity(Dimensions(width, (shape.heads,), (shape.head_dim,), (1,), params=1))
 
 
-def table(shapes: Sequence[Shape], results: Sequence[TaskErrors], start: Sequence[Mapping[str, Any]]) -> str:
-    """Format one row per shape: errors with intervals, then the measures before training."""
-    lines = [["shape", *(f"{r.task} (error)" for r in results), "condition number", "Gaussian", "entropy", "NSC"]]
+def cells(
+    shapes: Sequence[Shape], results: Sequence[TaskErrors], start: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table, one row per shape: errors with intervals, then the measures before training."""
+    head = ["shape", *(f"{r.task} (error)" for r in results), "condition number", "Gaussian", "entropy", "NSC"]
+    rows = []
     for row, (shape, measures) in enumerate(zip(shapes, start, strict=True)):
         errors = []
         for result in results:
@@ -214,13 +218,11 @@ def table(shapes: Sequence[Shape], results: Sequence[TaskErrors], start: Sequenc
         measured = [
             f"{'at least ' * measures['bound']}{measures['attention_output']:.3g}",
             f"{measures['gaussian']:.3g}",
+            f"{measures['relative_attention_entropy']:.3f}",
+            "-" if measures["capacity"] is None else f"{measures['capacity']:,.0f}",
         ]
-        measured.append(f"{measures['relative_attention_entropy']:.3f}")
-        lines.append(
-            [str(shape), *errors, *measured, "-" if measures["capacity"] is None else f"{measures['capacity']:,.0f}"]
-        )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        rows.append([str(shape), *errors, *measured])
+    return head, rows
 
 
 def sentences(shapes: Sequence[Shape], reference: int, results: Sequence[TaskErrors], start: Sequence[Mapping]) -> str:
@@ -285,7 +287,8 @@ def main(f: cli.Values) -> None:
     start = [at_start(other, f.tokens, f.width, f.seeds) for other in shapes]
     sizes = {"width": f.width, "steps": f.steps, "seeds": f.seeds}
     results = [trained(task, shapes, shape, out, **sizes) for task in TASKS]
-    print(f"{table(shapes, results, start)}\n\n{sentences(shapes, shapes.index(shape), results, start)}")
+    print(text.table(*cells(shapes, results, start)), end="\n\n")
+    print(sentences(shapes, shapes.index(shape), results, start))
     draw(shapes, shapes.index(shape), results, start).savefig(out / "regime.png")
 
 

@@ -104,19 +104,23 @@ def format_table(entries: dict[str, Any]) -> str:
     Args:
         entries: values by measure, from `describe`.
     """
+    notes = "\n".join(text.wrap(line) for line in format_notes(entries))
+    return f"{text.table(*layer_cells(entries), indent='')}\n\n{notes}\n"
+
+
+def layer_cells(entries: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the table of `format_table`, as text: a row per layer, a column per measure and shape."""
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "quantity", "matrix", "per layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "formula", "singular"]
     columns = [_column(name, part, depth) for name, entry in entries.items() for part in _split_shapes(entry)]
-    rows = [[label, *(column[i] for column in columns)] for i, label in enumerate(labels)]
-    table = text.table(rows[0], rows[1:], indent="")
-    notes = "\n".join(text.wrap(line) for line in [LEGEND, *_meanings(entries), *_flags(entries)])
-    return f"{table}\n\n{notes}\n"
+    head, *rows = [[label, *(column[i] for column in columns)] for i, label in enumerate(labels)]
+    return head, rows
 
 
-def _meanings(entries: Mapping[str, Any]) -> list[str]:
-    """Return one line per measure: what its matrix or value is."""
-    return [f"{name}: {entry['what']}." for name, entry in entries.items()]
+def format_notes(entries: Mapping[str, Any]) -> list[str]:
+    """Return the lines below a table of measures: its legend, what each measure is, and flags of layers."""
+    return [LEGEND, *(f"{name}: {entry['what']}." for name, entry in entries.items()), *_flags(entries)]
 
 
 def _split_shapes(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -163,7 +167,7 @@ def format_quantiles(values: dict[str, Any]) -> str:
     return middle if low == high else f"{middle} [{low}, {high}]"
 
 
-def _flags(entries: dict[str, Any]) -> list[str]:
+def _flags(entries: Mapping[str, Any]) -> list[str]:
     """Return one line per flag, with the layers that have it."""
     layers: dict[tuple[str, str], list[str]] = {}
     for name, entry in entries.items():
@@ -175,15 +179,21 @@ def _flags(entries: dict[str, Any]) -> list[str]:
 
 def format_sweep(sweep: dict[str, Any]) -> str:
     """Format a sweep over the number of heads, see `charts.plot_over_heads`, for a terminal: one row per point."""
-    titles = ("trade", "heads", "head_dim", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank")
-    rows: list[tuple[str, ...]] = [(*titles, "Gaussian", "formula", "singular")]
-    flags = []
+    points = sweep["points"]
+    flags = [f"{p['trade']}, {p['heads']} heads: {flag}" for p in points for flag in p["pooled"]["flags"]]
+    title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"
+    table = text.table(*sweep_cells(sweep), indent="")
+    return "\n".join([text.wrap(title), table, *map(text.wrap, flags)]) + "\n"
+
+
+def sweep_cells(sweep: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of the table of `format_sweep`, as text."""
+    head = ["trade", "heads", "head_dim", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank"]
+    rows = []
     for p in sweep["points"]:
         medians = " ".join("-" if value is None else f"{value:.3g}" for value in p["by_seed"])
         entry = {"figure": "", "matrices_per_layer": p["pooled"]["count"], "singular": p["pooled"]["singular"]}
         _, _, matrix, _, cell, *rest = _column("", entry | p | {"layers": [p["pooled"]]}, 1)
         rank = "-" if p["pooled"]["effective_rank"] is None else f"{p['pooled']['effective_rank']:.3g}"
-        rows.append((p["trade"], str(p["heads"]), str(p["head_dim"]), matrix, cell, medians, rank, *rest))
-        flags += [f"{p['trade']}, {p['heads']} heads: {flag}" for flag in p["pooled"]["flags"]]
-    title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"
-    return "\n".join([text.wrap(title), text.table(rows[0], rows[1:], indent=""), *map(text.wrap, flags)]) + "\n"
+        rows.append([p["trade"], str(p["heads"]), str(p["head_dim"]), matrix, cell, medians, rank, *rest])
+    return [*head, "Gaussian", "formula", "singular"], rows

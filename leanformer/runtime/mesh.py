@@ -160,7 +160,13 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axe
 
 
 def undeclared_parameters(axes: Mapping[str, Axes]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of block parameters of two or more axes without a declared tensor-parallel axis, by name."""
+    """Return {name: shape, including axis L} of parameters in stacks whose layers declare nothing for sharding.
+
+    Parameters with fewer than two axes besides L are left out.
+
+    Args:
+        axes: axes of each parameter and statistic of the model, by name.
+    """
     return {name: x.shape for name, x in axes.items() if x.stacked and len(x.shape) > 2 and not x.declared}
 
 
@@ -168,6 +174,10 @@ def check_split(axes: Mapping[str, Axes], tensor: int) -> None:
     """Raise ConfigError if parameters cannot be split over `tensor` devices, or if their axis is not declared.
 
     Without a declaration every device would hold the whole parameter and repeat the computation with it.
+
+    Args:
+        axes: axes of each parameter and statistic of the model, by name.
+        tensor: number of devices along `tensor`; 1 always passes.
     """
     if tensor == 1:
         return
@@ -204,7 +214,7 @@ def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int])
 
 
 def with_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function to jit that calls `function` with the same arguments, and with the mesh set.
+    """Return a function to jit that calls `function` with the same positional arguments, and with the mesh set.
 
     The functions `constrain_...` and `tensor_parts` use this mesh.
     """
@@ -218,7 +228,7 @@ def with_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def constrain_batch(tree: Any) -> Any:
-    """Constrain activations to be sharded over the leading (batch) axis only.
+    """Return a tree of activations (B ...), constrained to be sharded over the leading (batch) axis only.
 
     If parameters are split, the compiler must choose between communicating them and communicating activations, and
     chooses wrong without this constraint. Does nothing outside `with_mesh`, or if the batch is not sharded.
@@ -244,18 +254,22 @@ def constrain_tensor(x: jax.Array, *, batch: bool) -> jax.Array:
 
 
 def constrain_replicated(tree: Any) -> Any:
-    """Constrain arrays to be replicated, so that each process can read all values. Does nothing outside `with_mesh`."""
+    """Return a tree of arrays, constrained to be replicated, so that each process can read all values.
+
+    Does nothing outside `with_mesh`.
+    """
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)
 
 
 def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
-    """Return the compiler options of a step on this mesh; on GPUs they overlap communication with computation.
+    """Return {option of XLA: value} for a step on this mesh; {} on one device or without GPUs.
 
-    By default XLA combines the collectives of one scan iteration (one layer) into one, at the end of the iteration,
-    when there is nothing left to overlap it with. A large collective that is not combined starts as soon as its input
-    is ready; launch/SCALING.md lists the overlap. Options that XLA_FLAGS names are not set here.
+    The options overlap communication with computation. By default XLA combines the collectives of one scan iteration
+    (one layer) into one, at the end of the iteration, when there is nothing left to overlap it with. A large collective
+    that is not combined starts as soon as its input is ready; launch/SCALING.md lists the overlap. Options that
+    XLA_FLAGS names are not set here.
     """
     if device.platform != "gpu" or mesh.size == 1:
         return {}
@@ -271,7 +285,7 @@ def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
 
 
 def constrain_layout(tree: Any) -> Any:
-    """Constrain activations to row-major order in memory (the first axis is major).
+    """Return a tree of activations, constrained to row-major order in memory (the first axis is major).
 
     XLA for GPUs prefers to sum over the last axis: for a single sum over the batch, in the gradient of the position
     embeddings, it transposes every activation of the model. Exported programs of any batch size, which have no

@@ -32,12 +32,15 @@ def is_primary() -> bool:
 
 
 def kv_set(key: str, content: Any) -> None:
-    """Write a value, which must be JSON, to the coordinator's key-value store, replacing an earlier one."""
+    """Write a value, which must be JSON, to the coordinator's key-value store, replacing an earlier one.
+
+    There is no store in a single process.
+    """
     store().key_value_set(f"leanformer/{key}", json.dumps(content), allow_overwrite=True)
 
 
 def kv_list(folder: str) -> dict[str, Any]:
-    """Return all values in the coordinator's key-value store under FOLDER/..., by the rest of their keys."""
+    """Return {rest of the key: value} for all keys FOLDER/... of `kv_set`; not for use in a single process."""
     prefix = f"leanformer/{folder}/"
     return {key.removeprefix(prefix): json.loads(text) for key, text in store().key_value_dir_get(prefix)}
 

@@ -1,7 +1,7 @@
 """Tensor-parallel axes of parameters, which layers declare as metadata and `mesh` reads.
 
-Examples: `nnx.Linear(..., kernel_metadata=sharing.hidden(-1))`, `nnx.Param(x, **sharing.WHOLE)`. nnx's `out_sharding`
-is not used, because it names axes of a mesh and requires that mesh while the model is created.
+Examples: `nnx.Linear(..., kernel_metadata=sharing.hidden(-1))`, `nnx.Param(x, **sharing.REPLICATED)`. nnx's
+`out_sharding` is not used, because it names axes of a mesh and requires that mesh while the model is created.
 Axes are counted from the end, because stacks add an axis of layers in front.
 """
 
@@ -46,18 +46,18 @@ class Axes:
 
 
 def heads(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter that is split over heads along `axis`, an index from the end."""
+    """Return {KEY: declaration}, the metadata of a parameter that is split over heads along `axis`, such as -2."""
     return {KEY: TensorParallelAxis(axis, "heads")}
 
 
 def key_heads(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter that is split over key and value heads along `axis`, an index from the end.
+    """Return {KEY: declaration}, the metadata of a parameter that is split over key and value heads along `axis`.
 
-    Query heads may share these heads, so there may be fewer of them than devices.
+    The index `axis` is negative. Query heads may share these heads, so there may be fewer of them than devices.
     """
     return {KEY: TensorParallelAxis(axis, "heads of keys", few=True)}
 
 
 def hidden(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter that is split over an MLP's hidden channels along `axis`, from the end."""
+    """Return {KEY: declaration}, the metadata of a parameter split over an MLP's hidden channels along `axis`, as -1."""
     return {KEY: TensorParallelAxis(axis, "hidden channels")}

@@ -49,7 +49,10 @@ class Output(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of the data, or drop the rest; return the number of bytes. Raises OSError only for a result."""
+        """Write bytes, drop what cannot be written, and return the number of all bytes, dropped ones included.
+
+        Raises OSError at the first error of a result, and never for other output.
+        """
         left = memoryview(data).cast("B")
         size = len(left)
         try:

@@ -68,7 +68,7 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
 
 
 def print_failures(failed: Mapping[SweepRun, str]) -> None:
-    """Print the failed runs with the last lines of their logs."""
+    """Print to the standard error {failed run: last lines of its log}, as `finish` returns them."""
     for member, log in failed.items():
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)
 
@@ -162,7 +162,8 @@ class QueueWatcher(SlurmInfoWatcher):
 def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
     """Return the environments of `parallel` runs, with the GPUs in CUDA_VISIBLE_DEVICES divided evenly between them.
 
-    Raises ConfigError if there are fewer GPUs than parallel runs.
+    Each is a copy of `environ` with an equal number of GPUs; a remainder is not used. If the variable is unset or
+    empty, all are equal. Raises ConfigError if there are fewer GPUs than parallel runs.
     """
     visible = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if not visible or parallel == 1:

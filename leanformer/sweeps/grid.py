@@ -114,7 +114,8 @@ def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
 def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
     """Return the runs that have not finished, and the finished ones that are now to train for longer, as in `train`.
 
-    Raises ConfigError if the folder of a run holds a run with a different config.
+    Prints which runs are extended. Raises ConfigError if the folder of a run holds a run with a different config. Keys
+    that affect no result may differ (`key_docs.is_run_only`).
     """
     pending, ignored = [], set()
     for member in members:
@@ -204,7 +205,7 @@ def _join_arguments(parts: Sequence[str]) -> list[str]:
 
 
 def parse_assignment(text: str, flag: str) -> tuple[str, str]:
-    """Return the key and the value of a flag of the form KEY=VALUE.
+    """Return the key and the value of a flag of the form KEY=VALUE; a key that was renamed has its present name.
 
     Raises ConfigError if the text does not have this form.
     """

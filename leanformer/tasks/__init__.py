@@ -91,7 +91,8 @@ def _by_split(c: Any, held_out: Mapping[str, Source]) -> dict[str, Source]:
 def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
     """Return the task of a config, and the splits of `open_data`, for a run in `workdir`; warn of repeated files.
 
-    Raises ConfigError or DataError if the data do not fit the config or the run, or `workdir` is an export.
+    Raises ConfigError or DataError if the data do not fit the config or the run, or `workdir` is an export, and
+    WorkdirError if files of the run are damaged.
     """
     artifacts.check_not_exported(workdir)
     resolve(c)

@@ -108,7 +108,10 @@ def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
 
 
 def exported_weights(folder: Path) -> dict[str, Any] | None:
-    """Return {"step": ..., "averaged": ...} of the weights in a folder that `export` completed; None for any other."""
+    """Return {"step": step of the weights, "averaged": True for EMA weights} of a folder that `export` completed.
+
+    None for any other folder. Raises WorkdirError if config.json is not valid JSON.
+    """
     path = folder / "config.json"
     content = files.read_json(path) if path.is_file() else None
     return content.get(EXPORTED) if isinstance(content, dict) else None
@@ -200,6 +203,7 @@ def load_tokenizer(workdir: Path) -> Any:
     Raises:
         ConfigError: there is none.
         DataError: it is broken.
+        WorkdirError: the file has changed since the run wrote it.
     """
     path = workdir / TOKENIZER
     if not path.is_file():

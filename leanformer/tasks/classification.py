@@ -59,6 +59,7 @@ class Classification(Objective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mean `loss`, the fractions `top1` and `top5`, and `confusion` (V V), as far as they are summed."""
         examples = totals["examples"]
         means = {name: float(totals[name] / examples) for name in ("loss", "top1", "top5") if name in totals}
         return means | {name: totals[name] for name in ("confusion",) if name in totals}

@@ -203,8 +203,10 @@ class CausalLanguageModelling(TokenObjective):
         return self.token_loss(model, x, part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return the summed loss `nats`, the number of target `tokens`, the `bytes` of text that they stand for (0 if
-        unknown), and the number of `examples`, which are rows.
+        """Return sums over the examples that `batch["mask"]` marks as present.
+
+        They are the loss `nats`, the number of target `tokens`, the `bytes` of text that they stand for (0 if unknown),
+        and the number of `examples`, which are rows.
         """
         mask = batch["mask"]
         targets = jnp.where(mask[:, None], batch["targets"], rows.IGNORE)

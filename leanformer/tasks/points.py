@@ -137,6 +137,7 @@ class PointData(DataModule):
         return {"targets": targets, "scored": (targets[0][:1], np.float32)}
 
     def read(self, raw: Any) -> dict[str, Any]:
+        """Raise DataError: examples are drawn at random, so a file cannot be one."""
         raise DataError(f'data.name="{self.name}": a file cannot be an example, as examples are drawn at random.')
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -29,7 +29,7 @@ class Score:
         return sum(best is not None and step > best for step in scores)
 
     def record(self, value: float) -> dict[str, Any]:
-        """Return the dict written beside a checkpoint, for `read`: the `value`, the metric and its direction."""
+        """Return {"score": value, "of": name, "higher": higher}, which is written beside a checkpoint, for `read`."""
         return {"score": value, "of": self.name, "higher": self.higher}
 
 

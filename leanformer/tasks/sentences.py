@@ -108,7 +108,11 @@ class SentenceData(DataModule):
         return {"label": ((), np.float32)} if self.numbers else LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        """Return `tokens` of a text in UTF-8, and `tokens2` if it is two texts with a tab between, int32 (n,)."""
+        """Return `tokens` of a text in UTF-8, and `tokens2` if it is two texts with a tab between, int32 (n,).
+
+        Raises:
+            DataError: the model is a regression, or these are not one or two texts that are not empty.
+        """
         if self.numbers:
             raise DataError("The run is a regression and has no classes to predict. Use leanformer.load.")
         try:
@@ -195,7 +199,10 @@ class SentenceClassification(SentenceObjective, Classification):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss`, `accuracy`, `matthews`, and with two classes `f1` of the second."""
+        """Return the mean `loss`, `accuracy` (a fraction), `matthews`, and with two classes `f1` of the second.
+
+        With the sum `confusion` of `detail`, also that matrix (V V).
+        """
         counts, values = totals["counts"], {"loss": float(totals["loss"] / totals["examples"])}
         values |= {"accuracy": metrics.accuracy(counts), "matthews": metrics.matthews(counts)}
         values |= {"f1": metrics.f1(counts)} if self.num_classes == 2 else {}

@@ -82,6 +82,7 @@ class SequenceData(DataModule):
         return LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
+        """Return the `tokens` of the content of a file, (n,); see `data.sequences.encode`, also for errors."""
         return {"tokens": encode(self.name, raw, self.length)}
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

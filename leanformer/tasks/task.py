@@ -76,12 +76,18 @@ class DataModule(abc.ABC):
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return the arrays of `input_specs` for one example, as in evaluation.
 
+        Args:
+            example: example of a source, or result of `read`.
+
         Raises:
             CorruptExample, DataError: the example cannot be read.
         """
 
     def read(self, raw: Any) -> dict[str, Any]:
-        """Return an example without a target from the bytes of a file; images also from an array or a PIL image.
+        """Return an example for `prepare`, without a target, from the content of a file.
+
+        Args:
+            raw: bytes of the file; for images also an array or a PIL image.
 
         Raises:
             DataError: a single file cannot be an example, or these bytes are not one.
@@ -110,21 +116,32 @@ class Objective(abc.ABC):
         return math.inf
 
     def check_model(self, graphdef: Any, weights: Any) -> None:  # noqa: B027 - most tasks take any model
-        """Raise ConfigError if the model, whose weights may be abstract, cannot do the task."""
+        """Raise ConfigError if the model cannot do the task; by default no model is rejected.
+
+        Args:
+            graphdef: static definition of the model.
+            weights: (parameters, batch statistics), or their shapes.
+        """
 
     @abc.abstractmethod
     def inputs(self, batch: Batch) -> tuple[Array | None, ...]:
-        """Return the positional arguments of a model for a batch, as in evaluation."""
+        """Return the positional arguments of a model for a batch, as in evaluation; None for one that is left out."""
 
     def prepare_train_batch(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
     ) -> tuple[dict[str, Array], Any]:
-        """Return the arrays that the loss needs, with axis B, among them a random `key`; and `batch_aux`, see below.
-
-        `batch_aux` is what is drawn once for all examples, or None. `batch_key` is the key of what is drawn per
-        example, `shared_key` of what is drawn once.
+        """Return the arguments `part` and `batch_aux` of `loss` for a whole batch.
 
         Everything random is drawn here for the whole batch, so that gradient accumulation does not change it.
+
+        Args:
+            batch: training batch.
+            batch_key: random key of what is drawn per example.
+            shared_key: random key of what is drawn once for all examples.
+
+        Returns:
+            Arrays by name with axis B, among them a random `key` of each example; and what is drawn once, by default
+            None.
         """
         return {**batch, "key": jax.random.split(batch_key, batch_size(batch))}, None
 

@@ -38,7 +38,7 @@ class LrScales:
     shares: Any
 
     def stop_frozen_gradients(self, params: Any) -> Any:
-        """Return the parameters unchanged in value, with the gradient stopped at frozen leaves and layers."""
+        """Return `params`, a tree like `shares`, with the gradient stopped at frozen leaves and layers; values stay."""
 
         def stop_frozen(share: np.ndarray, leaf: Any) -> Any:
             if share.all():
@@ -66,7 +66,7 @@ class LrScales:
         return optax.GradientTransformationExtraArgs(optimizer.init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
 
     def trained(self, params: Any) -> int:
-        """Return how many numbers of the parameters are not frozen."""
+        """Return the number of scalars that are not frozen in `params`, a tree of parameters or their shapes."""
         counts = jax.tree.map(lambda share, x: np.count_nonzero(share) * (x.size // share.size), self.shares, params)
         return int(sum(jax.tree.leaves(counts)))
 

@@ -20,7 +20,7 @@ TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl as dictionaries, without an unterminated last line.
+    """Return the records of a metrics.jsonl as dictionaries, without an unterminated last line; [] without a file.
 
     Raises WorkdirError if a terminated line is not a record with step and kind.
     """
@@ -110,7 +110,11 @@ class Recorder:
 
 
 def to_json(value: Any) -> Any:
-    """Return nested dictionaries and lists of numbers and texts as JSON's types; not finite numbers become None."""
+    """Return nested dictionaries, lists and tuples of numbers, texts and None as JSON's types.
+
+    Numbers of NumPy and JAX become floats, and numbers that are not finite become None. Raises TypeError for arrays of
+    several numbers.
+    """
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -90,6 +90,8 @@ class ModelSetup:
         model.
 
         Raises:
+            ConfigError: `path` is a run, and `layout` is not "own"; or the model has no such layout.
+            CheckpointError: the checkpoint of a run does not exist or is damaged.
             WeightsError: the weights cannot be read, or differ from the model in more than `config.init_from` allows.
         """
         from leanformer.pretrained import published  # here and below, since few runs read weights

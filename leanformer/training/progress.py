@@ -122,14 +122,17 @@ def format_value(name: str, value: Any) -> str:
 
 
 def round_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with floats as text for printing: four significant digits, or whole numbers from 10,000 on."""
+    """Return values with floats as text for printing: four significant digits, or whole numbers from 10,000 on.
+
+    Values of other types are unchanged.
+    """
     return {
         name: (f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}") if isinstance(x, float) else x for name, x in values.items()
     }
 
 
 def format_scores(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a record as text for printing, by their names in words with units."""
+    """Return {name in words, with its unit: value} for printing; floats become text as in `round_values`."""
     scaled = {name: find(name).scale * x if isinstance(x, float) else x for name, x in values.items()}
     return {find(name).axis: x for name, x in round_values(scaled).items()}
 

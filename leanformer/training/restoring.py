@@ -36,7 +36,7 @@ class RestoredWeights(NamedTuple):
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder in ascending order, from the names of its subfolders."""
+    """Return the steps of the checkpoints in a folder, ascending, from the names of its subfolders; [] without any."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
 

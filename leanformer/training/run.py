@@ -160,7 +160,10 @@ class Run:
         return self.task.data.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
 
     def stream(self, source: data.Source, start: int) -> Generator[dict[str, np.ndarray], None, None]:
-        """Yield the host batches from step `start` to the end of the run, prepared in other threads or processes."""
+        """Yield the host batches from step `start` to the end of the run, prepared in other threads or processes.
+
+        They are those of `train_batches`: NumPy arrays by name, with `index`, `corrupt` and `mask` of each example.
+        """
         d, batches = self.config.data, self.train_batches(source)
         return data.stream(batches, start=start, stop=self.intervals.total, workers=d.workers, prefetch=d.prefetch)
 

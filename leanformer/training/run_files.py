@@ -86,7 +86,8 @@ def write_json(path: Path, content: Any) -> None:
 def provenance() -> dict[str, Any]:
     """Return the git commit, library versions, devices and environment variables that change numbers, as JSON's types.
 
-    The keys are "git", "versions", "devices" and "environment". A commit or version that is unknown is None.
+    The keys are "git" (commit), "versions" {library: version}, "devices" [platform and type as text] and "environment"
+    {variable: value}, with the variables that are set. A commit or version that is unknown is None.
     """
     here = Path(__file__).parent
     git = subprocess.run(
@@ -109,7 +110,8 @@ def provenance() -> dict[str, Any]:
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """Return {key: (value in the config.json of `workdir`, value in `config`)} for the keys that differ.
 
-    A missing key is None. A key of the model that the older config does not have counts as its default.
+    Keys are dotted. A missing key is None. A key of the model that the older config does not have counts as its
+    default. Raises WorkdirError if config.json is broken.
     """
     before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
     if before["model.name"] == after["model.name"]:

@@ -214,7 +214,7 @@ class Tally:
     def describe(self, head: int | None) -> dict[str, Any]:
         """Return quantiles and counts of head number `head`, or of all heads together if None, by name.
 
-        The names are those of `Watch.rows` from median to examples: a quantile is None if no value is finite.
+        The names are those of `Watch.rows` from median to examples, without gaussian.
         """
         chosen = slice(None) if head is None else slice(head, head + 1)
         values = self.sample.values[:, chosen].reshape(-1, len(FIELDS))
@@ -311,7 +311,8 @@ class Layer:
     def rows(self) -> list[dict[str, Any]]:
         """Return the statistics as dictionaries: one per measure, with head None, and one per head for values per head.
 
-        Keys are those of `Watch.rows`. A layer that was never measured has one dictionary, with its status.
+        Keys are those of `Watch.rows`. A layer that was never measured has one dictionary, with measure None and its
+        status.
         """
         about = {"layer": self.name, "heads": self.heads, "head_dim": self.head_dim, "calls": self.calls}
         empty = dict.fromkeys(("measure", "head", *QUANTILES, "shape", "examples"))

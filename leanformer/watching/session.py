@@ -173,9 +173,21 @@ class Watch:
     def rows(self) -> list[dict[str, Any]]:
         """Dictionaries of plain values, one per layer, measure and head (None: all heads together).
 
-        Keys: layer, heads, head_dim, calls, measure, head, median, q10, q90, bounds (those of the three that are lower
-        bounds), shape (rows and columns), tokens (fewest and most rows), effective_rank, stable_rank, gaussian,
-        negligible, singular, not_finite, count, examples, status.
+        Keys:
+            layer, heads, head_dim, calls, measure, head: what was measured.
+            median, q10, q90: quantiles; None if no value is finite.
+            bounds: list of those of the three that are lower bounds.
+            shape: [median number of rows, columns] of the matrices.
+            tokens: [fewest, most rows]; missing if shape is None.
+            effective_rank, stable_rank: medians.
+            gaussian: {quantile: value} for Gaussian matrices of this shape; None if not comparable.
+            singular, not_finite, count: numbers of such matrices, and of all.
+            negligible: largest number of negligible singular values of one matrix.
+            examples: number of examples.
+            status: "ok", or sentences.
+
+        For a reading, such as an entropy, shape, both ranks and gaussian are None. A layer that was never measured has
+        one row, with measure None and without tokens, ranks, gaussian, negligible and the counts of matrices.
         """
         self.wait()
         return [row for layer in self.layers.values() for row in layer.rows()]

@@ -31,8 +31,8 @@ def test_table_sentences_and_plot():
     result = TaskErrors("rank", SHAPES, np.array([0.1 * noise**2, noise, 0.9 * noise[::-1] ** 9]))
     start = [{"attention_output": 9.0 - i, "relative_attention_entropy": 0.5, "gaussian": 5.0} for i in range(3)]
     start = [row | {"largest_logit": 2.0, "bound": False, "capacity": 3.0} for row in start]
-    lines = regime.table(SHAPES, [result], start).splitlines()
-    assert len(lines) == 4 and mentions(lines[1], "3x8", 0.1, 9, 5, 3)
+    head, rows = regime.cells(SHAPES, [result], start)
+    assert len(rows) == 3 and len(head) == len(rows[0]) and mentions(" ".join(rows[0]), "3x8", 0.1, 9, 5, 3)
     first, *orders = regime.sentences(SHAPES, 1, [result], start).splitlines()
     assert "less error: 3x8 (-9" in first and "inconclusive: 12x2" in first and len(orders) == 3
     assert len(regime.draw(SHAPES, 1, [result], start).axes) == 2
