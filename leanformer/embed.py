@@ -36,7 +36,7 @@ def read_texts(path: str) -> list[str]:
     """Return the texts in a file, which has one per line.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is empty, which has no embedding.
+        ConfigError: the file cannot be read as UTF-8 or is empty, or a line is blank, which has no embedding.
     """
     lines = files.lines(path, "--texts")
     if empty := [number for number, line in enumerate(lines, 1) if not line.strip()]:
@@ -47,10 +47,18 @@ def read_texts(path: str) -> list[str]:
 
 
 def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
-    """Return the model that the flags give (a run, or a config with weights) and its tokenizer.
+    """Return the model that the flags give (a run, or a config with weights), with its weights, and its tokenizer.
+
+    The config of --config is changed: dtype is float32, and init_from.path is --weights.
+
+    Args:
+        f: values of the flags workdir, step, best, config, weights and tokenizer.
 
     Raises:
-        ConfigError: the flags cannot be combined, or a file cannot be read.
+        ConfigError: the flags cannot be combined, or the folder is not that of a run with a tokenizer.
+        CheckpointError: the checkpoint does not exist or is damaged.
+        DataError: the tokenizer is missing or invalid.
+        WeightsError: the weights cannot be read, do not fit the model, or are not finite.
     """
     if (f.workdir is None) == (f.config is None) or (f.config is None) != (f.weights is None):
         raise ConfigError("The model is not specified. Pass --workdir=DIR, or --config=FILE with --weights=FILE.")
@@ -62,7 +70,9 @@ def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
         tokenizer = artifacts.load_tokenizer(folder) if path is None else tokenizers.read(path)
         return inference.load(f.workdir, step=f.step, best=f.best).model, tokenizer
     c = f.config
-    tokenizer = tokenizers.read(Path(f.tokenizer or c.data.tokenizer).expanduser())
+    if not (name := f.tokenizer or c.data.get("tokenizer")):
+        raise ConfigError(f'task="{c.task}" in --config has no tokenizer. Use a config of texts, or --tokenizer=DIR.')
+    tokenizer = tokenizers.read(Path(name).expanduser())
     c.unlock()
     c.dtype, c.init_from.path = "float32", f.weights
     model = model_setup.build(c)

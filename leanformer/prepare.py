@@ -38,12 +38,14 @@ TIMED = 16  # training examples with which the speed of one core is measured
 
 
 def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
-    """Return the facts about each split of a config's data by name, after reading a few examples of each.
+    """Return {split: facts} about a config's data, after reading a few examples of each split.
 
-    The facts are the number of examples, the classes, the labels of the read examples, and the speed of one core.
+    The facts are `examples` (number); for labelled data, `classes` (names as text, their number, or None) and `labels
+    seen` (of the read examples); and for the training split, `one core` (text: training examples/s). An endless
+    training split is left out.
 
     Raises:
-        DataError: data are missing or unreadable; the message says how to fix it.
+        DataError: data are missing or unreadable, or do not fit the model; the message says how to fix it.
     """
     result, module = {}, tasks.build(c).data
     train, held_out = tasks.open_data(module, c)

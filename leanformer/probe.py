@@ -60,7 +60,10 @@ def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> It
 
 
 def check_flags(f: cli.Values) -> list[int]:
-    """Return the numbers of heads in --heads, ascending. Raises ConfigError if flags cannot be combined."""
+    """Return the numbers of heads in --heads, ascending and without repetitions; [] without the flag.
+
+    Raises ConfigError if flags cannot be combined, a number of heads is not a whole number, or --seeds is below 1.
+    """
     if f.workdir is not None and f.config is not None:
         raise ConfigError(
             f"--workdir={f.workdir} --config: both specify the model, and the run has a config of its own. Pass one."
@@ -75,7 +78,7 @@ def check_flags(f: cli.Values) -> list[int]:
             raise ConfigError(f"--{name} requires --{other}.")
     if f.all and f.step is not None:
         raise ConfigError(f"--all cannot be combined with --step={f.step}. Remove one of them.")
-    if f.seeds < 1 or not all(n.isdecimal() for n in f.heads):
+    if f.seeds < 1 or not all(n.isdecimal() and int(n) for n in f.heads):
         raise ConfigError(f"--heads={','.join(f.heads)} --seeds={f.seeds}: expected whole numbers of at least 1.")
     return sorted({int(n) for n in f.heads})
 

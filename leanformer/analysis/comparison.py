@@ -165,7 +165,9 @@ def compare(
 def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
     """Group runs into configurations by the values of the keys `by`, by default all keys that differ.
 
-    Raises ConfigError if a key is in no run, or is the seed.
+    The groups are in the order of their first runs, and a run without a key has the value None.
+
+    Raises ConfigError if a key of `by` is the seed, or in no run's `keys`.
     """
     keys = {key for run in runs for key in run.keys}
     for key in by:

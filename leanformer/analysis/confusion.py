@@ -41,7 +41,7 @@ def write_csv(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]
 
 
 def read_csv(path: Path) -> tuple[Int[np.ndarray, "v v"], list[str]]:
-    """Return the counts V V and the names of the classes from a file of `write_csv`.
+    """Return the counts V V (labels x predictions) and the names of the V classes from a file of `write_csv`.
 
     Raises WorkdirError if the file is not a square table of whole numbers.
     """

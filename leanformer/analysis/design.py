@@ -126,9 +126,11 @@ class Design:
         return 1 + int((np.diff(np.sort(self.sizes[axis])) > EXACT).sum())
 
     def collinear(self) -> list[tuple[list[str], list[str]]]:
-        """Return groups of sizes whose effects the runs cannot separate, each as two lists.
+        """Return groups of sizes whose effects the runs cannot separate, each as two lists of names; [] for none.
 
-        The product of the sizes in the first list varies with the product of the sizes in the second.
+        The product of the sizes in the first list varies with the product of the sizes in the second. If the second
+        list is empty, the product of the first is constant.
+
         Columns are scaled to length 1. Directions with a singular value below 1/30 of the largest are collinear. A size
         belongs to a group if most of its coefficient's variance lies in collinear directions.
         """

@@ -77,10 +77,12 @@ class ComparableRuns:
 
 
 def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
-    """Return the folders of runs, each with True if it was given itself and False if it is inside a given folder.
+    """Return the absolute folders of runs, each with True if it was given itself, False if inside a given folder.
 
     If one of several paths is neither a run nor a sweep, such as the `compare` folder of a sweep in SWEEP/*, one line
-    says that it is skipped. Raises ConfigError if a folder does not exist, none contains a run, or one is given twice.
+    on stderr says that it is skipped.
+
+    Raises ConfigError if a path does not exist, none contains a run, or a run is given twice.
     """
     result: dict[Path, bool] = {}
     skipped: dict[str, str] = {}

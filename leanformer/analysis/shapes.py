@@ -30,9 +30,10 @@ COUNTS: Mapping[str, Callable[[Run], int]] = {
 
 
 def polynomial_terms(shape: Shape) -> list[int]:
-    """Return the terms of the polynomials of parameters and FLOPs for an architecture: products of its sizes.
+    """Return the 14 terms of the polynomials of parameters and FLOPs for an architecture: products of its sizes.
 
-    First come those outside the layers, then those of a layer times the depth.
+    First come 5 terms for the parts outside the layers, then the 9 terms of a layer times the depth. The sizes of
+    `shape` are in the order of AXES: depth, width, heads, head dimension, MLP width.
     """
     depth, width, heads, head_dim, mlp = shape
     inner = heads * head_dim
@@ -127,10 +128,13 @@ def _sample(number: int) -> list[Shape]:
 
 
 def axis_values(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the values of each axis: those of `over`, or the defaults. Raises ConfigError if `over` has another key.
+    """Return the values of each axis in AXES: those of `over`, or the defaults if it has none for the axis.
 
-    By default they are multiples of 8 around the config's sizes, head dimensions up to 128, and numbers of heads and
-    MLP dimensions that the mesh can split.
+    By default the depth and the number of heads go from 1 to twice the config's, width and MLP width are multiples of 8
+    around the config's, and the head dimension is a power of 2 from 8 to 128. Numbers of heads and MLP widths are those
+    that the mesh can split.
+
+    Raises ConfigError if a key of `over` is not in AXES.
     """
     unknown = over.keys() - set(AXES)
     if unknown:

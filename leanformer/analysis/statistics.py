@@ -206,7 +206,8 @@ def spearman(x: Scores, y: Scores) -> tuple[float, Interval]:
     """Return Spearman's rank correlation of `x` and `y`, and its 95 % confidence interval.
 
     The interval uses Fisher's z with the standard error of Bonett and Wright (2000). With fewer than five points it is
-    -1 to 1. The correlation is NaN with fewer than three points, or if `x` or `y` is constant.
+    -1 to 1. With fewer than three points, or if `x` or `y` is constant, the correlation is NaN and the interval
+    infinite.
     """
     n = len(x)
     if n < 3 or len(set(x)) == 1 or len(set(y)) == 1:

@@ -12,6 +12,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64, Int
+from numpy.typing import ArrayLike
 
 
 # On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of BLAS threads only slows matrices
@@ -175,7 +176,7 @@ def summarise(
     )
 
 
-def condition(x: Any) -> Summary:
+def condition(x: ArrayLike) -> Summary:
     """Return the summary of each matrix in a batch (..., m, n), a JAX array or anything that NumPy converts to one.
 
     Float32 and below use `singular_values` on any device. Float64, complex numbers, integers and lists use LAPACK on
@@ -191,14 +192,14 @@ def condition(x: Any) -> Summary:
     """
     if np.ma.is_masked(x):
         raise ValueError("condition() found a NumPy array with masked entries. Fill them, or leave the rows out.")
-    x = x if isinstance(x, jax.Array) else np.asarray(x)
-    if x.ndim < 2 or 0 in x.shape[-2:]:
-        raise ValueError(f"condition() takes matrices, (..., m, n) and none of them empty; found shape {x.shape}.")
-    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4:
-        return summarise(singular_values(x), x.shape[-2:])
-    if isinstance(x, jax.core.Tracer):
-        raise TypeError(f"condition() under jit takes float32 and below, found {x.dtype}: call it outside, or cast.")
-    return _on_host(np.asarray(x))
+    a: Any = x if isinstance(x, jax.Array) else np.asarray(x)
+    if a.ndim < 2 or 0 in a.shape[-2:]:
+        raise ValueError(f"condition() takes matrices, (..., m, n) and none of them empty; found shape {a.shape}.")
+    if jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize <= 4:
+        return summarise(singular_values(a), a.shape[-2:])
+    if isinstance(a, jax.core.Tracer):
+        raise TypeError(f"condition() under jit takes float32 and below, found {a.dtype}: call it outside, or cast.")
+    return _on_host(np.asarray(a))
 
 
 def _on_host(x: np.ndarray) -> Summary:
@@ -214,7 +215,10 @@ def _on_host(x: np.ndarray) -> Summary:
 
 
 def with_spectrum(x: Float[Array | np.ndarray, "*b m n"]) -> tuple[Float[Array, "*b r"], Summary]:
-    """Return the singular values of each matrix in a batch, largest first, and their summary; r = min(m, n)."""
+    """Return the singular values of each matrix in a batch, float32, largest first, and their summary; r = min(m, n).
+
+    Raises the errors of `singular_values`.
+    """
     s = singular_values(x)
     return s, summarise(s, (x.shape[-2], x.shape[-1]))
 

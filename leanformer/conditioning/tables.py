@@ -85,9 +85,16 @@ def _shapes_and_theory(name: str, shapes: Sequence[Any]) -> dict[str, Any]:
 
 
 def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the measures in a probe's record of metrics.jsonl, lists by layer, to the format of `charts`.
+    """Convert the measures in a probe's record of metrics.jsonl to the format of `charts`.
 
     Records written before shapes were recorded get the shape None, with which `charts` draws no condition number.
+
+    Args:
+        values: {measure: {key: values by layer}}, with the keys of `spectrum.digest`.
+
+    Returns:
+        {measure: {"shape", "theory" (`gaussian_prediction`), "layers": a dict with the same keys per layer}}. If shapes
+        differ by layer, shape and theory are lists by layer.
     """
     measures = {}
     for name, figures in values.items():
@@ -160,7 +167,10 @@ def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
 
 
 def format_quantiles(values: dict[str, Any]) -> str:
-    """Format `median` [`q10`, `q90`] of a dict, or the median alone if both quantiles are equal when rounded."""
+    """Format the numbers `median`, `q10` and `q90` of a dict as "median [q10, q90]", to three digits.
+
+    The result is the median alone if all quantiles are equal when rounded, and "none finite" if the median is None.
+    """
     if values["median"] is None:
         return "none finite"
     low, middle, high = (f"{values[key]:.3g}" for key in ("q10", "median", "q90"))
@@ -178,7 +188,7 @@ def _flags(entries: Mapping[str, Any]) -> list[str]:
 
 
 def format_sweep(sweep: dict[str, Any]) -> str:
-    """Format a sweep over the number of heads, see `charts.plot_over_heads`, for a terminal: one row per point."""
+    """Format a sweep over the number of heads, from `probing.sweep`, for a terminal: one row per point, then flags."""
     points = sweep["points"]
     flags = [f"{p['trade']}, {p['heads']} heads: {flag}" for p in points for flag in p["pooled"]["flags"]]
     title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"

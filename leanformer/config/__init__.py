@@ -58,7 +58,10 @@ KINDS = {  # task type, as in config.task
 
 
 def check(c: Any) -> None:
-    """Raise ConfigError at the first invalid key of a config: its value, the problem, the fix."""
+    """Raise ConfigError at the first invalid key of a config: its value, the problem, the fix.
+
+    An unknown `task` is not an error here, but in `tasks.build`.
+    """
     rules.check(c)
     if c.task in KINDS:  # unknown task types are rejected by `tasks.build`
         KINDS[c.task].check(c)

@@ -141,7 +141,11 @@ def section(name: str, **arguments: Any) -> ConfigDict:
 
 
 def blocks(name: str, **arguments: Any) -> ConfigDict:
-    """Return the section `model` of an architecture with one stack of blocks, not for images; see `section`."""
+    """Return the section `model` of an architecture with one stack of blocks that does not read images.
+
+    It is that of `section`, whose arguments it takes, with attention="softmax" and the unset keys value_dim and
+    layer_scale.
+    """
     both = {"value_dim": placeholder(int), "layer_scale": placeholder(float)}
     return section(name, attention="softmax", **both, **arguments)
 

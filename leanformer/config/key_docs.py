@@ -19,7 +19,10 @@ RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch
 
 
 def is_run_only(key: str, c: Any) -> bool:
-    """Return True if a key of config `c` changes only the speed of a run and its saved files, no result."""
+    """Return True if a dotted key of config `c` changes only the speed of a run and its saved files, no result.
+
+    With early stopping (`eval.patience`), the keys eval.every... change results.
+    """
     ends_it = key.startswith("eval.every") and c.eval.get("patience", 0) > 0  # early stopping counts evaluations
     return (key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)) and not ends_it
 
@@ -55,7 +58,7 @@ def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def help_texts(task: str) -> dict[str, str]:
-    """Return {dotted key: help text} for the config of a task type; that of images if the type is unknown."""
+    """Return {dotted key: help text} for the config of a task type; the texts of images if the type is unknown."""
     parts = config.KINDS[task].parts if task in config.KINDS else ()
     shared = (common.common, common.optimizer, common.section, common.softmax, common.interventions)
     return _family_texts() | key_comments(*shared, config.base, config.model, *parts)
@@ -130,14 +133,14 @@ def meaning(words: dict[str, str], key: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Format the value of a key as typed on the command line."""
+    """Format the value of a key as typed on the command line: a tuple as (1,2); a section, which is empty, as {}."""
     if isinstance(value, ConfigDict):
         return "{}"
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
 def iterate_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a config, as on the command line, with their values; each key after `prefix`."""
+    """Yield pairs (dotted key, value) of a config, with `prefix` before each key; an empty section is a value."""
     for name, value in tree.items():
         if isinstance(value, ConfigDict) and len(value):
             yield from iterate_keys(value, f"{prefix}{name}.")

@@ -40,7 +40,10 @@ def image_sides(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def patch_grid(m: Any) -> tuple[int, int] | None:
-    """Return rows and columns of patches for a section `model`; None for architectures without patches."""
+    """Return the numbers of rows and columns of patches for a section `model`; None for one without `patch_size`.
+
+    Raises the ConfigError of `image_sides`.
+    """
     if "patch_size" not in m:
         return None
     height, width = image_sides(m.image_size)
@@ -48,7 +51,7 @@ def patch_grid(m: Any) -> tuple[int, int] | None:
 
 
 def check(c: Any) -> None:
-    """Raise ConfigError at the first invalid value in a config of a key that every task has."""
+    """Raise ConfigError at the first invalid value of a key that the configs of all tasks have."""
     _check_finite(c)
     _check_sizes(c)
     _check_optim(c)
@@ -210,7 +213,10 @@ def check_classes(c: Any) -> None:
 
 
 def check_mesh(c: Any) -> None:
-    """Raise ConfigError for a mesh that is invalid for any number of devices."""
+    """Raise ConfigError for a mesh that is invalid for any number of devices.
+
+    If mesh.data and mesh.fsdp are both set, their product must divide each of the `sharded_batches`.
+    """
     for axis in ("data", "fsdp"):
         size = c.mesh[axis]
         require(size >= 1 or size == -1, f"mesh.{axis}={size} must be positive, or -1 for all remaining devices.")
@@ -230,7 +236,11 @@ def measures_conditioning(c: Any) -> bool:
 
 
 def sharded_batches(c: Any) -> dict[str, int]:
-    """Return the batch sizes that must be divisible by `data` x `fsdp` devices, by the names of their keys."""
+    """Return the batch sizes that must be divisible by `data` x `fsdp` devices, by key.
+
+    With gradient accumulation, the size per accumulation step replaces `batch_size`, under "batch_size / accumulate".
+    `probe.examples` is included if conditioning is measured.
+    """
     name = "batch_size / accumulate" if c.accumulate > 1 else "batch_size"
     sizes = {name: c.batch_size // c.accumulate, "eval.batch_size": c.eval.batch_size}
     return sizes | ({"probe.examples": c.probe.examples} if measures_conditioning(c) else {})

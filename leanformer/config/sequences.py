@@ -62,7 +62,7 @@ def sequences() -> ConfigDict:
 
 
 def landmarks(number: int) -> dict[str, Any]:
-    """Return {config key: value} of Nyström attention with a number of landmarks; of exact attention for 0.
+    """Return {key of config.model: value} of Nyström attention with a number of landmarks; of exact attention for 0.
 
     Attention has no convolution, as in the parameter counts of Leaner Transformers.
     """

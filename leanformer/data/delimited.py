@@ -32,7 +32,7 @@ def split(line: bytes, width: int) -> list[bytes]:
 
 
 def split_header(line: bytes) -> list[str]:
-    """Return the column names in a tab-separated header line, decoded as UTF-8."""
+    """Return the column names in a tab-separated header line, decoded as UTF-8; invalid bytes become �."""
     return line.decode("utf-8", "replace").split("\t")
 
 

@@ -20,7 +20,7 @@ SAMPLED = 4096  # files whose sizes are read, evenly spaced: 0.1 s on a local di
 
 
 def compute(source: Source) -> dict[str, Any]:
-    """Return the fingerprint of a split: `examples`, None if endless, and the digests of `source.fingerprint()`.
+    """Return the fingerprint of a split: {"examples": number, None if endless} and the dict `source.fingerprint()`.
 
     Sources without that method have only the number of examples.
     """
@@ -53,7 +53,10 @@ def digest_sizes(paths: Callable[[int], str], number: int) -> str:
 
 
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the differences between two results of `compute` for a split as text; "" if there are none."""
+    """Return the differences between two results of `compute` for a split as text; "" if there are none.
+
+    Digests that only one of them has are not compared.
+    """
     changes = [f"other {key}" for key in before if key != "examples" and after.get(key, before[key]) != before[key]]
     if before.get("examples") != after["examples"]:
         changes.insert(0, f"{before.get('examples')} -> {after['examples']} examples")

@@ -58,9 +58,9 @@ def make(
 
 
 def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record that `make` wrote for a dataset of type `kind`.
+    """Return the record that `make` wrote for a dataset of type `kind`, with its keys, such as "sha256".
 
-    Only the settings in `expected` are compared with its recipe.
+    Of its recipe, only the settings in `expected` are compared, by name and value.
 
     Raises:
         DataError: the record is missing or damaged, or has another version or another recipe.

@@ -26,7 +26,8 @@ def count_cores() -> int:
 def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
     """Yield function(item) for each item, in order, computed by worker processes, or in this process for 0 workers.
 
-    At most 2 x workers + 1 results are in memory at a time.
+    At most 2 x workers + 1 results are in memory at a time. With workers, function, items and results must be
+    picklable. An error of `function` is raised in place of its result.
 
     Raises:
         DataError: a worker was killed.

@@ -211,10 +211,13 @@ def take_subset(source: Finite, examples: int) -> Finite:
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text file of names. Only line feeds and carriage returns end a line.
 
+    After the last line end, "" follows.
+
     Bytes that are not UTF-8 are decoded like file names, so that they equal names of folders with the same bytes.
 
     Raises:
         DataError: the file is UTF-16 or binary.
+        OSError: it cannot be read, or is not a regular file.
     """
     content = files.read_input(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:

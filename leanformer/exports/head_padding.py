@@ -51,6 +51,8 @@ def padded_config(c: ConfigDict) -> ConfigDict:
 def pad_heads(model: ModelSetup, weights: Any) -> tuple[ModelSetup, Any]:
     """Return a model with heads and channels of zeros, so that num_heads x head_dim is the width, and its weights.
 
+    Weights are pairs (parameters, batch statistics), of which the statistics are unchanged.
+
     It computes the same: added heads have zero values, added channels add nothing to logits, and queries are scaled for
     the other dimension in 1/√head_dim.
 

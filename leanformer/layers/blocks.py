@@ -189,7 +189,7 @@ class Block(nnx.Module):
         return self.attention(normed, context)
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache of the attention for `batch` rows of `size` tokens."""
+        """Return an empty cache for `batch` rows of `size` tokens: arrays by name, as the attention's `empty_cache`."""
         return self.attention.empty_cache(batch, size)
 
 

@@ -190,7 +190,10 @@ class MultiHeadAttention(nnx.Module):
         return {} if self.soft_cap is None else {"soft_cap": jnp.float32(self.soft_cap)}
 
     def attended(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[dict[str, Array], Any]:
-        """Return the arrays q, k, v and out (before the output projection) by name, and the extended cache or None.
+        """Return the arrays of the attention by name, and the extended cache, None if the context has none.
+
+        The arrays are q (B T N H), k (B S K H), v (B S K H') and out (B T N H', before the output projection). S is T,
+        or the length of the cache.
 
         The fused kernel pads an odd number of tokens to an even one, so arrays may have T + 1 tokens. With a
         `logit_scale`, the returned q is scaled so that attention is softmax(Q Kᵀ / √H).

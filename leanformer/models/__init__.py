@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from leanformer.errors import ConfigError
 from leanformer.layers.model_base import Family
@@ -33,8 +34,16 @@ def check(name: str, **arguments: Any) -> None:
     find_class(name).check(arguments)
 
 
-def build(name: str, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, **arguments: Any) -> Family:
-    """Build a model from the name of its architecture and keyword arguments. Raises ConfigError if they are invalid.
+def build(name: str, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, **arguments: Any) -> Family:
+    """Build a model from the name of its architecture and the keys of config.model, with random weights.
+
+    Raises ConfigError if the name is unknown, or an argument is missing or invalid.
+
+    Args:
+        name: architecture, a module of leanformer/models.
+        rngs: keys of the weights.
+        dtype: dtype of the activations.
+        arguments: values of keys of config.model.
 
     >>> sizes = {"width": 8, "depth": 2, "num_heads": 4, "head_dim": 3, "mlp_dim": 16}
     >>> images = {"image_size": 8, "patch_size": 4, "num_classes": 5, "channels": 3}

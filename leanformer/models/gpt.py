@@ -131,7 +131,7 @@ class Model(Family):
         return self.norm(x), {"blocks": taps}
 
     def unembedding(self) -> tuple[Float[Array, "d v"], Float[Array, "v"] | None]:
-        """Return the matrix (D, V) and the bias (V, or None) that map the result of `hidden` to logits."""
+        """Return the matrix (D, V) and the bias (V, or None) that map the result of `hidden` to uncapped logits."""
         if not hasattr(self, "head"):
             return self.embed[...].T, None
         return self.head.kernel[...], None if self.head.bias is None else self.head.bias[...]
@@ -149,7 +149,10 @@ class Model(Family):
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for `batch` rows of `size` tokens. Raises ConfigError above `max_length` tokens."""
+        """Return an empty cache for `batch` rows of `size` tokens, as `Stack.empty_cache`.
+
+        Raises ConfigError above `max_length` tokens.
+        """
         check_length(size, self.max_length)
         return self.blocks.empty_cache(batch, size)
 

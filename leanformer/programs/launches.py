@@ -85,7 +85,7 @@ class Loop:
 def describe(compiled: jax.stages.Compiled, mesh: Mapping[str, int]) -> dict[str, Any]:
     """Return the launches of a program by group, its loops and its collectives, as plain values for JSON.
 
-    `programs.read_kernels` lists the keys.
+    `programs.read_kernels` has the same arguments and lists the keys.
     """
     loops = read(compiled.as_text() or "", mesh)
     return {

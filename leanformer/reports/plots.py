@@ -38,6 +38,8 @@ def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
 def make_run_plots(records: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Return the plots of a run by name: loss, accuracy, lr, every other metric, and conditioning from the probe.
 
+    `records` are the lines of metrics.jsonl.
+
     Plots without data are left out.
     """
     accuracy = {key: find(key).label for key in ("top1", "top5", "ema_top1")}

@@ -142,7 +142,7 @@ def lines(path: str, flag: str) -> list[str]:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises WorkdirError if it is not valid JSON."""
+    """Return the content of a JSON file. Raises WorkdirError if it is not valid JSON, OSError if it cannot be read."""
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:

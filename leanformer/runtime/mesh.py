@@ -143,10 +143,10 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axes]) -> Any:
     """Return a tree with the sharding of every leaf of a state `tree`, by the `axes` of the model's parameters by name.
 
-    `tensor` splits the axis that a layer declares. `fsdp` splits the largest axis that it divides and that `tensor`
-    does not split, except for leaves of fewer than SMALL elements. The axis of stacked layers is not split, because a
-    scan reads its slices one after the other. Optimizer moments and EMA weights, whose names end with the full name of
-    their parameter, are sharded like it.
+    `tensor` splits the axis that a layer declares, if it divides it. `fsdp` splits the largest axis that it divides and
+    that `tensor` does not split, except for leaves of fewer than SMALL elements. The axis of stacked layers is not
+    split, because a scan reads its slices one after the other. Optimizer moments and EMA weights, whose names end with
+    the full name of their parameter, are sharded like it.
     """
     parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
 

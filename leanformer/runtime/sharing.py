@@ -46,12 +46,12 @@ class Axes:
 
 
 def heads(axis: int) -> dict[str, Any]:
-    """Return {KEY: declaration}, the metadata of a parameter that is split over heads along `axis`, such as -2."""
+    """Return {KEY: `TensorParallelAxis`}, the metadata of a parameter split over heads along `axis`, such as -2."""
     return {KEY: TensorParallelAxis(axis, "heads")}
 
 
 def key_heads(axis: int) -> dict[str, Any]:
-    """Return {KEY: declaration}, the metadata of a parameter that is split over key and value heads along `axis`.
+    """Return {KEY: `TensorParallelAxis`}, the metadata of a parameter split over key and value heads along `axis`.
 
     The index `axis` is negative. Query heads may share these heads, so there may be fewer of them than devices.
     """
@@ -59,5 +59,9 @@ def key_heads(axis: int) -> dict[str, Any]:
 
 
 def hidden(axis: int) -> dict[str, Any]:
-    """Return {KEY: declaration}, the metadata of a parameter split over an MLP's hidden channels along `axis`, as -1."""
+    """Return {KEY: `TensorParallelAxis`}, the metadata of a parameter split over hidden channels of an MLP.
+
+    Args:
+        axis: index of their axis from the end, such as -1.
+    """
     return {KEY: TensorParallelAxis(axis, "hidden channels")}

@@ -57,7 +57,7 @@ def complete_steps(names: Iterable[str]) -> list[int]:
 
 
 def names_of_step(names: Iterable[str], step: int) -> list[str]:
-    """Return those names that belong to the checkpoint of a step, with its list of checksums last."""
+    """Return those names that belong to the checkpoint of a step, sorted, with its list of checksums last."""
     inside = [name for name in names if step_of(name) == step]
     return sorted(inside, key=lambda name: (name == manifest_of(step), name))
 

@@ -68,7 +68,7 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
 
 
 def print_failures(failed: Mapping[SweepRun, str]) -> None:
-    """Print to the standard error {failed run: last lines of its log}, as `finish` returns them."""
+    """Print failed runs to the standard error; `failed` is {run: last lines of its log}, as `finish` returns it."""
     for member, log in failed.items():
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)
 

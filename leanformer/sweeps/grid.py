@@ -122,7 +122,8 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
         started = member.finished or (member.workdir / "config.json").is_file()
         differing = run_files.config_changes(member.workdir, member.config) if started else {}
         silent = {key for key in differing if key_docs.is_run_only(key, member.config)}
-        longer = {key for key, (was, now) in differing.items() if key in LENGTHS and now > was}
+        lengths = {key: ends for key, ends in differing.items() if key in LENGTHS and None not in ends}
+        longer = {key for key, (was, now) in lengths.items() if now > was}
         if other := [key for key in differing if key not in silent | longer]:
             values = "; ".join(f"{key}={differing[key][0]}, now {differing[key][1]}" for key in other[:3])
             values += f"; and {format_count(len(other) - 3, 'more key')}" * (len(other) > 3)

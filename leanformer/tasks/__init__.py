@@ -60,9 +60,13 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
 
 
 def fingerprint(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[str, dict[str, Any]]:
-    """Return {name of a split: its `fingerprints.compute`} for the splits that `open_data` returned.
+    """Return {name of a split in the data, such as "train": its fingerprint}; {} except in the process that writes.
 
-    Names are those in the data, such as "train". The result is {} except in the process that writes.
+    A fingerprint has `examples`, their number, and digests of the content, see `fingerprints.compute`.
+
+    Args:
+        c: config.
+        train, held_out: splits, as `open_data` returns them.
     """
     splits = {c.data.train_split: train, **_by_split(c, held_out)} if multihost.is_primary() else {}
     return {split: fingerprints.compute(source) for split, source in splits.items()}

@@ -231,7 +231,7 @@ class CausalLanguageModelling(TokenObjective):
 
 
 def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of `TextData` and those of `TokenObjective`, without `soft_cap`, from a config.
+    """Return the keyword arguments of `TextData`, and those of `TokenObjective` without `soft_cap`, from a config.
 
     Raises ConfigError for an unknown `data.name`.
     """

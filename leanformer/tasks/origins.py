@@ -26,7 +26,10 @@ def source_run(path: str | None) -> Path | None:
 
 
 def required_model_keys(workdir: Path) -> dict[str, Any]:
-    """Return {key of config.model: value in a run} for the keys that a model started from its weights must share."""
+    """Return {key of config.model: value in a run} for the keys that a model started from its weights must share.
+
+    Raises WorkdirError if the config.json of the run is broken.
+    """
     model = artifacts.load_config(workdir).model.to_dict()
     return {key: value for key, value in model.items() if key not in FREE}
 

@@ -174,6 +174,9 @@ def compiled_seconds(workdir: Path) -> float | None:
 
 
 def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:
-    """Write config.json: the config, its provenance (commit, versions, devices), and the values `more` by key."""
+    """Write config.json: {"config": config}, the keys of `provenance`, and `more`, values of JSON's types by key.
+
+    Creates the folder. Only process 0 writes the file.
+    """
     workdir.mkdir(parents=True, exist_ok=True)
     write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance(), **more})

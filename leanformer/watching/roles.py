@@ -93,7 +93,9 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def find_role(name: str) -> tuple[str, str | None]:
-    """Return the layer of a tensor of the given name, and its role there; the role is None for a matrix without one.
+    """Return the layer of a tensor of the given name, and its role there, a value of ROLES.
+
+    For a matrix without a role it is None; the layer is then the whole name if no part of that is a number.
 
     >>> find_role("encoder.layer.0.attention.output.dense.weight")
     ('encoder.layer.0.attention', 'out')

@@ -237,10 +237,11 @@ def test_sweep_table(head_sweep):
         (["--config=configs/nope.py"], ["configs/nope.py"]),
         (["--config=configs/quickstart.py", "--step=3"], ["--step", "--workdir"]),
         (["--config=configs/quickstart.py", "--heads=3"], ["--heads", 3, 1, 2, 4, 8]),
+        (["--config=configs/quickstart.py", "--heads=0"], ["--heads=0", 1]),
         (["--config=configs/quickstart.py", "--measures=kappa"], ["--measures", "kappa", "attention_output"]),
         (["--config=configs/quickstart.py", "--examples=0"], ["probe.examples=0", 1]),
     ],
-    ids=["neither", "no file", "step", "heads", "measures", "examples"],
+    ids=["neither", "no file", "step", "heads", "no heads", "measures", "examples"],
 )
 def test_bad_flags_are_one_message(tmp_path, words, parts):
     check_refused([*command("probe", config=None), *words, f"--out={tmp_path}"], *parts)

@@ -224,6 +224,7 @@ def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
         (["--texts=NONE", "--workdir=TEXTS"], ("NONE",)),
         (["--texts=TEXTS", "--config=minilm", "--weights=x", "--best"], ("--best", "--weights=x")),
         (["--texts=TEXTS", "--config=minilm", "--weights=x", "--tokenizer=NONE"], ("tokenizer", "NONE")),
+        (["--texts=TEXTS", "--config=quickstart", "--weights=x"], ("--tokenizer", "images")),
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ from processes import FAST_COMPILE_FLAGS, ROOT, read_records_by_step
 
 from leanformer import sweep
 from leanformer.config import key_docs
-from leanformer.sweeps import executor, member_process
+from leanformer.sweeps import executor, grid, member_process
 
 
 CONFIGS = [str(ROOT / "configs" / f"{name}.py") for name in ("quickstart", "quickstart_baseline")]
@@ -42,6 +42,14 @@ def test_runs_are_the_product_of_the_grid(tmp_path):
     assert result[1].workdir == tmp_path / "quickstart,num_heads=2,lr=1e-3,seed=1"
     for word in ("--config.model.num_heads=2", "--config.seed=1", "--config.model.depth=1", f"--config={CONFIGS[0]}"):
         assert word in result[1].command
+
+
+def test_folder_of_another_task_is_refused(tmp_path):
+    """A length that only one of the two configs has cannot be compared."""
+    (member,) = sweep.make_runs([str(ROOT / "configs" / "quickstart_gpt.py")], [], ["total_tokens=1e6"], 1, tmp_path)
+    fake_runs.write_run(member.workdir)
+    with refuses(member.workdir):
+        grid.select_unfinished([member])
 
 
 class FakeJob:

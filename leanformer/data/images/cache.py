@@ -233,6 +233,7 @@ class Cache:
         return f"{self.folder}, example {index}"
 
     def fingerprint(self) -> dict[str, str]:
+        """Return a digest of the cache's record, {"shards": digest}, for `data.fingerprints`."""
         return {"shards": self._digest}
 
 

@@ -76,6 +76,7 @@ class Folder:
         return self._files.tolist() if self._listed else []
 
     def fingerprint(self) -> dict[str, str]:
+        """Return digests of the file names, classes and file sizes, by name, for `data.fingerprints`."""
         sizes = fingerprints.digest_sizes(self.name, len(self))
         return {
             "names": fingerprints.digest(self._files),
@@ -178,6 +179,7 @@ class Idx:
         return f"{self.folder}, {self.split}, image {index}"
 
     def fingerprint(self) -> dict[str, str]:
+        """Return digests of the images and of the labels, by name, for `data.fingerprints`."""
         return {"images": fingerprints.digest(self._images), "labels": fingerprints.digest(self._labels)}
 
 
@@ -264,6 +266,7 @@ class Tfds:
         return f"tfds:{self.dataset}, {self.split}, example {index}"
 
     def fingerprint(self) -> dict[str, str]:
+        """Return the full name of the dataset with its version, {"version of the dataset": name}."""
         return {"version of the dataset": self._version}
 
 

@@ -216,7 +216,10 @@ def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any
 
 
 def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[Any]) -> np.ndarray:
-    """Return an image rotated counter-clockwise about its centre; uncovered pixels have the colour `fill`."""
+    """Return an image of the same shape, rotated counter-clockwise about its centre.
+
+    Uncovered pixels have the colour `fill`. The image and its interpolation are those of `affine`.
+    """
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
     return affine(pixels, (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y), fill)

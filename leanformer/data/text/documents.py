@@ -90,7 +90,11 @@ class Documents:
         return sum(file.stat().st_size for file in self.files)
 
     def identity(self) -> dict[str, Any]:
-        """Return a value that changes if the texts change: names, sizes and times of the files, and the settings."""
+        """Return a dict, ready for JSON, that changes if the texts change: texts, files, separator and documents.
+
+        `files` is a digest of the names, sizes and modification times of the files; the others are the settings. Raises
+        OSError if a file is missing.
+        """
         stats = [(file.name, file.stat()) for file in self.files]
         named = json.dumps([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
         digest = hashlib.sha256(named.encode()).hexdigest()[:16]

@@ -111,7 +111,7 @@ class Windows(_Rows):
         return {"window": self.window}
 
     def window(self, draw: np.random.Generator) -> dict[str, Any]:
-        """Return a row from a random position: `tokens` and `targets`, int32 (T,), and the targets' `bytes`."""
+        """Return a row from a random position: `tokens` and `targets`, int32 (T,), and `bytes`, as in `Stream`."""
         start = int(draw.integers(len(self.corpus) - self.length + 1))
         return self._cut(start, start + self.length)
 

@@ -86,7 +86,7 @@ class Tokenizer:
         return self._base.token_to_id(token)
 
     def decode(self, tokens: Iterable[Any]) -> str:
-        """Return the text of tokens without special tokens; incomplete characters become �."""
+        """Return the text of token numbers. Special tokens are left out, and incomplete characters become �."""
         return self._base.decode([int(token) for token in tokens])
 
     def json(self) -> str:

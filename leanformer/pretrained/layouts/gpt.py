@@ -64,6 +64,8 @@ def rename(tensors: Mapping[str, np.ndarray], **arguments: Any) -> dict[str, np.
     Its norms have no scales, so these are 1. It normalises the token embeddings first, so their rows are normalised
     here. It rotates queries and keys the other way, so the halves of their channels are exchanged; and it rotates them
     before it normalises them, which commutes. Training a loaded model also trains the scales.
+
+    `arguments` are the keys of config.model, of which depth, width, head_dim and epsilon are read.
     """
     if not any(name.startswith("model.layers.0.mlp.fc1.") for name in tensors):
         return dict(tensors)

@@ -66,7 +66,10 @@ def warn_unchecked(path: str | Path) -> None:
 
 
 def class_names(path: str | Path) -> list[str]:
-    """Return the class names in the `config.json` beside published weights, in the order of the outputs; [] if none."""
+    """Return the class names in the `config.json` beside published weights, in the order of the outputs; [] if none.
+
+    The path is that of `check`. Raises WeightsError if the file is not a JSON object.
+    """
     config = _config_beside(path)
     content = _read(config) if config.is_file() else {}
     names = content.get("id2label") or content.get("label_names")  # of transformers, and of timm

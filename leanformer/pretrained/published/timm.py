@@ -180,7 +180,9 @@ NAMES = {  # patterns of registered names
 
 
 def find(architecture: str) -> tuple[Table, dict[str, Any]] | None:
-    """Return the table of a model registered in timm, and the arguments that its name implies; None if it is unknown.
+    """Return the table of a model registered in timm, and {argument: value} that its name implies; None if unknown.
+
+    A tag after a dot is ignored. The arguments are those of timm's constructor.
 
     >>> find("vit_small_patch16_224.augreg_in1k")[1]["num_heads"]
     6

@@ -112,7 +112,11 @@ def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table of condition numbers, with their rank correlation with the score."""
+    """Return the head and the rows of the table of condition numbers, with their rank correlation with the score.
+
+    The columns are matrix, number of configurations, Spearman's ρ, its interval ("too few" if it is -1 to 1 or wider),
+    and the number of configurations whose condition number is a lower bound.
+    """
     rows = []
     for measure in result:
         unbounded = measure.interval.high - measure.interval.low >= 2
