@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +34,10 @@ GONE = "GONE"  # submitit treats every unknown state as the end of a job
 
 
 def check(members: Sequence[SweepRun]) -> None:
-    """Raise ConfigError for the first run with an invalid config, and name it; one seed per grid point is checked."""
+    """Raise ConfigError for the first run with an invalid config, and name the run.
+
+    Of runs that differ only in the seed, one is checked.
+    """
     points = {member.words[:-1]: member for member in reversed(members)}
     for member in reversed(points.values()):
         try:
@@ -43,15 +47,21 @@ def check(members: Sequence[SweepRun]) -> None:
 
 
 def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[SweepRun, str]:
-    """Execute all unfinished runs and return the failed ones with the last lines of their logs.
+    """Execute all unfinished runs, and finished ones that are to train longer (`select_unfinished`).
+
+    Prints the numbers of runs and the progress. The summary.json of a run that is extended is deleted at the start.
 
     Args:
         members: runs of the sweep.
         folder: folder of the sweep; logs are written to folder/logs.
         f: flags of a command, with those of `cli.commands.SWEEP_FLAGS`.
 
+    Returns:
+        The failed runs, each with the last lines of its log; {} if none failed.
+
     Raises:
-        ConfigError: a flag or a config is invalid, or a folder belongs to a different run; nothing was started.
+        ConfigError: a flag or a config is invalid, a folder belongs to a different run, or SLURM refused the job array;
+            no run was started.
         KeyboardInterrupt: a stop was requested; the argument is the signal's number. Active runs have saved.
     """
     pending = select_unfinished(members)
@@ -74,9 +84,14 @@ def print_failures(failed: Mapping[SweepRun, str]) -> None:
 
 
 def make_executor(logs: Path, f: cli.Values) -> submitit.AutoExecutor:
-    """Return the executor of --cluster, which writes to the folder `logs`.
+    """Return submitit's executor for --cluster, which executes runs on this machine or as SLURM jobs.
 
-    Raises ConfigError if SLURM is not installed, or --slurm is given without it or has an unknown parameter.
+    Args:
+        logs: folder of its logs.
+        f: flags of the command; cluster, slurm and minutes are used.
+
+    Raises:
+        ConfigError: SLURM is not installed, or --slurm is given without --cluster=slurm or has an unknown parameter.
     """
     parameters = [(flag, *parse_assignment(flag, "--slurm")) for flag in f.slurm]
     if parameters and f.cluster != "slurm":
@@ -103,16 +118,17 @@ def make_executor(logs: Path, f: cli.Values) -> submitit.AutoExecutor:
 def run(
     units: Sequence[Unit], executor: submitit.AutoExecutor, places: list[dict[str, str]], f: cli.Values
 ) -> dict[Unit, str]:
-    """Execute runs, at most --parallel at once, and return the failed ones with the last lines of their logs.
+    """Execute runs, wait for their end, and return the failed ones, each with the last lines of its log.
 
     Args:
         units: runs to execute.
         executor: executor from `make_executor`.
-        places: environments of the runs on this machine, from `environments`.
-        f: flags of the command.
+        places: environments from `environments`, one per run at the same time on this machine; not used with SLURM.
+        f: flags of the command; cluster, parallel (runs at once with SLURM) and slurm are used.
 
     Raises:
         ConfigError: SLURM refused the job array.
+        KeyboardInterrupt: a stop was requested on this machine, and the active runs have saved.
     """
     if f.cluster == "slurm":
         executor.update_parameters(slurm_array_parallelism=f.parallel, slurm_setup=[CPUS])
@@ -138,6 +154,8 @@ def run(
 
 def has_accounts() -> bool:
     """Return whether this SLURM cluster keeps records of finished jobs (`sacct` works)."""
+    if shutil.which("sacct") is None:
+        return False
     return subprocess.run(["sacct", "--noheader"], capture_output=True, check=False).returncode == 0
 
 
@@ -148,7 +166,7 @@ class QueueWatcher(SlurmInfoWatcher):
     """
 
     def update(self) -> None:
-        """Store the states of all registered jobs as `squeue` lists them; a job that it does not list is GONE.
+        """Store the states of all registered jobs as `squeue` lists them; a job that it does not list is "GONE" (GONE).
 
         The base class calls this at intervals. If squeue exits with an error, the stored states stay as they are.
         """

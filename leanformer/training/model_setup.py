@@ -45,7 +45,7 @@ class ModelSetup:
         graphdef: static definition; `nnx.merge(graphdef, *weights)` is the model.
         init: function from a random key to initial weights.
         weights: shapes, dtypes and shardings of (parameters, batch statistics).
-        axes: axes of each parameter and statistic by name, for sharding.
+        axes: {dotted name: `sharing.Axes`} of each parameter and statistic, which decide its sharding.
     """
 
     config: ConfigDict
@@ -81,24 +81,28 @@ class ModelSetup:
             return self.random_weights(c.seed)
         return self.read_weights(c.init_from.path, c.init_from.layout, finite=finite)
 
-    def read_weights(
-        self, path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
-    ) -> Any:
+    def read_weights(self, path: str, layout: str, *, finite: bool = True) -> Any:
         """Return (parameters, batch statistics) of this model from a file of weights or from a workdir.
 
-        The arguments are those of the function `read_weights`. Warns if the files beside the weights describe another
-        model.
+        For published weights, the config.json beside them is compared with the model first. Differences that the
+        weights do not show, and a missing config.json, are warned of on stderr.
+
+        Args:
+            path: file or folder of weights, or folder of a run.
+            layout: layout of the file, one of `layouts.LAYOUTS`; "own" for a run.
+            finite: True to reject weights that contain NaN or infinity.
 
         Raises:
             ConfigError: `path` is a run, and `layout` is not "own"; or the model has no such layout.
-            CheckpointError: the checkpoint of a run does not exist or is damaged.
-            WeightsError: the weights cannot be read, or differ from the model in more than `config.init_from` allows.
+            CheckpointError: the run has no checkpoint, or it is damaged.
+            WeightsError: the weights cannot be read, their config.json does not match the model, or they differ from
+                the model in more than `config.init_from` allows.
         """
         from leanformer.pretrained import published  # here and below, since few runs read weights
         from leanformer.tasks import origins
 
         self._compare_settings(path, layout)
-        weights = self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
+        weights = self.map_weights(read_weights(path, layout, finite=finite), layout)
         if layout == "own":  # after the shapes, whose error says more
             model = self.config.model
             origins.warn_other_model(Path(path).expanduser(), model.to_dict(), models.find_class(model.name).settings)
@@ -127,7 +131,7 @@ class ModelSetup:
             origins.warn_other_tokenizer(Path(path).expanduser(), data.tokenizer)
 
     def warn_other_class_order(self, classes: Sequence[str] | None) -> None:
-        """Warn if the weights of `config.init_from` have a classifier for these classes in another order.
+        """Warn on stderr if the weights of `config.init_from` have a classifier for these classes in another order.
 
         Args:
             classes: names of the classes of the data; None if they have no names.
@@ -147,7 +151,7 @@ class ModelSetup:
 
         Args:
             tensors: arrays by their names in the file.
-            layout: naming scheme of the tensors, one of `layouts.LAYOUTS`.
+            layout: layout of the tensors, one of `layouts.LAYOUTS`.
 
         Raises:
             WeightsError: the tensors differ from the model in more than `config.init_from` allows.
@@ -163,13 +167,13 @@ class ModelSetup:
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
     def layout(self, name: str) -> list[Any]:
-        """Return the entries that map the tensors of a naming scheme to the parameters of this model.
+        """Return the map between a layout and the parameters of this model, a list of `layouts.entries.Entry`.
 
         Args:
             name: one of `layouts.LAYOUTS`; "own" for the names of leanformer.
 
         Raises:
-            ConfigError: the naming scheme does not exist for this model.
+            ConfigError: the layout does not exist for this model.
         """
         from leanformer.pretrained import layouts, native_layout
 
@@ -195,23 +199,30 @@ class ModelSetup:
     def eval_step(self, objective: Objective, *, detail: bool = False) -> Callable[[Any, Batch], dict[str, Any]]:
         """Return the evaluation step (weights, batch) -> sums, to be jitted; see `step.make_eval_step`.
 
-        `detail` adds sums that are too expensive for evaluations during training.
+        Args:
+            objective: objective with the statistics.
+            detail: True to add sums that are too expensive for evaluations during training.
         """
         return self.with_mesh(steps.make_eval_step(self.graphdef, objective, detail=detail))
 
     def probe_step(self, objective: Objective, measures: Sequence[str]) -> Callable[[Any, Batch], dict[str, Any]]:
         """Return the probe step (weights, batch) -> {measure: Summary or Reading}, to be jitted.
 
-        See `step.make_probe_step`.
+        See `step.make_probe_step` for its results.
+
+        Args:
+            objective: objective that makes the model's inputs from a batch.
+            measures: names in `conditioning.ACTIVATIONS`.
         """
         return self.with_mesh(steps.make_probe_step(self.graphdef, objective, measures))
 
     def count_flops(self, task: Task, hold: Callable[[Any], Any]) -> tuple[int, int]:
-        """Return the forward FLOPs and the training FLOPs per example, without those of rematerialisation.
+        """Return (forward FLOPs, training FLOPs) per example, without those of rematerialisation.
 
         Args:
             task: task of the run, with its inputs and loss.
-            hold: function that returns the parameters with stopped gradients of frozen ones.
+            hold: function from the parameters to the same with stopped gradients of frozen ones, such as
+                `LrScales.stop_frozen_gradients`.
         """
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
@@ -310,21 +321,20 @@ def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:
     return backends.resolve(c.model.backend, device=device, **about, **family.attention_widths(arguments))
 
 
-def read_weights(
-    path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
-) -> Mapping[str, Any]:
-    """Return the arrays in a file of weights, or in a checkpoint of a run, by their names there.
+def read_weights(path: str, layout: str, *, finite: bool = True) -> Mapping[str, Any]:
+    """Return the arrays in a file of weights, or in a run's best or else newest checkpoint, by their names there.
+
+    Of a run that keeps EMA weights, the result is these.
 
     Args:
-        path: file, or folder of a run.
-        layout: naming scheme of the file, one of `layouts.LAYOUTS`; "own" for a run.
-        step: step of a run's checkpoint, as in `Checkpoints.choose`.
-        best: True for the best checkpoint of a run; by default True if any was evaluated.
+        path: file or folder of weights, or folder of a run.
+        layout: layout of the file, one of `layouts.LAYOUTS`; "own" for a run.
         finite: True to reject weights that contain NaN or infinity.
 
     Raises:
         ConfigError: `path` is a run, and `layout` is not "own".
-        WeightsError, CheckpointError: the weights cannot be read.
+        CheckpointError: the run has no checkpoint, or it is damaged.
+        WeightsError: the weights cannot be read, or are not finite and `finite` is True.
     """
     if not is_run(path):
         from leanformer import pretrained
@@ -333,7 +343,5 @@ def read_weights(
     if layout != "own":
         raise ConfigError(f'{path} is the folder of a run, whose layout is "own", not "{layout}". Use "own".')
     with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
-        best = saved.best() is not None if best is None else best
-        chosen = saved.choose(step, best=best)
-        restored = saved.restore_weights(None, chosen if best or step is not None else None, finite=finite)
+        restored = saved.restore_weights(None, saved.best(), finite=finite)
     return restored.tensors

@@ -114,7 +114,7 @@ def test_integers_in_place_of_numbers_are_refused(tmp_path, dtype):
     with refuses("blocks.0.mlp.fc1.bias", np.dtype(dtype).name, "blocks.layers.mlp.up.bias", error=WeightsError):
         pretrained.load(pretrained.read(tmp_path / "w.safetensors"), layout, weights)
     tensors = pretrained.export(weights, layout) | {"extra": np.zeros(1, dtype)}
-    pretrained.load(tensors, [*layout, Entry("extra", (), same, optional=True)], weights)  # not read
+    pretrained.load(tensors, [*layout, Entry("extra", (), same)], weights)  # not read
 
 
 def test_other_formats_and_architectures_are_refused():
@@ -159,11 +159,10 @@ def test_extra_classifier_is_ignored_only_if_allowed():
         pretrained.load(tensors, layout, fresh, Allowed(new_head=True, heads=("classifier",)))
 
 
-def test_no_parameter_of_ours_is_optional_in_a_format():
-    """A backbone's file, such as Dinov2Model's, has no head. Only entries that are not read may be optional."""
+def test_layout_has_the_parameters_of_the_head():
+    """A backbone's file, such as Dinov2Model's, has no head, but a classifier's has."""
     vit = {"name": "vit", "depth": 3, "patch_size": 3, "layer_scale": 0.1}
     entries = layouts.layout("huggingface", vit | {"width": 13, "num_heads": 2, "head_dim": 5})
-    assert not [entry.theirs for entry in entries if entry.optional and entry.ours]
     assert {name for entry in entries for name in entry.ours} > {"head.kernel", "head.bias"}
 
 
@@ -199,7 +198,7 @@ def test_positions_are_resized_only_if_allowed():
 
 
 def test_entries_without_our_parameters_are_exported_only():
-    counter = Entry("bn.num_batches_tracked", (), same, optional=True, value=np.zeros((), np.int64))
+    counter = Entry("bn.num_batches_tracked", (), same, value=np.zeros((), np.int64))
     layout = [Entry("a", ("a",), same), counter]
     weights = ({"a": np.ones(2)}, {})
     assert set(pretrained.export(weights, layout)) == {"a", "bn.num_batches_tracked"}

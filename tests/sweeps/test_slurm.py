@@ -47,6 +47,11 @@ def test_accounting_is_detected_by_sacct(fake_program, status, expected):
     assert executor.has_accounts() is expected
 
 
+def test_cluster_without_sacct_has_no_accounts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert executor.has_accounts() is False
+
+
 def test_jobs_are_done_when_ended_or_gone_from_the_queue(fake_program):
     watcher = executor.QueueWatcher()
     states = {"7_0": "PENDING", "7_1": "RUNNING", "7_2": "COMPLETING", "7_3": "FAILED", "7_4": "CANCELLED"}

@@ -26,7 +26,11 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
     """Return the layout of `BertForSequenceClassification`, `BertForMaskedLM` or `BertModel`.
 
     It is the first for a classifier, the second for a model with transform and bias, else `BertModel` without its
-    pooler. Known heads of a file that the model lacks are not read. Arguments are those of the model.
+    pooler. Heads of these classes that the model lacks may be in a file, and are ignored.
+
+    Args:
+        depth, width, num_classes: keys of config.model.
+        other: the other keys of config.model.
 
     Raises:
         ConfigError: the model has an option that these do not have.
@@ -48,15 +52,19 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
         *norm("bert.embeddings.LayerNorm", "embed_norm"),
         *_blocks(depth),
         *_heads(classifier=bool(num_classes), masked=bool(other.get("transform"))),
-        Entry("bert.embeddings.position_ids", (), same, optional=True),  # a buffer in old files
+        Entry("bert.embeddings.position_ids", (), same),  # a buffer in old files
     ]
 
 
 def rename(tensors: Mapping[str, np.ndarray], **_: Any) -> dict[str, np.ndarray]:
-    """Return RoBERTa's tensors under the names of BERT; others unchanged.
+    """Return RoBERTa's tensors under the names of BERT, and those of any other model unchanged.
 
-    Its classifier reads the first token through a dense layer with tanh, as BERT's. It needs model.types=1,
-    model.epsilon=1e-05, and model.max_length of 2 less than its positions.
+    RoBERTa's classifier reads the first token through a dense layer with tanh, as BERT's. A model for its weights needs
+    model.types=1, model.epsilon=1e-05, and a model.max_length that is 2 less than RoBERTa's number of positions: the
+    first two are unused, and left out here.
+
+    Args:
+        tensors: tensors of the file by name.
     """
     if not any(name.startswith("roberta.") for name in tensors):
         return dict(tensors)
@@ -94,7 +102,7 @@ def _heads(*, classifier: bool, masked: bool) -> list[Entry]:
     names = [f"cls.{name}" for name in ("predictions.decoder.weight", "predictions.decoder.bias")]
     names += [f"cls.seq_relationship.{name}" for name in ("weight", "bias")]
     names += [entry.theirs for entry in pooled + masked_lm if entry not in loaded]
-    unread = {name: Entry(name, (), same, optional=True) for name in names}
+    unread = {name: Entry(name, (), same) for name in names}
     if masked:
         for name, original in COPIES.items():
             unread[name] = dataclasses.replace(unread[name], refused=UNTIED, copy_of=original)

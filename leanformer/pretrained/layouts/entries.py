@@ -21,7 +21,7 @@ class Form:
         rows: function from our shape to the length of the axis `cut` of the published tensor.
         load: function from a published tensor and our shape to our array.
         save: function from our array to the published tensor.
-        cut: axis along which a published tensor with several of our parameters is split.
+        cut: axis of the published tensor along which several of our parameters are concatenated.
     """
 
     rows: Callable[[Shape], int]
@@ -87,10 +87,14 @@ def conv(size: int, *, channels: int | None = None) -> Form:
 
 
 def neighbours(form: Form, width: int) -> Form:
-    """Return the form with the rotary channels, the last `width` of each head, in the order that models here expect.
+    """Return `form`, which in addition reorders the last `width` channels of each head, the rotary ones.
 
     Published weights rotate pairs of neighbours, ours pairs from two halves (`layers.positions.rotate`). Reordering
     queries and keys alike does not change their products.
+
+    Args:
+        form: conversion of the shapes, whose result has the channels of a head on its last axis.
+        width: number of rotary channels of a head, an even number.
     """
 
     def load(x: np.ndarray, shape: Shape) -> np.ndarray:
@@ -107,26 +111,30 @@ def neighbours(form: Form, width: int) -> Form:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Entry of a layout: one published tensor, or one per layer, and our parameters in it.
+    """Entry of a layout: one published tensor, or one per layer, and our parameters that it contains.
+
+    An entry without our parameters (`ours` is ()) describes a published tensor that loading ignores, and that may be
+    missing. `refused`, `copy_of` and `value` apply only to such entries.
 
     Attributes:
         theirs: name of the published tensor, with {i} for the number of the layer if `layers` is given.
-        ours: dotted names of our parameters or statistics in it, which are concatenated along the form's axis `cut`; ()
-            for a tensor that is known but not read.
-        form: form of all these parameters, or one per parameter with the same axis `cut`.
+        ours: dotted names of our parameters or statistics, which the published tensor concatenates along the axis `cut`
+            of their `Form`; () for a tensor that loading ignores.
+        form: `Form` that converts between the published shape and ours: one for all of `ours`, or one for each, with
+            the same `cut`.
         layers: L if our parameters have a leading layer axis and L tensors are published; None for one tensor.
-        optional: True if a tensor that is not read may be missing.
-        refused: reason why files with this tensor, which is not read, cannot be loaded; None if they can.
-        copy_of: name of another tensor, and `refused` is the reason only if the two differ; None if it always is.
-        value: value of a tensor that is not read, for export; None if it is left out.
-        blocks: number of blocks along the axis `cut` in which the parameters alternate, such as the number of heads.
+        refused: reason why files that contain the ignored tensor cannot be loaded, for the error; None if they can.
+        copy_of: name of another published tensor: `refused` then applies only if the two differ. None if it always
+            does.
+        value: array that export writes for the ignored tensor; None to write no such tensor.
+        blocks: number of blocks along the axis `cut` in which our parameters alternate, such as the number of heads; 1
+            if each is contiguous.
     """
 
     theirs: str
     ours: tuple[str, ...]
     form: Form | tuple[Form, ...]
     layers: int | None = None
-    optional: bool = False
     refused: str | None = None
     copy_of: str | None = None
     value: np.ndarray | None = None
@@ -134,7 +142,7 @@ class Entry:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """Form of each of our parameters, in the order of `ours`."""
+        """`Form` of each of our parameters, in the order of `ours`; () without our parameters."""
         return self.form if isinstance(self.form, tuple) else (self.form,) * len(self.ours)
 
     def names(self) -> list[str]:
@@ -144,13 +152,22 @@ class Entry:
         return [self.theirs.format(i=i) for i in range(self.layers)]
 
     def split(self, x: np.ndarray, rows: Sequence[int]) -> list[np.ndarray]:
-        """Split a published tensor into parts for our parameters, which have lengths `rows` along the axis `cut`."""
+        """Split a published tensor into one part per parameter of ours, still in the published form.
+
+        Args:
+            x: published tensor, of one layer.
+            rows: length of each part along the axis `cut`, in the order of `ours`.
+        """
         axis, cuts = self.forms[0].cut, np.cumsum(rows)[:-1] // self.blocks
         pieces = np.split(_split_axis(x, axis, self.blocks), cuts, axis + 1)
         return [piece.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for piece in pieces]
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the published tensor of parts for our parameters, in published form; the inverse of `split`."""
+        """Return the published tensor that consists of the given parts; the inverse of `split`.
+
+        Args:
+            parts: part of each of our parameters in the published form, in the order of `ours`.
+        """
         axis = self.forms[0].cut
         whole = np.concatenate([_split_axis(x, axis, self.blocks) for x in parts], axis + 1)
         return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
@@ -185,11 +202,14 @@ def norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
 
 
 def batch_norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
-    """Return the entries of a batch norm: scale, bias and running statistics. Arguments are those of `linear`."""
+    """Return the entries of a batch norm: weight, bias, running_mean and running_var, ours scale, bias, mean and var.
+
+    A published `num_batches_tracked` is ignored, and exported as 0. Arguments are those of `linear`.
+    """
     names = {"running_mean": "mean", "running_var": "var"}
     statistics = [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers) for a, b in names.items()]
     # The number of batches is used only by PyTorch's cumulative average, which no model here uses.
-    seen = Entry(f"{theirs}.num_batches_tracked", (), same, layers, optional=True, value=np.zeros((), np.int64))
+    seen = Entry(f"{theirs}.num_batches_tracked", (), same, layers, value=np.zeros((), np.int64))
     return [*norm(theirs, ours, layers=layers), *statistics, seen]
 
 

@@ -30,6 +30,10 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
 
     Rotary positions must have `rope_type` "default", so that DeepSeek's logits have no further factor.
 
+    Args:
+        depth, positions, attention: keys of config.model.
+        other: the other keys of config.model.
+
     Raises:
         ConfigError: the model has an option that these do not have.
     """
@@ -103,7 +107,7 @@ def _gpt2(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -
         *linear(f"{layer}.mlp.c_fc", f"{OURS}.mlp.up", axis(1), layers=depth),
         *linear(f"{layer}.mlp.c_proj", f"{OURS}.mlp.down", axis(1), layers=depth),
         *norm("transformer.ln_f", "norm"),
-        *(Entry(f"{layer}.attn.{name}", (), same, depth, optional=True) for name in ("bias", "masked_bias")),
+        *(Entry(f"{layer}.attn.{name}", (), same, depth) for name in ("bias", "masked_bias")),
     ]
     return entries + _head(tied, head_bias, "transformer.wte.weight")
 
@@ -128,7 +132,7 @@ def _llama(
         *linear(f"{layer}.self_attn.o_proj", f"{OURS}.attention.out", matrix(2), bias=bias, layers=depth),
         Entry(f"{layer}.post_attention_layernorm.weight", (f"{OURS}.norm2.scale",), same, depth),
         Entry("model.norm.weight", ("norm.scale",), same),
-        Entry(f"{layer}.mlp.gate.weight", (), same, depth, optional=True, refused=experts),  # router of the experts
+        Entry(f"{layer}.mlp.gate.weight", (), same, depth, refused=experts),  # router of the experts
     ]
     for name in ("gate", "up", "down") if gated else ("up", "down"):
         entries += linear(f"{layer}.mlp.{name}_proj", f"{OURS}.mlp.{name}", bias=False, layers=depth)
@@ -176,4 +180,4 @@ def _head(tied: bool, bias: bool, embed: str) -> list[Entry]:
     if not tied:
         return linear("lm_head", "head", bias=bias)
     reason = f"that differs from {embed}, but the model has one matrix for both. Set --config.model.tied=False."
-    return [Entry("lm_head.weight", (), same, optional=True, refused=reason, copy_of=embed)]
+    return [Entry("lm_head.weight", (), same, refused=reason, copy_of=embed)]

@@ -6,7 +6,12 @@ from leanformer.pretrained.layouts.entries import Entry, attention, conv, linear
 
 
 def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = False, **other: Any) -> list[Entry]:
-    """Return the layout of timm's `VisionTransformer` or `VisionTransformerDistilled`, by the model's arguments."""
+    """Return the layout of timm's `VisionTransformer`, or with `distilled` of `VisionTransformerDistilled`.
+
+    Args:
+        depth, patch_size, pool, distilled: keys of config.model.
+        other: the other keys of config.model, of which layer_scale is read.
+    """
     ours = "blocks.layers"
     entries = [
         *linear("patch_embed.proj", "patch_embed", conv(patch_size)),
@@ -61,7 +66,7 @@ def huggingface(
         entries += linear(f"{layer}.attention.attention.{part}", f"{ours}.attention.{part}", layers=depth)
     if dino:
         entries += [Entry(f"{layer}.layer_scale{n}.lambda1", (f"{ours}.gamma{n}",), same, depth) for n in (1, 2)]
-        mask = Entry("embeddings.mask_token", (), same, optional=True)  # used only by its training objective
+        mask = Entry("embeddings.mask_token", (), same)  # used only by its training objective
         return [*entries, mask, *linear("classifier", "head")]
     if distilled:
         entries.append(Entry(f"{prefix}embeddings.distillation_token", ("dist_token",), same))
