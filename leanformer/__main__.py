@@ -36,7 +36,10 @@ def usage() -> str:
 
 
 def main() -> None:
-    """Run the command that the first word of the command line names, or print the help page."""
+    """Run the command that the first word of the command line names, or print the help page.
+
+    For an unknown command it prints a message to stderr, and exits with status 2.
+    """
     name, *rest = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
         sys.argv = [f"leanformer {name}", *rest]
@@ -49,7 +52,11 @@ def main() -> None:
 
 
 def run(name: str) -> NoReturn:
-    """Run a command with the words of `sys.argv` as the only task of this process, and exit with its status."""
+    """Run a command with the words of `sys.argv` as the only task of this process, and exit with its status.
+
+    Args:
+        name: name of the command, a key of COMMANDS.
+    """
     terminal.open_streams(result=name not in FILES)
     if name in TRAINING:
         from leanformer.runtime import signals

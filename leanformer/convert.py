@@ -52,12 +52,13 @@ def check_reference(model: ModelSetup, weights: Any, reference: pretrained.Tenso
     Args:
         model: setup of the model.
         weights: weights of the model.
-        reference: tensors `input` (images B C height width or B height width C, or tokens B T) and `logits` (B V or
-            B T V) of the original model.
+        reference: tensors of the original model: `input` (images B C height width or B height width C, or tokens B T)
+            and `logits` (B V or B T V).
         path: path of the reference, for errors.
 
     Raises:
-        WeightsError: `input` or `logits` is missing or has the wrong shape, or the logits differ by more than rounding.
+        WeightsError: `input` or `logits` is missing or has the wrong shape, or the logits are not finite or differ by
+            more than float32 rounding.
     """
     missing = {"input", "logits"} - reference.keys()
     if missing:

@@ -50,8 +50,11 @@ def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
     device), modules (parameters by module), batch_size and device (its type).
 
     Args:
-        c: config.
+        c: validated config.
         memory: False to skip the compilation for train_memory_bytes, which is then None.
+
+    Raises:
+        ConfigError: the config does not fit the devices.
     """
     run = step.build(c, None)
     forward, training = run.flops_per_example
@@ -69,12 +72,17 @@ def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
 def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Return memory, FLOPs and communication volume per device of a training step on `c.mesh`.
 
-    The keys are mesh, batch_size, dtype, attention (its backend), params, bytes_per_device (by content), and those of
+    The keys are mesh (sizes by axis), batch_size, dtype, attention (its backend), params (their number),
+    bytes_per_device {content: bytes, with "temporaries" and "all" for the peak}, and those of
     `programs.read_communication`.
 
     Args:
-        c: config.
-        devices: as many devices as the mesh has, of any type.
+        c: validated config.
+        devices: as many devices as the mesh has, CPU devices for instance, since nothing is run.
+
+    Raises:
+        ConfigError: the config does not fit the mesh.
+        NotImplementedError: the program cannot be read, as in `programs.read_communication`.
     """
     run = train_setup.build(c, examples=step.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
     compiled, communication = programs.read_communication(run.lower_train_step(), run.model.mesh.shape)
@@ -92,15 +100,18 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
 def gpu_cost(c: ConfigDict, name: str) -> dict[str, Any]:
     """Return memory, kernels and collectives of a training step compiled for GPUs that need not be attached.
 
-    Among the keys are bytes_per_device (by content), device_memory_bytes, limit_bytes (usable by JAX), and those of
+    The keys are device (its type), jax (version), mesh (sizes by axis), batch_size, dtype, peak_flops (FLOP/s; None if
+    not known), attention (its backend), attention_reason, params (their number), bytes_per_device {content: bytes, with
+    "temporaries" and "all" for the peak}, device_memory_bytes, limit_bytes (usable by JAX by default), and those of
     `programs.read_kernels`.
 
     Args:
-        c: config; one GPU per device of `c.mesh`.
+        c: validated config; one GPU per device of `c.mesh`.
         name: key of `hardware.DEVICES`, such as "h100".
 
     Raises:
-        ConfigError: the name is unknown, XLA's CUDA plugin is missing, or the config does not fit the mesh.
+        ConfigError: the name is unknown, XLA's CUDA plugin is missing, cuDNN was asked and does not support a call, or
+            the config does not fit the mesh.
     """
     run = step.build(c, name)
     compiled = programs.compile_for_gpu(run.lower_train_step())
@@ -124,6 +135,8 @@ def gpu_cost(c: ConfigDict, name: str) -> dict[str, Any]:
 
 def cpus(number: int) -> list[jax.Device]:
     """Return `number` virtual CPU devices, independent of the number of cores.
+
+    If JAX is not initialised yet, this process is restricted to them: JAX then uses no GPU.
 
     Raises:
         ConfigError: JAX is already initialised with fewer devices in this process.
@@ -166,16 +179,19 @@ def _too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
 
 
 def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
-    """Print the costs of a config's training step compiled for a GPU that need not be attached.
+    """Compile a config's training step for a GPU that need not be attached, and print its costs.
+
+    If JAX is not initialised yet, this process is restricted to the CPU.
 
     Args:
-        c: config.
+        c: validated config.
         name: name of the config.
         device: key of `hardware.DEVICES`, such as "h100".
         as_json: True to print one JSON object instead of tables.
 
     Raises:
-        ConfigError: the step does not fit the device's memory.
+        ConfigError: an error of `gpu_cost`; or, after the costs are printed, the step needs more memory than JAX uses
+            of the device.
     """
     _use_cpu_only()
     with phases.announce(COMPILING):

@@ -47,9 +47,10 @@ def read_texts(path: str) -> list[str]:
 
 
 def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
-    """Return the model that the flags give (a run, or a config with weights), with its weights, and its tokenizer.
+    """Return the model that the flags give, with its weights, and its tokenizer.
 
-    The config of --config is changed: dtype is float32, and init_from.path is --weights.
+    The model is that of a run (--workdir, with EMA weights if it keeps them), or of a config with weights (--config and
+    --weights). In the second case the config is changed: dtype is float32, and init_from.path is --weights.
 
     Args:
         f: values of the flags workdir, step, best, config, weights and tokenizer.
@@ -59,6 +60,7 @@ def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
         CheckpointError: the checkpoint does not exist or is damaged.
         DataError: the tokenizer is missing or invalid.
         WeightsError: the weights cannot be read, do not fit the model, or are not finite.
+        WorkdirError: the run's config.json is broken.
     """
     if (f.workdir is None) == (f.config is None) or (f.config is None) != (f.weights is None):
         raise ConfigError("The model is not specified. Pass --workdir=DIR, or --config=FILE with --weights=FILE.")

@@ -74,17 +74,23 @@ def main(f: cli.Values) -> None:
 def record(
     workdir: Path, out: Path | None, values: dict[str, Any], matrix: np.ndarray | None, classes: list[str]
 ) -> Path | None:
-    """Write an evaluation to evaluation.json, and its confusion matrix, if there is one, to a CSV file and a plot.
+    """Write an evaluation to a folder: its metrics to evaluation.json, and its confusion matrix, if there is one.
 
-    Return the path of the plot; None if it is not written. If no `out` is given and the run's folder is not writable, a
-    warning is printed.
+    The matrix is written to confusion.csv and plots/confusion.png, and the accuracy per class to evaluation.json. If no
+    `out` is given and the run's folder is not writable, a warning is printed to stderr.
 
     Args:
         workdir: folder of the run, which is written to by default.
-        out: folder to write to instead, if not None.
+        out: folder to write to instead, if not None; it is created.
         values: metrics by name, with `split` and `step`.
         matrix: counts, V V: rows are labels, columns predictions; None without classes.
-        classes: names of the classes.
+        classes: names of the V classes; [] without classes.
+
+    Returns:
+        The path of the plot; None without a matrix, or if the folder is not writable.
+
+    Raises:
+        OSError: `out` is given and cannot be written.
     """
     folder = out or workdir
     chart = None if matrix is None else folder / "plots" / "confusion.png"
@@ -106,12 +112,12 @@ def record(
 
 
 def format_errors(matrix: np.ndarray, classes: list[str], chart: Path | None) -> str:
-    """Return the classes of lowest accuracy and the most frequent errors as a page.
+    """Return the 5 classes of lowest accuracy and the 5 most frequent errors as text for a terminal.
 
     Args:
         matrix: counts, V V: rows are labels, columns predictions.
-        classes: names of the classes.
-        chart: path of the plot of the matrix, if there is one.
+        classes: names of the V classes.
+        chart: path of the plot of the matrix, to be named in the title; None if there is none.
     """
     by_class = dict(zip(classes, confusion.accuracy(matrix), strict=True))
     accuracies = {name: value for name, value in by_class.items() if value is not None}

@@ -35,7 +35,12 @@ BROKEN = "�"  # an incomplete character decodes to this
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of tokens, piece by piece as they arrive; a piece never ends within a character."""
+    """Yield the text of tokens, piece by piece as they arrive; a piece never ends within a character.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        tokens: token ids, as they are generated.
+    """
     received: list[int] = []
     printed = ""
     for token in tokens:

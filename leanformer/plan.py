@@ -72,7 +72,8 @@ class Budget:
             texts: values such as "params:40e6", "flops:1e9" and "memory:60e9@h100".
 
         Raises:
-            ConfigError: a value is not a budget, one is given twice, or it is more memory than the device has.
+            ConfigError: a value is not a budget, one is given twice, there is not exactly one of params and flops, or
+                the memory is more than the device has or the device is unknown.
         """
         amounts: dict[str, float] = {}
         flags: dict[str, str] = {}
@@ -134,7 +135,9 @@ def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
         metric: metric to predict, as in `runs.read`; None for the score of the runs.
 
     Raises:
-        ConfigError: there are too few architectures, or the runs are not comparable.
+        ConfigError: there are too few architectures, the runs are not comparable, a model has stages, or a value is
+            outside the range of its metric.
+        WorkdirError: a file of a run is corrupted.
     """
     data = runs.read(paths, metric)
     groups = comparison.group(data.runs)
@@ -194,14 +197,14 @@ def select_fitting(
     Args:
         c: config, whose other keys all architectures have.
         budget: budget with the memory limit and the device to compile for.
-        ranked: architectures, best first.
+        ranked: architectures (sizes in the order of AXES), best first.
         number: number of architectures to select.
 
     Returns:
-        The peak bytes per device of the architectures that fit, and a line for each that does not.
+        The peak bytes per device of each architecture that fits, and a line for each compiled one that does not.
 
     Raises:
-        ConfigError: no architecture fits.
+        ConfigError: no architecture fits, or an error of `step.build`.
     """
     fit: dict[Shape, int] = {}
     notes = []

@@ -100,9 +100,11 @@ def _select_best(scores: np.ndarray, classes: Sequence[str], top: int) -> list[d
 def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase | IO[str]) -> int:
     """Write the records of `classify_files` as they arrive, and return the number of unreadable files.
 
+    Each unreadable file is reported on stderr. It has a line in JSON, and no row in CSV.
+
     Args:
         lines: records from `classify_files`.
-        form: "json" or "csv".
+        form: "json" (one object per line) or "csv" (file, class, probability; one row per class).
         out: stream to write to.
     """
     table = csv.writer(out, lineterminator="\n")

@@ -42,7 +42,7 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
 
     The facts are `examples` (number); for labelled data, `classes` (names as text, their number, or None) and `labels
     seen` (of the read examples); and for the training split, `one core` (text: training examples/s). An endless
-    training split is left out.
+    training split is left out. Files that a split lists twice, and data that splits share, are reported on stderr.
 
     Raises:
         DataError: data are missing or unreadable, or do not fit the model; the message says how to fix it.
@@ -79,7 +79,9 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
 
 
 def examples_per_core(c: ConfigDict, module: DataModule, train: data.Source) -> float:
-    """Return the training examples/s that one core reads and augments, without the time waiting for a disk.
+    """Return the number of training examples per second that one core reads and augments, measured on one batch.
+
+    The time waiting for a disk does not count.
 
     Args:
         c: config, for the seed.
@@ -96,11 +98,11 @@ def examples_per_core(c: ConfigDict, module: DataModule, train: data.Source) -> 
 def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
     """Write a cache of the training split with smaller images, and of the unchanged evaluation split.
 
-    Evaluation on the cache gives the same numbers. The same call resumes after a kill.
+    Evaluation on the cache gives the same numbers. The same call resumes after a kill. A page on each split is printed.
 
     Args:
-        c: config.
-        folder: folder of the cache.
+        c: config; `data.workers` processes are used.
+        folder: folder of the cache, with a folder per split.
         short_side: maximal short side of the training images, in pixels.
 
     Raises:

@@ -38,12 +38,20 @@ from leanformer.watching.weights import watch_weights
 
 
 def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
-    """Yield the step, description and weights of each model to probe.
+    """Yield (step, description, weights) of each model to probe.
+
+    These are checkpoints of the run: all with --all, else that of --step, by default the newest. Without a run it is
+    one model at step 0, with the weights of --weights or at initialisation. The weights are a pair (parameters, batch
+    statistics).
 
     Args:
         model: setup of the model.
         workdir: folder of the run; None for initial or external weights.
-        f: values of the flags.
+        f: values of the flags step, all, weights and allow_nonfinite.
+
+    Raises:
+        CheckpointError: a checkpoint does not exist or is damaged.
+        WeightsError: weights cannot be read, do not fit the model, or are not finite without --allow_nonfinite.
     """
     finite = not f.allow_nonfinite
     if workdir is None:
@@ -60,9 +68,16 @@ def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> It
 
 
 def check_flags(f: cli.Values) -> list[int]:
-    """Return the numbers of heads in --heads, ascending and without repetitions; [] without the flag.
+    """Check the flags of a probe of a model, and return the numbers of heads in --heads.
 
-    Raises ConfigError if flags cannot be combined, a number of heads is not a whole number, or --seeds is below 1.
+    They are ascending and without repetitions; [] without the flag.
+
+    Args:
+        f: values of the command's flags.
+
+    Raises:
+        ConfigError: flags cannot be combined, a number of heads is not a whole number of at least 1, or --seeds is
+            below 1.
     """
     if f.workdir is not None and f.config is not None:
         raise ConfigError(
@@ -84,12 +99,12 @@ def check_flags(f: cli.Values) -> list[int]:
 
 
 def check_alone(f: cli.Values, names: Sequence[str], needs: str) -> None:
-    """Raise ConfigError if one of some flags is given, because another that it requires is not.
+    """Raise ConfigError if one of these flags is given; call this if the flags that they require are missing.
 
     Args:
         f: values of the flags.
-        names: flags that must have their defaults.
-        needs: what they require, for the message.
+        names: names of the flags that must not be given.
+        needs: what they require as text, such as "--workdir or --config", for the message.
     """
     for name in names:
         if getattr(f, name) not in (None, False, (), []):
@@ -97,9 +112,17 @@ def check_alone(f: cli.Values, names: Sequence[str], needs: str) -> None:
 
 
 def probe_weights(f: cli.Values) -> None:
-    """Print the measures of the matrices in --weights, a file or folder, and write probe.json and a plot to --out.
+    """Print the measures of the matrices in --weights, a file or folder, and write them to --out, by default probe.
 
-    Raises ConfigError for flags that need a model.
+    The files are probe.json and by_layer.png.
+
+    Args:
+        f: values of the command's flags.
+
+    Raises:
+        ConfigError: a flag needs a model, or does not fit the matrices.
+        WeightsError: the file cannot be read.
+        WorkdirError: the folder to write to is not writable.
     """
     check_alone(f, ("step", "all", "heads", "examples", "allow_nonfinite"), "--workdir or --config")
     out = Path(f.out or "probe").expanduser()
@@ -116,13 +139,16 @@ def probe_weights(f: cli.Values) -> None:
 def draw(
     out: Path, snapshots: list[dict[str, Any]], spectra: dict[str, Any], swept: Any, title: str | None
 ) -> list[str]:
-    """Write the plots for which there are data, and return their names. Plots of one checkpoint show the newest.
+    """Write the plots for which there are data, and return the names of their files.
+
+    These are by_layer.png and spectra.png of the last checkpoint in `snapshots`, over_steps.png of several checkpoints,
+    and over_heads.png.
 
     Args:
         out: folder for the plots.
         snapshots: `step`, `of` (description) and `measures` of each checkpoint.
-        spectra: singular values of the newest checkpoint, from `tables.describe`.
-        swept: measures by number of heads, None without --heads.
+        spectra: singular values of the last checkpoint, from `tables.describe`.
+        swept: result of `probing.sweep`; None without --heads.
         title: title of the plot over steps.
     """
     last, steps = snapshots[-1], [snapshot["step"] for snapshot in snapshots]

@@ -38,7 +38,7 @@ from leanformer.training import run_files
 
 
 def table(all_runs: Sequence[SweepRun]) -> str:
-    """Format one line per finished run of a sweep: name, final score and loss."""
+    """Format one line per finished run of a sweep: name, final score and loss. Other runs have none."""
     return "\n".join(text.wrap(f"  {run.workdir.name}  {run.final_score}", "    ") for run in all_runs if run.finished)
 
 

@@ -34,11 +34,18 @@ from leanformer.training.timer import Timer
 def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "the same call") -> int:
     """Train from the newest checkpoint in `workdir` to the end, or to a stop request. Return the exit status.
 
+    The status is 0 for a finished run, 75 or 130 after a stop request (see the module). Records, checkpoints,
+    summary.json and plots are written to `workdir`.
+
     Args:
-        c: config.
-        workdir: folder of the run.
-        dry_run: True to print processes, devices and the starting step without training.
+        c: validated config.
+        workdir: folder of the run, which is created if it does not exist.
+        dry_run: True to print processes, devices and the starting step without training or writing.
         again: command that resumes the run, for messages.
+
+    Raises:
+        LeanformerError: the class says what prevents training: ConfigError, DataError, WeightsError, CheckpointError,
+            WorkdirError or TrainingError (diverged, or the step does not fit the device).
     """
     return start(functools.partial(train_setup.prepare, c, workdir), c.hang_seconds, dry_run=dry_run, again=again)
 
@@ -46,12 +53,12 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
 def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool = False, again: str) -> int:
     """Set up a run, or several runs as one, and train it. Return the exit status: 0, or that of the stop request.
 
-    This function defines the order of the start-up.
+    The errors are those of `train`.
 
     Args:
-        prepare: function from a timer to the run.
+        prepare: function from the timer of the process to the run, which writes nothing.
         hang_seconds: time limit of one activity in seconds; 0 for none.
-        dry_run: True to print processes, devices and the starting step without training.
+        dry_run: True to print processes, devices and the starting step without training or writing.
         again: command that resumes the run, for messages.
     """
     timer = Timer()

@@ -37,12 +37,12 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
     """Train all runs as one program to the end, or to a stop request. Return the exit status, as `leanformer.train`.
 
     Args:
-        members: folder and config of each run.
+        members: folder and validated config of each run, at least one.
         again: command that resumes the runs, for messages.
 
     Raises:
-        ConfigError: the runs cannot be one program, or are at different steps.
-        TrainingError: one run diverged, which ends all of them.
+        ConfigError: the runs cannot be one program, are at different steps, or are finished.
+        TrainingError: one run diverged, which ends all of them, or the program does not fit the device.
     """
     vmap.check([c for _, c in members])
 

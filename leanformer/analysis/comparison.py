@@ -28,9 +28,10 @@ class RunGroup:
 
     Attributes:
         name: name in reports: the common name of the folders without their seeds, or KEY=VALUE,KEY=VALUE,...
-        keys: values of the config keys that distinguish the configurations.
+        keys: value of each config key that distinguishes the configurations, such as {"model.num_heads": 8}.
         runs: runs of the configuration.
-        by_block: score by block, for paired tests. A block is a seed, with the values of all other differing keys.
+        by_block: score of each block, for paired tests. A block is a text of the seed and of the values of the
+            differing keys that are not in `keys`. Runs of two configurations with the same block are a pair.
     """
 
     name: str
@@ -40,7 +41,7 @@ class RunGroup:
 
     @property
     def scores(self) -> np.ndarray:
-        """Score of each run, an array with one number per run."""
+        """Score of each run in the order of `runs`: an array with one number per run."""
         return np.array([run.value for run in self.runs])
 
     @property
@@ -65,15 +66,16 @@ class Pair:
     Attributes:
         first, second: names of the configurations.
         difference: difference of the means in units of the metric, with its standard error.
-        interval: 95 % confidence interval of the difference.
-        simultaneous_interval: confidence interval of the difference that holds for all pairs at once with at least
-            95 % confidence (Bonferroni).
-        p: p value of no difference.
-        p_holm: p value of no difference with Holm's correction for all pairs.
-        same: result of the equivalence test: SAME, OUTSIDE (the difference is above the margin) or UNKNOWN.
+        interval: 95 % confidence interval of the difference; infinite if it cannot be computed.
+        simultaneous_interval: confidence interval of the difference that holds for all pairs at once with at least 95 %
+            confidence (Bonferroni).
+        p: two-sided p value of equal means; 1 if it cannot be computed.
+        p_holm: `p` with Holm's correction for all pairs.
+        same: result of the equivalence test: "yes" (SAME), "no" (OUTSIDE: the absolute difference is above the margin)
+            or "inconclusive" (UNKNOWN).
         needed: approximate number of runs per configuration for an equivalence test to succeed if the two are equal;
             None if the test has a result, or if the number cannot be estimated.
-        better: name of the better configuration; None without a significant difference.
+        better: name of the better configuration; None if `p_holm` is not below 0.05.
     """
 
     first: str
@@ -89,9 +91,9 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """Results of the two tests in words, such as "A is better, by more than the margin" or "inconclusive".
+        """Results of the tests of difference and of equivalence, such as "A is better, by more than the margin".
 
-        Absence of evidence is never reported as evidence of absence.
+        If neither test has a result, the text begins with "inconclusive", and gives the number `needed` if it is known.
         """
         parts = [f"{self.better} is better"] if self.better else []
         if self.same == UNKNOWN:
@@ -107,11 +109,11 @@ class Comparison:
     Attributes:
         score: compared metric.
         margin: equivalence margin, in units of the metric: the largest difference to ignore.
-        margin_by: source of the margin, for messages.
+        margin_by: source of the margin as text: "--margin", or the default rule.
         shapes: configurations, best first.
         pairs: compared pairs: first those with the best configuration, then all others by p value.
-        left_out: reasons by folder name of the runs that are not counted.
-        notes: warnings that limit the conclusions.
+        left_out: reason for each run that is not counted, by the name of its folder.
+        notes: warnings that limit the conclusions, one sentence or more each.
     """
 
     score: Score
@@ -131,18 +133,19 @@ def compare(
     against: str | None = None,
     test: str = "paired",
 ) -> Comparison:
-    """Group runs by configuration, and compare all pairs, or all with one configuration.
+    """Group runs by configuration, compare the configurations in pairs, and return the comparison.
 
     Args:
         data: finished runs.
-        by: config keys that define a configuration; by default all keys that differ, except the seed.
-        margin: equivalence margin, in units of the metric; by default 1 % of the mean over all runs (MARGIN).
+        by: config keys that define a configuration; by default all keys of `Run.keys` that differ, so not the seed.
+        margin: equivalence margin, in units of the metric; by default 1 % (MARGIN) of the absolute mean score of all
+            runs.
         against: name of the configuration that the others are compared with; all pairs are compared if None.
         test: key of TESTS: "paired" by seed (Welch's test if seeds do not match), "welch" or "pooled".
 
     Raises:
-        ConfigError: a key of `by` is in no run or is the seed, the margin is not positive, or no configuration has the
-            name `against`.
+        ConfigError: a key of `by` is in no run or is the seed, the margin is not positive and finite, or no
+            configuration has the name `against`.
     """
     if margin is not None and not 0 < margin < math.inf:
         raise ConfigError(f"--margin={margin:g}: must be above 0 and finite. Give the largest difference to ignore.")
@@ -221,14 +224,14 @@ def _strip_common_words(names: Sequence[str]) -> list[str]:
 def judge(couples: Sequence[tuple[RunGroup, RunGroup]], higher: bool, margin: float, test: str) -> list[Pair]:
     """Return the comparison of each pair of configurations, in the same order.
 
-    The p values of each type of test (difference, equivalence, larger than the margin) are corrected for the number of
-    pairs (Holm).
+    Holm's correction for the number of pairs is applied separately to the p values of three tests: difference,
+    equivalence, and difference above the margin. `p_holm`, `better` and `same` of a result are corrected, `p` is not.
 
     Args:
         couples: pairs of configurations.
         higher: True if a higher score is better.
         margin: equivalence margin, in units of the metric.
-        test: key of TESTS.
+        test: "paired", "welch" or "pooled", as in `compare`; "pooled" uses the variance of all these configurations.
     """
     shapes = {shape.name: shape for couple in couples for shape in couple}
     common = statistics.pooled_std([shape.scores for shape in shapes.values()])

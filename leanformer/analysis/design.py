@@ -17,7 +17,8 @@ class Term(NamedTuple):
     Attributes:
         axis: name of the size, a key of `doublings`.
         power: exponent, 1 or 2.
-        prior: prior standard deviation of the coefficient, in units of the fitted scale per doubling.
+        prior: standard deviation of the coefficient's normal prior of mean 0, in units of the transformed error (logit
+            or logarithm, `surface.Scale`) per doubling, or per squared doubling.
     """
 
     axis: str
@@ -48,7 +49,8 @@ FLOOR = 1e-4  # fraction of the largest singular value; smaller values are round
 def doublings(d: Dimensions) -> dict[str, float]:
     """Return log2 of each size of an architecture by name; the mean of the logarithms if layers differ.
 
-    The names are those in SIZES, and "MLP / width" for the ratio of the two. An MLP of size 0 counts as 1.
+    The names are "parameters", "depth", "width", "heads", "head dimension", "MLP", and "MLP / width" for the ratio of
+    the two. An MLP of size 0 counts as 1.
     """
     sizes = {"parameters": d.params, "depth": d.depth, "width": d.width, "heads": d.heads, "head dimension": d.head_dim}
     result = {axis: float(np.mean(np.log2(size))) for axis, size in sizes.items()}
@@ -57,7 +59,7 @@ def doublings(d: Dimensions) -> dict[str, float]:
 
 
 def terms(sizes: Mapping[str, float], centre: Mapping[str, float]) -> list[float]:
-    """Return the values of TERMS for one architecture: its row of the regression, without the intercept.
+    """Return the values of TERMS for one architecture: its row of the design matrix, without the intercept.
 
     Args:
         sizes: sizes of the architecture, from `doublings`.
@@ -84,7 +86,7 @@ class Design:
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[Dimensions]) -> "Design":
-        """Return the ranges of the sizes, and the rows of the regression, for at least one trained architecture.
+        """Return the design of the trained architectures, of which there is at least one.
 
         An architecture whose layers differ counts with the mean of log2 over its layers.
         """
@@ -128,11 +130,13 @@ class Design:
     def collinear(self) -> list[tuple[list[str], list[str]]]:
         """Return groups of sizes whose effects the runs cannot separate, each as two lists of names; [] for none.
 
-        The product of the sizes in the first list varies with the product of the sizes in the second. If the second
-        list is empty, the product of the first is constant.
+        Over the trained architectures, a product of powers of the sizes in the first list is nearly proportional to a
+        product of powers of those in the second. If the second list is empty, the product of the first is nearly
+        constant.
 
-        Columns are scaled to length 1. Directions with a singular value below 1/30 of the largest are collinear. A size
-        belongs to a group if most of its coefficient's variance lies in collinear directions.
+        Only sizes with several values count. The columns of their logarithms are centred and scaled to length 1.
+        Directions with a singular value below 1/30 of the largest are collinear. A size belongs to a group if most of
+        its coefficient's variance lies in collinear directions.
         """
         used = [i for i, term in enumerate(TERMS) if term.power == 1 and self.values(term.axis) > 1]
         if len(used) < 2:
@@ -154,7 +158,11 @@ class Design:
         return groups
 
     def undetermined(self) -> list[str]:
-        """Return a sentence for each effect that the runs do not determine, so that its prior is unchanged."""
+        """Return a sentence for each effect that the runs do not determine; [] if there is none.
+
+        These are the effect of a size that did not vary, the squared term of a size with only two values, and the
+        separate effects of `collinear` sizes. In the regression they are determined by their priors.
+        """
         sentences = []
         for term in TERMS:
             if term.power == 1 and self.values(term.axis) == 1:

@@ -41,12 +41,13 @@ def model_dimensions(model: Mapping[str, Any], params: int, flops: int | None = 
     """Return the sizes of an architecture by layer.
 
     Args:
-        model: section `model` of a config; each size is one number, or one per layer.
+        model: section `model` of a config, with the keys depth, width, num_heads, head_dim and mlp_dim. The last three
+            are one number for all layers, or a tuple with one per layer.
         params: number of parameters, for the result.
         flops: forward FLOPs per example, for the result; None if not known.
 
     Raises:
-        ConfigError: the model has stages, or a size is not set.
+        ConfigError: a size, or value_dim, has another form, as in a model with stages, or is not set.
     """
     several = listed_per_layer(model)
     uneven = [axis for axis in AXES if axis not in several and type(model.get(axis)) is not int]

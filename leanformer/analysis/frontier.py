@@ -40,23 +40,27 @@ COST_METRICS: dict[str, Callable[[Run], Any]] = {
 
 
 def median_cost(shape: RunGroup, currency: str) -> float | None:
-    """Return the median of a cost over a configuration's runs; None if no run has recorded it.
+    """Return the median of a cost over a configuration's runs; None if it is not known for any run.
 
     Args:
         shape: configuration.
-        currency: key of COST_METRICS.
+        currency: key of COST_METRICS: "params", "flops" (training FLOPs of a run), "seconds" (in training steps) or
+            "bytes" (peak memory per device). Seconds and bytes are not known for runs that were trained with --vmap.
     """
     costs = [cost for run in shape.runs if (cost := COST_METRICS[currency](run)) is not None]
     return float(middles.median(costs)) if costs else None
 
 
 def pareto_front(shapes: Sequence[RunGroup], higher: bool, currency: str) -> list[str]:
-    """Return the names of the Pareto-optimal configurations, cheapest first; an empty list if a cost is unknown.
+    """Return the names of the Pareto-optimal configurations, cheapest first; [] if a configuration's cost is not known.
+
+    A configuration is Pareto-optimal if no other has at most its median cost and a mean score at least as good. Of
+    configurations with equal cost and score, one is listed.
 
     Args:
         shapes: configurations.
-        higher: True if a higher score is better.
-        currency: key of COST_METRICS.
+        higher: True if a higher score is better; otherwise a lower one.
+        currency: key of COST_METRICS, as in `median_cost`.
     """
     prices = {shape.name: median_cost(shape, currency) for shape in shapes}
     if None in prices.values():
@@ -104,11 +108,13 @@ class ScoreCorrelation:
     """Rank correlation of the score with a condition number at the last probe of each run, over configurations.
 
     Attributes:
-        measure: name of the matrix.
-        numbers: condition number of each configuration by name: median over layers, geometric mean over runs.
+        measure: name of the measured matrix, such as "attention_output".
+        numbers: condition number of each configuration by name: median over layers, geometric mean over runs. Those
+            without a condition number are left out.
         singular: names of the configurations with a numerically singular matrix; their number is a lower bound.
         rho: Spearman's correlation of `numbers` and mean scores; NaN if it cannot be computed.
-        interval: 95 % confidence interval of `rho`; -1 to 1 or infinite with too few configurations.
+        interval: 95 % confidence interval of `rho`; -1 to 1 with fewer than five configurations, infinite if `rho` is
+            NaN.
     """
 
     measure: str
@@ -119,7 +125,10 @@ class ScoreCorrelation:
 
 
 def score_correlations(comparison: Comparison) -> list[ScoreCorrelation]:
-    """Return the correlation with the score of each condition number that the last probe of every run has recorded."""
+    """Return the correlation of the score with each condition number that the last probe of every run has recorded.
+
+    The list is empty if a run has no probe, or if the runs have no measure in common.
+    """
     last = {shape.name: [_last_probe(run) for run in shape.runs] for shape in comparison.shapes}
     records = [record for group in last.values() for record in group]
     common = [name for name in records[0] if all(name in record for record in records)]

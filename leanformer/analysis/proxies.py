@@ -54,6 +54,9 @@ class Base:
         Args:
             name: file from which the config was loaded, FILE or FILE:ARGUMENT.
             c: the config; keys that differ from those in the file are the base's changes.
+
+        Raises:
+            ConfigError: the file does not exist or cannot be loaded.
         """
         file, colon, argument = name.partition(":")
         whole = f"{loading.find(file).absolute()}{colon}{argument}"
@@ -63,11 +66,11 @@ class Base:
         )
 
     def write(self, out: Path, named: Mapping[str, Shape], costs: Costs, why: str) -> list[Path]:
-        """Write one config file per architecture, and return the paths.
+        """Write one config file per architecture, and return the paths in the same order. Existing files are replaced.
 
         Args:
             out: folder of the files, which is created.
-            named: architectures by file name without ".py".
+            named: architectures (sizes in the order of AXES) by file name without ".py".
             costs: counts of the config's model; the file's docstring states the number of parameters.
             why: reason for the architecture, for the docstring.
         """
@@ -83,20 +86,21 @@ class Base:
 
 
 def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: str, words: Sequence[str]) -> Path:
-    """Train architectures with `leanformer.sweep`, which resumes interrupted runs. Return the folder of the runs.
+    """Train architectures with `leanformer.sweep` in a child process, and return the folder of the runs.
 
-    A stop signal to the sweep ends this process with the same exit status.
+    The same call resumes an interrupted sweep. Single runs may fail. A stop signal to the sweep ends this process with
+    the same exit status (SystemExit).
 
     Args:
-        out: folder; the configs are written to out/shapes, and the runs to out/runs.
+        out: folder; the configs are written to out/shapes, the runs to out/runs, and the settings to out/proxies.json.
         base: config that all runs share but for their sizes.
-        chosen: architectures to train.
+        chosen: architectures to train, as sizes in the order of AXES.
         costs: counts of the config's model.
         why: reason for the runs, for the docstrings of the configs.
         words: further flags of the sweep, such as --seeds=2.
 
     Raises:
-        ConfigError: the sweep rejected its arguments, or the folder holds proxy runs with other settings.
+        ConfigError: the sweep rejected its arguments, or out/proxies.json has other settings (base or --set).
         TrainingError: no run finished.
     """
     out.mkdir(parents=True, exist_ok=True)

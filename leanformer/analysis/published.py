@@ -28,9 +28,9 @@ class Effect:
     """Row of published_effects.csv: effect of a doubling of heads at fixed total width.
 
     Attributes:
-        kind: kind of model, a value of KINDS.
+        kind: kind of model, a value of KINDS: "decoder", "text encoder" or "image encoder".
         source: table and data set.
-        unit: NATS, or percent of an error.
+        unit: "nats" (NATS) for a change of the loss, or "% of error" for a relative change of the error.
         value: change of loss or error by the doubling; below 0 if more heads are better.
         low, high: ends of the 95 % interval of the change.
         models: number of models or of pairs of models from which it was estimated.
@@ -94,8 +94,10 @@ class Change:
 class Step:
     """Step from one architecture to another, and the effect of its change of heads in published models.
 
+    `str(step)` is a sentence for a report.
+
     Attributes:
-        kind: kind of model, a value of KINDS; empty if no table has such models.
+        kind: kind of model, a value of KINDS; empty if no table has such models, or if the two are of different kinds.
         before, after: number of heads and head dimension as text, such as "8 x 64".
         changes: change in each source that covers the step; empty if none does.
         reason: why no source covers it; empty if one does.
@@ -142,11 +144,13 @@ def _parse_range(text: str) -> tuple[int, int]:
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any], params: tuple[int, int]) -> Step | None:
-    """Return what published models say about the heads of `after` instead of `before`; None if heads are the same.
+    """Return the change that published models show for the step from `before` to `after`; None if heads are the same.
+
+    Heads are the same if num_heads and head_dim are equal. A step that no table covers has no changes, but a reason.
 
     Args:
         before, after: `model` sections of two configs.
-        params: parameters of both, embeddings included.
+        params: numbers of parameters of both, embeddings included.
     """
     if all(before.get(key) == after.get(key) for key in ("num_heads", "head_dim")):
         return None
@@ -251,12 +255,15 @@ def _sum(rows: list[Effect], doublings: list[float]) -> Change:
 def summarise(
     base: Mapping[str, Any], shapes: Iterable[tuple[int, ...]], params: Callable[[tuple[int, ...]], int]
 ) -> list[str]:
-    """Return lines on the steps from a config's model to each shape: one per covered step, and one for all others.
+    """Return lines on the steps from a config's model to several architectures.
+
+    There is one line per step that a table covers, and one with the number of steps that none covers. Architectures
+    with the same heads as the config have no line.
 
     Args:
         base: `model` section of the config.
-        shapes: sizes in the order of AXES.
-        params: number of parameters of a shape.
+        shapes: sizes of the architectures in the order of AXES; the other keys are those of `base`.
+        params: function from such sizes to the number of parameters.
     """
     first = params(tuple(base[axis] for axis in AXES))
     compared = (compare(base, {**base, **dict(zip(AXES, s, strict=True))}, (first, params(s))) for s in shapes)

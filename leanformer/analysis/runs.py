@@ -35,7 +35,7 @@ class Run:
     Attributes:
         workdir: folder of the run.
         seed: seed of its config.
-        keys: flat config, {"model.depth": 3, ...}, without IGNORED_KEYS and keys that change no result.
+        keys: flat config, {"model.depth": 3, ...}, without seed, data.dir, and keys that change no result.
         made_by: commit and devices of the run, for messages.
         summary: content of summary.json.
         records: lines of metrics.jsonl, in order.
@@ -52,12 +52,15 @@ class Run:
 
     @property
     def vmapped_runs(self) -> int:
-        """Number of runs that the program trained; seconds and memory are totals of all of them."""
+        """Number of runs that were trained as one program with this one; 1 without --vmap.
+
+        The recorded seconds and memory are totals of all of them.
+        """
         summary = self.summary
         return summary.get("vmapped_runs", summary.get("together", 1))  # "together" before version 0.1
 
     def cost(self, name: str) -> Any:
-        """Return the value of a key of the summary; None if an earlier version did not record it."""
+        """Return the value of a key of summary.json; None without the key, as in runs of earlier versions."""
         return self.summary.get(name)
 
 
@@ -68,7 +71,7 @@ class ComparableRuns:
     Attributes:
         runs: the runs, at least one.
         score: compared metric.
-        left_out: reasons by folder of the runs that are not counted: unfinished, or without a finite value.
+        left_out: reason for each run that is not counted, by its folder: unfinished, or without a finite value.
     """
 
     runs: list[Run]
@@ -79,10 +82,14 @@ class ComparableRuns:
 def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
     """Return the absolute folders of runs, each with True if it was given itself, False if inside a given folder.
 
-    If one of several paths is neither a run nor a sweep, such as the `compare` folder of a sweep in SWEEP/*, one line
-    on stderr says that it is skipped.
+    A run is a folder with a config.json, and a sweep a folder with runs in it. If one of several paths is neither, such
+    as the `compare` folder of a sweep in SWEEP/*, one line on stderr says that it is skipped.
 
-    Raises ConfigError if a path does not exist, none contains a run, or a run is given twice.
+    Args:
+        paths: folders of runs or of sweeps.
+
+    Raises:
+        ConfigError: a path does not exist, none contains a run, or a run is given twice.
     """
     result: dict[Path, bool] = {}
     skipped: dict[str, str] = {}
@@ -109,16 +116,21 @@ def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
 
 
 def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
-    """Return the finished runs in these folders, without unfinished runs of a sweep and runs without a finite value.
+    """Return the finished runs in these folders.
+
+    Unfinished runs of a sweep, and runs without a finite value of the metric, are left out.
 
     Args:
         paths: folders of runs or of sweeps.
-        metric: NAME, or NAME:higher or NAME:lower if the runs do not record which is better; by default the score of
-            the runs.
+        metric: NAME of a metric in the final evaluation records, or NAME:higher or NAME:lower if the runs do not record
+            which is better; by default the score of the runs.
 
     Raises:
-        ConfigError: an error of `find_workdirs`; a run named on its own is unfinished; no run is finished; tasks, data
-            or scores differ; the metric is unknown; two folders have the same config and seed.
+        ConfigError: an error of `find_workdirs`; a run named on its own is unfinished; no run is finished, or none has
+            a finite value; the final record of a run lacks the metric, or nothing tells which direction is better; the
+            runs have different scores and no metric is given; a key of MUST_MATCH_KEYS (task and evaluation data)
+            differs, or the tokenizer or loss if the metric depends on it; two folders have the same seed and equal
+            `Run.keys`.
         WorkdirError: a file of a run is corrupted.
     """
     summaries, left_out = {}, {}
@@ -228,13 +240,20 @@ def _comparable_value(run: Run, key: str) -> Any:
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Return the keys whose values differ between runs, in the order of the configs."""
+    """Return the keys of `Run.keys` whose values differ between runs, in the order of the configs.
+
+    A key that a run does not have counts as None.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.keys)
     return [key for key in keys if len({repr(run.keys.get(key)) for run in runs}) > 1]
 
 
 def error_limit(score: Score) -> float:
-    """Return the largest possible error of a score: 1 for a fraction, 2 for a correlation, infinity for a loss."""
+    """Return the largest possible error of a score, as `to_errors` computes it.
+
+    It is infinite if lower is better, 2 for a correlation (matthews, pearson, spearman), and 1 for any other score,
+    which is taken as a fraction.
+    """
     if not score.higher:
         return math.inf
     return 2.0 if score.name.removeprefix("ema_") in CORRELATIONS else 1.0
@@ -254,6 +273,9 @@ def to_errors(values: Sequence[float], score: Score) -> list[float]:
 
 
 def run_dimensions(run: Run) -> Dimensions:
-    """Return the sizes of a run's architecture. Raises ConfigError if the model has stages, or a size is not set."""
+    """Return the sizes of a run's architecture.
+
+    Raises ConfigError if the model has stages, or a size is not set, as `model_dimensions`.
+    """
     model = {key.removeprefix("model."): value for key, value in run.keys.items() if key.startswith("model.")}
     return model_dimensions(model, run.summary["params"], run.cost("forward_flops"))

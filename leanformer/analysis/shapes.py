@@ -46,7 +46,7 @@ class Costs:
     """Exact counts of parameters and FLOPs as polynomials in depth, width, heads, head dimension and MLP.
 
     Attributes:
-        coefficients: coefficient of each of the `polynomial_terms`, by key of COUNTS.
+        coefficients: coefficient of each of the `polynomial_terms`, by name of the count: "params" or "flops" (COUNTS).
     """
 
     coefficients: Mapping[str, Sequence[int]]
@@ -55,9 +55,11 @@ class Costs:
     def fit(cls, c: ConfigDict, names: Sequence[str]) -> "Costs":
         """Return the polynomials of a config's model, fitted to small models and verified on others.
 
+        The models are traced, not run.
+
         Args:
             c: config, whose own sizes of the model do not matter.
-            names: counts to fit, keys of COUNTS.
+            names: counts to fit: "params", "flops" (training FLOPs per example), or both.
 
         Raises:
             ConfigError: the model cannot be built with other sizes, or a count is not such a polynomial.
@@ -81,7 +83,12 @@ class Costs:
         return cls(fitted)
 
     def of(self, name: str, shape: Shape) -> int:
-        """Return a count of an architecture: "params", or "flops" for training FLOPs per example."""
+        """Return a count of an architecture.
+
+        Args:
+            name: "params", or "flops" for training FLOPs per example; it must have been fitted.
+            shape: depth, width, heads, head dimension and MLP width, in this order.
+        """
         return sum(c * term for c, term in zip(self.coefficients[name], polynomial_terms(shape), strict=True))
 
     def confirm(self, c: ConfigDict, shapes: Sequence[Shape]) -> None:
@@ -99,7 +106,12 @@ class Costs:
 
 
 def with_shape(c: ConfigDict, shape: Shape) -> ConfigDict:
-    """Return a copy of a config with other sizes of the model, in the order of AXES, and without probes."""
+    """Return a copy of a config with other sizes of the model, and without probes.
+
+    Args:
+        c: config.
+        shape: depth, width, heads, head dimension and MLP width, in this order.
+    """
     c = c.copy_and_resolve_references()
     with c.unlocked():
         c.model.update(dict(zip(AXES, shape, strict=True)))
@@ -111,6 +123,13 @@ def build(c: ConfigDict, shape: Shape) -> Run:
     """Return the training setup of a config with other sizes of the model, for counting only.
 
     It has no mesh and no warm-up, and a batch of one example per device.
+
+    Args:
+        c: config.
+        shape: depth, width, heads, head dimension and MLP width, in this order.
+
+    Raises:
+        ConfigError: the model cannot have these sizes.
     """
     c = with_shape(c, shape)
     with c.unlocked():
@@ -128,13 +147,18 @@ def _sample(number: int) -> list[Shape]:
 
 
 def axis_values(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the values of each axis in AXES: those of `over`, or the defaults if it has none for the axis.
+    """Return the values to combine for each size in AXES: those of `over`, or defaults if it does not have the size.
 
     By default the depth and the number of heads go from 1 to twice the config's, width and MLP width are multiples of 8
-    around the config's, and the head dimension is a power of 2 from 8 to 128. Numbers of heads and MLP widths are those
-    that the mesh can split.
+    near 0.5 to 2 times the config's, and the head dimension is a power of 2 from 8 to 128. Default numbers of heads and
+    MLP widths are multiples of `mesh.tensor`.
 
-    Raises ConfigError if a key of `over` is not in AXES.
+    Args:
+        c: config.
+        over: values by name in AXES: depth, width, num_heads, head_dim, mlp_dim.
+
+    Raises:
+        ConfigError: a key of `over` is not in AXES.
     """
     unknown = over.keys() - set(AXES)
     if unknown:
@@ -161,6 +185,8 @@ def enumerate_within(
     flag: str = "--budget",
 ) -> list[Shape]:
     """Return every architecture that costs at most the budget, and at least (1 - slack) of it.
+
+    Architectures are tuples of sizes in the order of AXES.
 
     Args:
         axes: values of each size to combine, by name in AXES.
@@ -201,5 +227,5 @@ def select_spread(shapes: Sequence[Shape], number: int) -> list[Shape]:
 
 
 def describe(shape: Shape) -> str:
-    """Format an architecture as AXIS=SIZE,AXIS=SIZE,..."""
+    """Format an architecture as AXIS=SIZE,AXIS=SIZE,...; `shape` has the sizes in the order of AXES."""
     return ",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))

@@ -43,15 +43,15 @@ NOTHING = Interval(-math.inf, math.inf)
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Estimate of `mean(a) - mean(b)`.
+    """Estimate of `mean(a) - mean(b)`, from which intervals and p values are computed.
 
     Attributes:
         method: "paired", "Welch", "pooled", or "Student" for a single mean.
         value: estimate.
         error: standard error; NaN with fewer than two scores.
         df: degrees of freedom of the standard error.
-        count: number of pairs, or the smaller of the two numbers of scores.
-        seed_std: standard deviation of the difference of a single pair of scores.
+        count: number of pairs, or of the scores of the smaller group; for "pooled" at least 2 if `df` is at least 2.
+        seed_std: standard deviation of the difference of a single pair of scores; for "Student" that of one score.
     """
 
     method: str
@@ -63,25 +63,33 @@ class Difference:
 
     @property
     def testable(self) -> bool:
-        """True if there are at least two scores, and their standard error is above 0."""
+        """True if `count` is at least 2 and the standard error is above 0, as intervals and p values require."""
         return self.count > 1 and self.error > 0
 
     def interval(self, level: float = LEVEL) -> Interval:
-        """Return Student's two-sided confidence interval of the difference, at confidence `level`."""
+        """Return Student's two-sided confidence interval at confidence `level`; infinite if not `testable`."""
         if not self.testable:
             return NOTHING
         return Interval(*map(float, stats.t.interval(level, self.df, self.value, self.error)))
 
     def p_differs(self) -> float:
-        """Return the two-sided p value of no difference; 1 if there is no standard error to test with."""
+        """Return the two-sided p value of the null hypothesis of equal means; 1 if the difference is not `testable`."""
         return self._p(abs(self.value), both=True)
 
     def p_within(self, margin: float) -> float:
-        """Return the p value of a difference of `margin` or more: two one-sided tests (TOST; Schuirmann, 1987)."""
+        """Return the p value of the null hypothesis that the absolute difference is at least `margin`.
+
+        `margin` is in units of the scores. A small value shows equivalence. It is the larger one of two one-sided tests
+        (TOST; Schuirmann, 1987), and 1 if the difference is not `testable`.
+        """
         return self._p(margin - abs(self.value))
 
     def p_beyond(self, margin: float) -> float:
-        """Return the two-sided p value of a difference of `margin` or less; at least that of `p_differs`."""
+        """Return the p value of the null hypothesis that the absolute difference is at most `margin`.
+
+        `margin` is in units of the scores. A small value shows a difference above the margin. It is two-sided, at least
+        `p_differs()`, and 1 if the difference is not `testable`.
+        """
         return self._p(abs(self.value) - margin, both=True)
 
     def _p(self, distance: float, both: bool = False) -> float:
@@ -101,7 +109,7 @@ def mean_interval(scores: Scores) -> Interval:
 
 
 def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
-    """Return the difference of two independent groups with different variances (Welch, 1947).
+    """Return the difference mean(a) - mean(b) of two independent groups with different variances (Welch, 1947).
 
     >>> welch(np.array([2.0, 3.0, 4.0]), np.array([1.0, 2.0, 3.0])).value
     1.0
@@ -116,7 +124,7 @@ def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
 
 
 def paired(a: Scores, b: Scores) -> Difference:
-    """Return the difference of paired scores; entries with the same index have the same seed.
+    """Return the difference mean(a - b) of paired scores; entries with the same index have the same seed.
 
     >>> difference = paired(np.array([2.0, 3.1, 4.0]), np.array([1.0, 2.0, 3.0]))
     >>> round(difference.value, 3), round(difference.p_differs(), 3)
@@ -128,7 +136,7 @@ def paired(a: Scores, b: Scores) -> Difference:
 def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
     """Return the pooled standard deviation of groups of scores, and its degrees of freedom.
 
-    They are NaN and 0 if no group has two scores.
+    They are NaN and 0 if no group has at least two scores.
     """
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
     df = sum(len(group) - 1 for group in groups)
@@ -136,13 +144,13 @@ def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
 
 
 def pooled_difference(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> Difference:
-    """Return the difference of two independent groups, with the pooled standard deviation of all groups (`pooled_std`).
+    """Return the difference mean(a) - mean(b) of two independent groups, with a standard deviation of all groups.
 
     It has many more degrees of freedom than Welch's test, but is wrong if the variances differ.
 
     Args:
         a, b: scores of the two groups.
-        common: pooled standard deviation and its degrees of freedom.
+        common: pooled standard deviation of all groups and its degrees of freedom, from `pooled_std`.
     """
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
     count = min(len(a), len(b)) if df < 2 else max(2, min(len(a), len(b)))
@@ -175,12 +183,19 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL) -> int | None:
-    """Return the number of seeds per configuration for an equivalence test at level `alpha` with the power POWER.
+    """Return the number of seeds per configuration for an equivalence test with the power POWER.
 
     The two configurations are assumed to be equal, with the observed standard deviation. The power of the two one-sided
     tests is computed with the noncentral t distribution; their tails are treated as independent (Phillips, 1990). The
-    standard deviation of a few scores is uncertain, so the result is only approximate; None without one, or above
-    MOST_SEEDS.
+    standard deviation of a few scores is uncertain, so the result is only approximate.
+
+    Args:
+        difference: observed difference, for its standard deviation.
+        margin: equivalence margin, in units of the scores.
+        alpha: level of the test.
+
+    Returns:
+        The number; None if the difference is not `testable`, the margin is not positive, or it is above MOST_SEEDS.
     """
     if not difference.testable or margin <= 0:
         return None

@@ -35,8 +35,8 @@ def build(c: ConfigDict, name: str | None) -> train_setup.Run:
 def contents(run: train_setup.Run) -> dict[str, Any]:
     """Return the arguments of a training step by content, for `programs.memory_by_content`.
 
-    The names are parameters, batch statistics, moments (of the optimizer), averages (EMA weights) and batch; the values
-    are trees of abstract arrays with shardings.
+    The names are "parameters", "batch statistics", "moments" (of the optimizer), "averages" (EMA weights) and "batch";
+    the values are trees of abstract arrays with shardings, empty if there are none.
     """
     state = run.state
     parts = {"parameters": state.params, "batch statistics": state.statistics, "moments": state.moments}
@@ -44,5 +44,8 @@ def contents(run: train_setup.Run) -> dict[str, Any]:
 
 
 def peak_bytes(c: ConfigDict, name: str | None) -> int:
-    """Return the peak bytes per device of a config's training step. Takes the arguments of `build`, with its errors."""
+    """Compile a config's training step, and return its peak bytes per device.
+
+    The arguments and errors are those of `build`.
+    """
     return programs.peak_memory(programs.compile_for_gpu(build(c, name).lower_train_step()))

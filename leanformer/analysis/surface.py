@@ -71,9 +71,9 @@ class Surface:
         scale: transformation of the errors.
         design: sizes of the trained architectures.
         weight: probability of each component.
-        mean: mean of the p coefficients per component, the level first.
+        mean: mean of the p coefficients per component: first the level, then those of `design.TERMS`.
         covariance: covariance of the coefficients per component.
-        noise: scale of the noise of one run per component.
+        noise: scale of the noise of one run per component, in units of the transformed error.
         repeated: fraction rho of the noise variance that all runs of an architecture share, per component.
     """
 
@@ -90,7 +90,7 @@ class Surface:
         return self._quantiles(shapes, (0.5,))[0]
 
     def interval(self, shapes: Sequence[Dimensions], level: float = LEVEL) -> Float[np.ndarray, "2 n"]:
-        """Return the lower and upper ends of the prediction interval of the error of one run of each architecture.
+        """Return the prediction interval of the error of one run of each architecture: lower ends, then upper ends.
 
         Args:
             shapes: n architectures.
@@ -159,11 +159,12 @@ def fit(shapes: Sequence[Dimensions], errors: Sequence[Sequence[float]], scale: 
 
     Args:
         shapes: trained architectures.
-        errors: errors (lower is better) of the runs of each architecture, at least one each.
+        errors: errors (lower is better) of the runs of each architecture, in the order of `shapes`, at least one each.
         scale: transformation of the errors; by default that of a loss.
 
     Raises:
-        ConfigError: there are fewer than FEWEST different architectures, or an error is outside the scale.
+        ConfigError: there are fewer than FEWEST different architectures, or an error is not strictly between 0 and
+            `scale.limit`.
     """
     scale = scale or Scale()
     different = len(set(shapes))

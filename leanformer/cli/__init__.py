@@ -44,9 +44,9 @@ def command(*flags: Flag, **options: Any) -> Callable[[Body], Main]:
     """Return a decorator that turns a body into a command with these flags and options of `CommandLine`.
 
     A body takes the values of the flags and returns the exit status, or None for 0. The command takes argv, the words
-    after its name (by default those of this process), and returns the exit status. Configs are validated
-    (`leanformer.training.checks.check`) before the body is called. User-fixable errors, including errors of the file
-    system (`errors.user_message`), are printed as a message, and the exit status is 2.
+    after its name (by default those of this process), and returns the exit status. With --help it prints the help page.
+    Configs are validated (`leanformer.training.checks.check`) before the body is called. User-fixable errors, including
+    errors of the file system (`errors.user_message`), are printed to stderr as a message, and the exit status is 2.
     """
     return lambda function: _make_main(CommandLine(flags, **options), function.__module__, lambda: function)
 
@@ -55,7 +55,7 @@ def body(name: str) -> Callable[[Body], Main]:
     """Return a decorator that turns a body into the command `name` of `COMMANDS`.
 
     A body takes the values of the flags and returns the exit status, or None for 0. The command is a function
-    `main(argv)`, as from `command`, with the body as its attribute.
+    `main(argv)`, as from `command`; its attribute `body` is the body.
     """
 
     def decorate(function: Body) -> Main:
@@ -124,7 +124,13 @@ def _import_execution() -> Any:
 
 
 def run(main: Main) -> NoReturn:
-    """Run a command as the only task of this process, and exit with its status."""
+    """Run a command as the only task of this process, and exit with its status.
+
+    It sets up the streams, memory allocation, environment, warnings and logging of the process.
+
+    Args:
+        main: command, from `command`, `body` or `main_of`; it is called without arguments.
+    """
     terminal.open_streams(result=True)  # unless the command did
     malloc.keep_freed()
     environment.prepare()

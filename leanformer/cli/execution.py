@@ -15,7 +15,9 @@ from leanformer.training import checks
 def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Values], int | None]]) -> int:
     """Validate the configs of a command, call its body, and return the exit status.
 
-    A user-fixable error is printed as a message, and the status is 2.
+    Before, it connects to the other processes of a multi-process run, and replaces URLs by local copies. A user-fixable
+    error is printed to stderr as a message, and the status is 2; other errors are raised. With several processes an
+    error ends all of them.
 
     Args:
         line: flags and words of the command.

@@ -46,11 +46,11 @@ class Flag:
         kind: type of the value: str; int; float; bool, given as --name or --noname; list, given as VALUE,VALUE; a tuple
             of allowed words; or ConfigDict, a config file with its argument and overrides, given as
             --name=FILE[:ARGUMENT] --name.KEY=VALUE.
-        default: default value.
+        default: value if the flag is not given.
         required: True if the flag must be given.
-        many: True if the flag may be given several times; its value is then the list of all values.
+        many: True if the flag may be given several times; its value is then the list of all values, as texts.
         writes: True if it names a folder that the command writes to; the command checks first that it is writable.
-        new: True if this folder must not contain anything.
+        new: True if the folder of `writes` must be empty or not exist.
         minimum: smallest allowed number; None without a limit.
         maximum: largest allowed number; None without a limit.
     """
@@ -68,14 +68,17 @@ class Flag:
 
     @property
     def shown(self) -> str:
-        """Flag as typed on the command line."""
+        """Flag as typed on the command line, for the help page, such as "--step=N" or "--[no]best"."""
         if self.kind is bool:
             return f"--[no]{self.name}"
         value = "|".join(self.kind) if isinstance(self.kind, tuple) else SHOWN[self.kind]
         return f"--{self.name}={value}"
 
     def define(self, flags: absl.FlagValues) -> None:
-        """Add the flag to `flags`, which parse a command line; a config is added as a text, the name of its file."""
+        """Define the flag in absl's `flags`, which parse a command line.
+
+        A config is defined as a text, the name of its file.
+        """
         if self.many:
             absl.DEFINE_multi_string(self.name, self.default, self.help, flag_values=flags)
         elif isinstance(self.kind, tuple):
@@ -84,7 +87,10 @@ class Flag:
             DEFINE[self.kind](self.name, self.default, self.help, flag_values=flags)
 
     def check(self, value: Any) -> None:
-        """Raise ConfigError if a number is outside the limits of the flag, or a path is empty."""
+        """Raise ConfigError if a number is outside the limits of the flag, or the value of a flag for a path is empty.
+
+        None, for a flag that was not given, is accepted.
+        """
         if self.name in PATHS and value == "":
             raise ConfigError(f"--{self.name}= is empty. Pass a path.")
         low, high = self.minimum, self.maximum
@@ -115,8 +121,9 @@ class CommandLine:
         optional_words: True if the other words may be left out.
         multi_process: True if the command may run in several processes, as given by flags or the environment.
         checked: False if configs are not validated; the command then starts without importing JAX.
-        urls: flag, or "words", whose folders of runs may be URLs of an object store (`cli.urls`).
-        trains: True if the command trains in that folder.
+        urls: name of the flag, or "words", whose folders of runs may be URLs of an object store (`cli.urls`); empty if
+            none may.
+        trains: True if the command trains in the folder of `urls`, whose URL is then locked and written to.
     """
 
     flags: tuple[Flag, ...] = ()
@@ -134,10 +141,14 @@ class CommandLine:
         return (*self.flags, *MULTIHOST_FLAGS) if self.multi_process else self.flags
 
     def parse(self, argv: Sequence[str]) -> Values:
-        """Return the values from the words of a command line. Configs are not validated yet.
+        """Return the values of the flags and words of a command line, as the function `parse`.
+
+        Configs are not validated yet.
 
         Raises:
-            ConfigError: a flag or word is wrong, a config file cannot be loaded, or an output folder is not writable.
+            ConfigError: a flag or word is wrong, a config file cannot be loaded, or an output folder that must be empty
+                is not.
+            WorkdirError: an output folder is not writable.
         """
         values = parse(self.all_flags, argv, self.urls)
         self._check_words(values.words)
@@ -173,18 +184,19 @@ def _replace_old_name(word: str, flags: absl.FlagValues) -> str:
 
 
 def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
-    """Return the values of flags from the words of a command line. Configs are not validated yet.
+    """Return the values of flags from the words of a command line, as attributes. Configs are not validated yet.
 
-    Beside the flags the result has `argv` (the words as one text), `words` (words that are not flags), `verb` (these
-    joined) and `files` (names of the config files by flag).
+    Beside the flags, by name, the result has `argv` (the words as one text), `words` (list of the words that are not
+    flags), `verb` (these joined) and `files` (names of the config files by flag). The value of a config flag is the
+    loaded config with its overrides. Old names of flags and keys are accepted with a warning on stderr.
 
     Args:
         flags: flags of the command.
-        argv: words of the command line.
-        urls: flag, or "words", that may be a URL.
+        argv: words of the command line, without the name of the command.
+        urls: name of the flag, or "words", that may be a URL.
 
     Raises:
-        ConfigError: a flag is wrong, or a config file cannot be loaded.
+        ConfigError: a flag is wrong, unknown or missing, or a config file cannot be loaded.
     """
     defined = absl.FlagValues()
     for flag in flags:

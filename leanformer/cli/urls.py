@@ -12,13 +12,15 @@ from leanformer.stores import downloads, staging
 
 @contextlib.contextmanager
 def staged(line: CommandLine, values: Values) -> Iterator[None]:
-    """Replace the URLs in the values of a command by local copies within a `with` block, and upload what it writes.
+    """Replace the URLs in the values of a command by local copies within a `with` block.
 
-    All processes of a command must call it.
+    A command that trains uploads what it saves, during the block and at its end; the copies of other commands upload
+    the files that the block changes. In messages of errors the copies are replaced by their URLs. All processes of a
+    command must call it.
 
     Args:
         line: flags of the command; `line.urls` names the one whose values may be URLs.
-        values: values of the flags, which are changed.
+        values: values of the flags, in which the URLs are replaced.
 
     Raises:
         ConfigError: there is nothing at a URL, or another run uses it.

@@ -47,7 +47,11 @@ def _logits(a: Named) -> Float[Array, "b n t s"]:
 
 
 def probabilities(a: Named) -> Float[Array, "b n t s"]:
-    """Return the attention probabilities (B N T S) of a layer, from a block's tapped queries and keys, or logits."""
+    """Return the attention probabilities (B N T S) of a layer.
+
+    Args:
+        a: arrays of a block by name: `q`, `k`, `mask` and `soft_cap`, or `logits` and `mask`.
+    """
     return jax.nn.softmax(_logits(a))
 
 
@@ -60,7 +64,11 @@ def _entropies(a: Named) -> tuple[Float[Array, "b n t"], Int[Array, "b t"]]:
 
 
 def entropy(a: Named) -> Reading:
-    """Return each head's (B, N) attention entropy in nats from a block's arrays, a mean over queries except padding."""
+    """Return each head's attention entropy in nats, a mean over queries except padding, as a `Reading` (B N).
+
+    Args:
+        a: arrays of a block by name: `q`, `k`, `mask` and `soft_cap`, or `logits` and `mask`.
+    """
     entropies, keys = _entropies(a)
     if a["mask"].valid_tokens(keys.shape[1]) is None:
         return read(entropies.mean(axis=-1))
@@ -68,9 +76,12 @@ def entropy(a: Named) -> Reading:
 
 
 def relative_entropy(a: Named) -> Reading:
-    """Return each head's (B, N) attention entropy over the log of the number of visible keys, from a block's arrays.
+    """Return each head's attention entropy over the log of the number of visible keys, as a `Reading` (B N).
 
     The values are 0 to 1. They are averaged over queries that see at least two keys; not valid if there are none.
+
+    Args:
+        a: arrays of a block by name: `q`, `k`, `mask` and `soft_cap`, or `logits` and `mask`.
     """
     entropies, keys = _entropies(a)
     several = keys > 1
@@ -79,9 +90,12 @@ def relative_entropy(a: Named) -> Reading:
 
 
 def self_weight(a: Named) -> Reading:
-    """Return each head's (B, N) attention probability of a token on itself, from a block's arrays.
+    """Return each head's attention probability of a token on itself, as a `Reading` (B N).
 
     It is averaged over queries except padding.
+
+    Args:
+        a: arrays of a block by name: `q`, `k`, `mask` and `soft_cap`, or `logits` and `mask`.
     """
     diagonal = jnp.diagonal(probabilities(a), axis1=-2, axis2=-1)  # B N T
     valid = a["mask"].valid_tokens(_sizes(a)[0])
@@ -91,5 +105,9 @@ def self_weight(a: Named) -> Reading:
 
 
 def largest_logit(a: Named) -> Reading:
-    """Return each head's (B, N) largest attention logit from a block's arrays; padding and masked keys do not count."""
+    """Return each head's largest attention logit, as a `Reading` (B N); padding and masked keys do not count.
+
+    Args:
+        a: arrays of a block by name: `q`, `k`, `mask` and `soft_cap`, or `logits` and `mask`.
+    """
     return read(jnp.where(_visible(a), _logits(a), -jnp.inf).max(axis=(-2, -1)))

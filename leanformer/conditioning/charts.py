@@ -82,13 +82,17 @@ def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]]
 def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     """Plot the condition number against the number of heads, one panel per trade.
 
-    With a fixed head dimension it is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single
+    A trade says what stays equal as heads are added: the head dimension, or its product with the number of heads. With
+    a fixed head dimension the panel is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single
     seeds.
 
     Args:
         sweep: sweep in the format of `probe.json`, with measure, when and points. A point has trade, heads, shape
             (tokens, heads · value dimension), pooled (a digest over layers, examples and seeds) and by_seed (the
             median of each seed).
+
+    Returns:
+        The figure; None if there are no points.
     """
     trades = {}
     for point in sorted(sweep["points"], key=lambda point: point["heads"]):

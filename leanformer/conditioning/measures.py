@@ -44,7 +44,9 @@ class Measure:
 
 
 def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Callable[[Named], dict[str, Any]]:
-    """Return a model's `tap=`: activation measures computed inside the layer, without effect on outputs or gradients.
+    """Return a function for a model's argument `tap`, which computes activation measures inside each layer.
+
+    It has no effect on outputs or gradients.
 
     Args:
         names: names of measures in ACTIVATIONS.
@@ -69,10 +71,11 @@ def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Cal
 
 
 def by_name(stacks: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Flatten {stack: {measure: values}} to one level, with names "stack.measure" if there are several stacks.
+    """Return the values of the requested measures by name, from those of each stack, {stack: {measure: values}}.
 
-    The measures of a stack with several groups of equal layers are a list with one entry per group; so are then the
-    values of each of its measures.
+    With several stacks the names are "stack.measure"; a measure is left out for a stack that lacks it. If a stack has
+    several groups of equal layers, its entry in `stacks` is a list with one dict per group, and the values of each
+    measure are a list with one item per group.
 
     Args:
         stacks: taps of a model, or result of `weights`.
@@ -105,6 +108,8 @@ def _by_measure(measures: Any) -> Mapping[str, Any]:
 def measure(name: str) -> Measure:
     """Return the definition of a measure of ACTIVATIONS or WEIGHTS by its name, as "measure" or "stack.measure".
 
+    Raises KeyError for an unknown name.
+
     >>> measure("attention_output").needs
     ('out',)
     """
@@ -113,6 +118,8 @@ def measure(name: str) -> Measure:
 
 def quantity(name: str) -> Quantity:
     """Return label and explanation of a measure, for reports, by its name, as "measure" or "stack.measure".
+
+    Raises KeyError for an unknown name.
 
     >>> quantity("attention_branch").label
     'attention branch'

@@ -59,14 +59,17 @@ def singular_values(x: Float[Array | np.ndarray, "*b m n"]) -> Float[Array, "*b 
 
 
 def by_reflections(x: Float64[Array, "*b m n"]) -> Float64[Array, "*b n"]:
-    """Return singular values by orthogonal reductions, m ≥ n: QR if the matrix is tall, then bidiagonalisation."""
+    """Return singular values by orthogonal reductions, m ≥ n: QR if the matrix is tall, then bidiagonalisation.
+
+    The largest value comes first.
+    """
     if x.shape[-2] >= TALL * x.shape[-1]:
         x = jnp.linalg.qr(x, mode="r")
     return jax.lax.linalg.svd(x, full_matrices=False, compute_uv=False)
 
 
 def by_gram(x: Float64[Array, "*b m n"]) -> Float64[Array, "*b n"]:
-    """Return singular values as √λ(xᵀx), m ≥ n. Products of float32 values are exact in float64.
+    """Return singular values as √λ(xᵀx), largest first; m ≥ n. Products of float32 values are exact in float64.
 
     The Gram matrix squares κ, and float64 has the range for it. The result differs by at most 1e-3 at κ = 1e6 and by
     1e-6 at κ = 1e4 (measured against `by_reflections`). FLOOR is a hundred times above the rounding error here.
@@ -114,7 +117,7 @@ class Summary:
 
     @property
     def valid(self) -> Any:
-        """True if the matrix is finite, has no negligible singular value, and has more than one."""
+        """True, per matrix, if it is finite, has no negligible singular value, and has more than one."""
         return self.finite & (self.negligible == 0) & (min(self.shape) > 1)
 
 
@@ -135,13 +138,16 @@ class Reading:
 def summarise(
     s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FLOOR, rank: Int[Array, "*#b"] | None = None
 ) -> Summary:
-    """Summarise singular values, largest first, of matrices of `shape`. Everything clipped or left out is flagged.
+    """Summarise singular values, largest first, of matrices of `shape`.
 
-    Values of at most `floor` times the largest count as rounding noise.
+    The fields `finite` and `negligible` of the summary flag problems. Values of at most `floor` times the largest count
+    as rounding noise.
 
     Args:
-        s: singular values, r = min(shape) per matrix.
+        s: singular values, r = min(shape) per matrix; NaN for a matrix that is not finite.
         shape: rows and columns of a matrix.
+        floor: fraction of the largest value up to which others are negligible; the condition number is at most 1 /
+            floor.
         rank: number of singular values that each matrix has without its rows of padding, at least 1; r if None. Rows
             of zeros add singular values of zero and change no other.
 

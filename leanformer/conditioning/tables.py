@@ -28,12 +28,13 @@ LEGEND = (
 
 
 def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | None:
-    """Return the fields of `theory.Prediction` for a Gaussian matrix of this shape, ready for JSON.
+    """Return the fields of `theory.Prediction` by name for a Gaussian matrix of a shape, ready for JSON.
 
-    The result is None for a measure in UNLIKE_GAUSSIAN. An infinite formula becomes None.
+    An infinite formula becomes None. The result is None for a measure in UNLIKE_GAUSSIAN, whose matrices do not
+    resemble Gaussian ones: softmax matrices, and products of two weight matrices.
 
     Args:
-        name: name of the measure.
+        name: name of the measure, as "measure" or "stack.measure".
         shape: rows and columns of its matrices.
     """
     if name.rpartition(".")[2] in UNLIKE_GAUSSIAN:
@@ -44,15 +45,17 @@ def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | Non
 
 
 def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray | list[np.ndarray]]]:
-    """Return the measured values as plain numbers, and the singular values (L ... r) of matrices, both by measure.
+    """Return two dicts by measure: the measured values as plain numbers, and the singular values (L ... r) of matrices.
 
     Args:
         measured: result of `measures.by_name`: for matrices the pairs of `spectrum.with_spectrum`, else `Reading`.
 
     Returns:
-        An entry per measure, as in `probe.json`, and the singular values of those of matrices. If the matrices of
-        layers have different shapes, `shape` and `theory` of an entry are lists with one item per layer, and the
-        singular values a list of arrays, one per layer.
+        An entry per measure, as in `probe.json`, and the singular values of those of matrices. The keys of an entry are
+        what (description), figure ("condition number" or "value"), shape and theory (`gaussian_prediction`; both None
+        for a `Reading`), matrices_per_layer, singular (number of singular matrices; None for a `Reading`) and layers
+        (result of `spectrum.digest`). If the matrices of layers have different shapes, `shape` and `theory` of an entry
+        are lists with one item per layer, and the singular values a list of arrays, one per layer.
     """
     entries, spectra, order = {}, {}, list(ACTIVATIONS | WEIGHTS)
     # A jitted function returns its dictionary sorted by name. Sort by stack, then in the order of the measures.
@@ -116,7 +119,14 @@ def format_table(entries: dict[str, Any]) -> str:
 
 
 def layer_cells(entries: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of `format_table`, as text: a row per layer, a column per measure and shape."""
+    """Return the head and the rows of the table of `format_table`, as text, with a column per measure and shape.
+
+    The rows are quantity, matrix, per layer (number of matrices), one per layer, Gaussian, formula and singular. The
+    first cell of each row is its name.
+
+    Args:
+        entries: values by measure, from `describe`.
+    """
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "quantity", "matrix", "per layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "formula", "singular"]
@@ -126,7 +136,11 @@ def layer_cells(entries: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def format_notes(entries: Mapping[str, Any]) -> list[str]:
-    """Return the lines below a table of measures: its legend, what each measure is, and flags of layers."""
+    """Return the lines below a table of measures: its legend, a description of each measure, and flags of layers.
+
+    Args:
+        entries: values by measure, from `describe`.
+    """
     return [LEGEND, *(f"{name}: {entry['what']}." for name, entry in entries.items()), *_flags(entries)]
 
 
@@ -188,7 +202,11 @@ def _flags(entries: Mapping[str, Any]) -> list[str]:
 
 
 def format_sweep(sweep: dict[str, Any]) -> str:
-    """Format a sweep over the number of heads, from `probing.sweep`, for a terminal: one row per point, then flags."""
+    """Format a sweep over the number of heads for a terminal: a title, a table with one row per point, then flags.
+
+    Args:
+        sweep: result of `probing.sweep`.
+    """
     points = sweep["points"]
     flags = [f"{p['trade']}, {p['heads']} heads: {flag}" for p in points for flag in p["pooled"]["flags"]]
     title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"
@@ -197,7 +215,7 @@ def format_sweep(sweep: dict[str, Any]) -> str:
 
 
 def sweep_cells(sweep: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of `format_sweep`, as text."""
+    """Return the head and the rows of the table of `format_sweep`, as text: one row per point of `sweep["points"]`."""
     head = ["trade", "heads", "head_dim", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank"]
     rows = []
     for p in sweep["points"]:

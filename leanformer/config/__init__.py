@@ -137,10 +137,10 @@ def intervals(c: ConfigDict, examples: int | None) -> Intervals:
 
 
 def arguments(text: str, **defaults: Any) -> dict[str, Any]:
-    """Return the values in the argument of a config file, such as `--config=FILE:depth=8,heads=14`.
+    """Return `defaults` with the values that a config file's argument sets, as in `--config=FILE:depth=8,heads=14`.
 
     Args:
-        text: argument after the colon.
+        text: argument after the colon; "" sets nothing.
         defaults: name and default of each value, whose type is that of the result.
 
     Raises:

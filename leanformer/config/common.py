@@ -15,7 +15,11 @@ RENAMED = {"data.items": "data.num_items"}
 
 
 def common(task: str) -> ConfigDict:
-    """Return a config with the keys that every task has and their defaults; `task` is the type, as in config.task."""
+    """Return a new config with the keys that every task has and their defaults; it is not locked and has no `model`.
+
+    Args:
+        task: task type, as in config.task.
+    """
     c = ConfigDict()
     c.task = task  # training task: a registry entry of leanformer/tasks
     c.seed = 0  # random seed of initial weights, data order, augmentation, mixup and drop path
@@ -86,7 +90,7 @@ def common(task: str) -> ConfigDict:
 
 
 def optimizer(c: ConfigDict) -> None:
-    """Add the section `optim` to a config, with its defaults: optimizer, learning-rate schedule, EMA."""
+    """Add the section `optim` to a config, in place, with its defaults: optimizer, learning-rate schedule, EMA."""
     c.optim = ConfigDict()
     # optimizer: "adamw", "lion", "muon", "adafactor" or "sgd", see leanformer/training/optimizers.py; weight decay is
     # decoupled in all of them
@@ -151,7 +155,10 @@ def blocks(name: str, **arguments: Any) -> ConfigDict:
 
 
 def softmax(m: ConfigDict) -> None:
-    """Add to a section `model` the keys of attention="softmax" and "latent", unset, which then have no effect."""
+    """Add to a section `model`, in place, the unset keys of attention="softmax" and "latent".
+
+    The keys of `interventions` are added too. An unset key has no effect.
+    """
     # number of key and value heads, each shared by several query heads, or one per layer; model.num_heads if unset
     m.num_kv_heads = placeholder(int)
     m.logit_scale = placeholder(float)  # factor of the attention logits q·k; 1/√head_dim if unset
@@ -178,9 +185,9 @@ def current_name(key: str) -> str:
 
 
 def interventions(m: ConfigDict) -> None:
-    """Add to the model section `m` the keys of interventions on the conditioning of attention.
+    """Add to the model section `m`, in place, the unset keys of interventions on the conditioning of attention.
 
-    An architecture or attention type that does not support a key raises ConfigError.
+    A model whose architecture or attention type does not support a key that is set raises ConfigError.
     """
     m.spectral = placeholder(float)  # λ of the constant λI added to the query, key and value matrices; 0 if unset
     # initialisation of the query, key and value matrices: "orthogonal", or "spectral" (adds U·σ₁·Vᵀ); default if unset

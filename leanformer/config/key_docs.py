@@ -133,7 +133,7 @@ def meaning(words: dict[str, str], key: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Format the value of a key as typed on the command line: a tuple as (1,2); a section, which is empty, as {}."""
+    """Format the value of a key as typed on the command line: a tuple as (1,2); an empty section as {}."""
     if isinstance(value, ConfigDict):
         return "{}"
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)

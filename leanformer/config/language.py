@@ -10,7 +10,10 @@ from leanformer.config.rules import require
 
 
 def texts(task: str) -> ConfigDict:
-    """Return a config of a text task: the keys of `common`, those of text files, and the training length in tokens."""
+    """Return a config of a text task: the keys of `common`, those of text files, and the training length in tokens.
+
+    It is not locked and has no `model`. `task` is the type, as in config.task.
+    """
     c = common(task)
     # training length in tokens, including padding of packed rows; excludes the other total_... keys; 0 = off
     c.total_tokens = 0.0
@@ -33,8 +36,10 @@ def texts(task: str) -> ConfigDict:
 
 
 def language() -> ConfigDict:
-    """Return the config of language models. Defaults: the recipe of Leaner Transformers' GPT-2 on TinyStories (section
-    4.2), its original of 12 layers and 12 heads.
+    """Return the locked config of causal language modelling.
+
+    The defaults are the recipe of Leaner Transformers' GPT-2 on TinyStories (section 4.2), its original of 12 layers
+    and 12 heads.
 
     >>> language().task
     'language'
@@ -66,8 +71,10 @@ def language() -> ConfigDict:
 
 
 def masked() -> ConfigDict:
-    """Return the config of masked language modelling. Defaults: the recipe of Cramming (Geiping & Goldstein 2023), with
-    its BERT, the baseline of Leaner Transformers' Table 1; in steps instead of time, and without batch-size ramp.
+    """Return the locked config of masked language modelling.
+
+    The defaults are the recipe of Cramming (Geiping & Goldstein 2023), with its BERT, the baseline of Leaner
+    Transformers' Table 1; in steps instead of time, and without batch-size ramp.
 
     >>> masked().task
     'masked'

@@ -23,6 +23,8 @@ SHIPPED = next(filter(Path.is_dir, (PACKAGE / "configs", PACKAGE.parent / "confi
 def find(name: str, flag: str = "config") -> Path:
     """Return the file of a config: the path `name`, or NAME.py in the current folder, in configs/, or in leanformer.
 
+    If several of these folders have NAME.py, the first is used, with a warning on the standard error.
+
     Args:
         name: name or path of the config.
         flag: command-line flag whose value is `name`, for messages.
@@ -109,8 +111,14 @@ def format_error(error: BaseException) -> str:
 
 
 def load_sibling(file: str, name: str, *arguments: str) -> ConfigDict:
-    """Return the config `<name>.py` in the folder of `file`, for config files that override another one.
+    """Return the config of another file in the same folder, for config files that override it.
 
-    `arguments`, at most one, is the argument of its `get_config`.
+    Args:
+        file: path of the calling config file, `__file__`.
+        name: name of the other file without .py.
+        arguments: argument of its `get_config`; at most one.
+
+    Raises:
+        ConfigError: the file is missing, raises an error, or returns no config.
     """
     return load(":".join([str(Path(file).with_name(f"{name}.py")), *arguments]))

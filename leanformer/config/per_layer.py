@@ -13,7 +13,10 @@ PER_LAYER = ("num_heads", "head_dim", "value_dim", "mlp_dim", "num_kv_heads")  #
 
 
 def allow_per_layer(m: ConfigDict) -> ConfigDict:
-    """Let the keys PER_LAYER of a section `model` take one number per layer, or a schedule. Return the same section."""
+    """Let the keys PER_LAYER of a section `model` take one number per layer, or a schedule, such as "linear:4-12".
+
+    The section is changed in place and returned. The keys are num_heads, head_dim, value_dim, mlp_dim and num_kv_heads.
+    """
     for name in PER_LAYER:
         if name in m:
             _set(m, name, m[name])
@@ -29,7 +32,8 @@ def _set(m: ConfigDict, name: str, value: Any) -> None:
 def resolve_schedules(c: ConfigDict) -> None:
     """Replace schedules over layers in a config's section `model`, in place, by one number per layer, or one for all.
 
-    Raises ConfigError if a schedule is invalid, or the model has stages.
+    A list of equal numbers, one per layer, also becomes one number. Raises ConfigError if a schedule is invalid, or the
+    model has stages.
     """
     depth = c.model.get("depth")
     for name in PER_LAYER:

@@ -11,8 +11,9 @@ from leanformer.config.rules import nearest_divisors, require
 
 
 def points() -> ConfigDict:
-    """Return the config of point-set tasks. Defaults: the nearest-neighbour runs of Amsel et al. 2025, Figure 1: one
-    layer, one head of full rank.
+    """Return the locked config of point-set tasks.
+
+    The defaults are the nearest-neighbour runs of Amsel et al. 2025, Figure 1: one layer, one head of full rank.
 
     >>> points().task
     'points'

@@ -14,9 +14,9 @@ class Glue(NamedTuple):
     """Requirements of a GLUE task (Wang et al. 2019, Table 1).
 
     Attributes:
-        outputs: number of outputs of the model: that of the classes, or 1 for a regression.
+        outputs: number of outputs of the model: the number of classes, or 1 for a regression.
         score: name of the metric, such as "matthews".
-        dev: evaluation split.
+        dev: name of the evaluation split.
     """
 
     outputs: int
@@ -40,7 +40,7 @@ CLASSES, NUMBERS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
 
 
 def sentences() -> ConfigDict:
-    """Return the default config of classification or regression of sentences and sentence pairs, such as GLUE's tasks.
+    """Return the locked config of classification or regression of sentences and sentence pairs, such as GLUE's tasks.
 
     The defaults fine-tune the BERT of Cramming (Geiping & Goldstein 2023) on SST-2 with Cramming's "sane" recipe, one
     recipe for all of GLUE. That is the baseline of Table 1 of Leaner Transformers.

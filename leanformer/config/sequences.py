@@ -13,8 +13,10 @@ WHOLE = ("pixels", "pathfinder")  # data types that are images: sequences of equ
 
 
 def sequences() -> ConfigDict:
-    """Return the config of token sequences. Defaults: the recipe of the released Nyströmformer (Xiong et al. 2021) on
-    the Long Range Arena, in which each task sets its own lengths.
+    """Return the locked config of token-sequence classification.
+
+    The defaults are the recipe of the released Nyströmformer (Xiong et al. 2021) on the Long Range Arena, in which each
+    task sets its own lengths.
 
     >>> sequences().task
     'sequences'

@@ -37,7 +37,12 @@ def flops(function: Any, *args: Any) -> int:
     """Return the FLOPs of the matmuls and convolutions of `function(*args)`, 2 per multiply-add.
 
     They are counted on the traced program, so the count is valid for any model. The body of a scan counts once per
-    iteration, unlike in XLA's estimate. Element-wise operations are not counted, as usual.
+    iteration, unlike in XLA's estimate, and a condition counts as its most expensive branch. Element-wise operations
+    are not counted, as usual.
+
+    Args:
+        function: function that JAX can trace.
+        args: its arguments: trees of arrays or shapes.
 
     Raises:
         NotImplementedError: the program has a while loop with matmuls, whose trip count is dynamic.

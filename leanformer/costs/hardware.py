@@ -92,7 +92,10 @@ def data_sheet(kind: str) -> DataSheet | None:
 
 
 def peak_flops(device: Any) -> float | None:
-    """Return the peak dense bfloat16 throughput in FLOP/s; None if it is not known or without bfloat16 units."""
+    """Return the peak dense bfloat16 matmul throughput of a JAX device or a `programs.Gpu`, in FLOP/s.
+
+    None if the table does not list its `device_kind`, or if it has no bfloat16 units.
+    """
     entry = data_sheet(device.device_kind)
     return None if entry is None else entry.peak
 
@@ -123,7 +126,10 @@ def bandwidth(name: str, group: Sequence[int]) -> float:
 
     Args:
         name: device, one of LINKED.
-        group: positions of the ring's devices; consecutive positions fill hosts in order.
+        group: positions of the ring's devices on the mesh, from 0; every HOST (8) consecutive positions are one host.
+
+    Raises:
+        ValueError: the table has no bandwidth of this device.
     """
     if (links := DATA_SHEETS[name].links) is None:
         raise ValueError(f"The bandwidth of {name} is not in the table.")

@@ -26,6 +26,8 @@ STEP = "step"  # name of the training step among programs
 class Setting:
     """Change of config keys that lowers the memory of a training step.
 
+    `str(setting)` is its line in a message: flags, and the effect.
+
     Attributes:
         changes: new values by key, such as {"accumulate": 4}.
         why: effect of the change, for messages.
@@ -85,11 +87,15 @@ def memory_limit(device: Any) -> int | None:
 
 
 def check_memory(c: ConfigDict, peaks: Mapping[str, int], device: Any, *, runs: int = 1) -> None:
-    """Raise TrainingError if a program does not fit the device; the message has settings to try. Call before step 1.
+    """Raise TrainingError if a compiled program needs more memory than the device has. Call this before step 1.
+
+    The message has what to change: settings from `describe` for the training step, otherwise probe.examples or
+    eval.batch_size.
 
     Args:
         c: config of the run.
-        peaks: bytes per device that the training step (STEP) and the programs of evaluators need, by name.
+        peaks: bytes per device by name of the program: "step" (STEP) for the training step, else that of an evaluator,
+            such as "probe".
         device: device with the memory limit; nothing is checked if it does not report one.
         runs: number of runs that the program trains.
     """

@@ -17,7 +17,7 @@ class BadColumnCount(ValueError):
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers, from 1, without line ends and byte-order mark."""
+    """Yield a pair for each line of a file: its number, from 1, and its bytes without line end and byte-order mark."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             yield number, (line.removeprefix(BOM) if number == 1 else line).rstrip(b"\r\n")
@@ -51,14 +51,14 @@ def quote(text: bytes | str) -> str:
 def read(
     path: Path, rows: Iterable[tuple[int, Any]], parse: Callable[[Any], Any], torn: float = 0.0
 ) -> list[tuple[int, Any]]:
-    """Return the parsed rows with their line numbers. A single invalid row is an error.
+    """Return the pairs (line number, value) of the rows of a file. A single invalid row is an error.
 
     Args:
         path: path of the file, for messages.
-        rows: pairs of line number and row, such as `lines`.
+        rows: pairs of line number and row, such as `lines` yields.
         parse: function from a row to its value; it raises ValueError, "has ...", for an invalid one.
-        torn: largest fraction of lines that may have a wrong number of columns (BadColumnCount). They are skipped, with
-            a warning; if there are more, each is an error.
+        torn: largest fraction of lines for which `parse` may raise BadColumnCount. These are skipped, with a warning;
+            if there are more, each is an error.
 
     Raises:
         DataError: there is no row, or a row is invalid; the message names the lines.

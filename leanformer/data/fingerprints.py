@@ -20,9 +20,10 @@ SAMPLED = 4096  # files whose sizes are read, evenly spaced: 0.1 s on a local di
 
 
 def compute(source: Source) -> dict[str, Any]:
-    """Return the fingerprint of a split: {"examples": number, None if endless} and the dict `source.fingerprint()`.
+    """Return the fingerprint of a split, a dict that is ready for JSON.
 
-    Sources without that method have only the number of examples.
+    It has `examples`, the number of examples (None if endless), and the digests by name that `source.fingerprint()`
+    returns, if the source has this method.
     """
     own: Callable[[], Mapping[str, Any]] = getattr(source, "fingerprint", dict)
     return {"examples": size(source), **own()}
@@ -53,9 +54,13 @@ def digest_sizes(paths: Callable[[int], str], number: int) -> str:
 
 
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the differences between two results of `compute` for a split as text; "" if there are none.
+    """Return the differences of two fingerprints of a split as text, such as "other labels"; "" if there are none.
 
     Digests that only one of them has are not compared.
+
+    Args:
+        before: earlier result of `compute`, for example the one recorded when a run started.
+        after: present result of `compute`.
     """
     changes = [f"other {key}" for key in before if key != "examples" and after.get(key, before[key]) != before[key]]
     if before.get("examples") != after["examples"]:
@@ -64,7 +69,10 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
 
 
 def describe_repeats(train: Source, held_out: Mapping[str, Source]) -> list[str]:
-    """Return a sentence for each split that lists a file twice, and for each that shares data with the training split.
+    """Return sentences on files that a split lists twice, and on data that training and evaluation splits share.
+
+    Compared are the property `files` and the result of the method `describe_overlap` of the sources; those that have
+    neither are not checked. The list is empty if nothing is repeated.
 
     Args:
         train: training split.

@@ -24,20 +24,21 @@ def record_path(folder: Path, kind: str) -> Path:
 def make(
     folder: str | Path, kind: str, version: int, recipe: Mapping[str, Any], fill: Callable[[Path], Mapping[str, Any]]
 ) -> Path:
-    """Build a dataset if the folder does not already contain it, and return the absolute folder.
+    """Build a dataset if the folder is missing or empty, and return the absolute folder.
 
-    The folder appears when it is complete, with the files that `fill` writes, and with `<kind>.json`: version (of the
-    files and of the meaning of a recipe), recipe, result of `fill`, and SHA-256 sums. A killed run leaves a hidden
+    In a folder with content, only the version and recipe of the record are checked. A new folder appears when it is
+    complete, with the files that `fill` writes and the record `<kind>.json`, see `read`. A killed run leaves a hidden
     folder beside it.
 
     Args:
+        folder: folder of the dataset; "~" is expanded.
         kind: type of the dataset, such as "ListOps".
         version: version of the files and of the meaning of a recipe.
         recipe: settings that determine the data, ready for JSON.
         fill: function that writes the files to a folder, and returns further entries of the record.
 
     Raises:
-        DataError: the folder has other content, or cannot be written.
+        DataError: the folder has other content or a dataset of another version or recipe, or cannot be written.
     """
     folder = Path(folder).expanduser().resolve()
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -58,9 +59,16 @@ def make(
 
 
 def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record that `make` wrote for a dataset of type `kind`, with its keys, such as "sha256".
+    """Return the record that `make` wrote for a dataset.
 
-    Of its recipe, only the settings in `expected` are compared, by name and value.
+    Its keys are "version", "recipe", "sha256" (sum of each file by name), "blocks" (CRC-32 sums of each file above
+    WHOLE bytes by name; missing if there is none), and those that `fill` returned.
+
+    Args:
+        folder: folder of the dataset.
+        kind: type of the dataset, such as "ListOps".
+        version: required version.
+        expected: required settings of the recipe by name; others may have any value.
 
     Raises:
         DataError: the record is missing or damaged, or has another version or another recipe.
@@ -87,7 +95,7 @@ def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> 
 
 
 def check_file(path: Path, record: Mapping[str, Any]) -> None:
-    """Raise DataError if a file is missing, or its SHA-256 sum differs from the dataset's record."""
+    """Raise DataError if a file is missing, or its SHA-256 sum differs from that in `record`, the result of `read`."""
     if not path.is_file() or sha256(path) != record["sha256"].get(path.name):
         raise DataError(
             f"{path} is missing or was modified (SHA-256). Remove {path.parent} to build the dataset again."
@@ -97,8 +105,12 @@ def check_file(path: Path, record: Mapping[str, Any]) -> None:
 def check_files(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise DataError if a file of a dataset is missing or was modified.
 
-    Files of at most WHOLE bytes are read as a whole. Of larger ones, SAMPLED evenly spaced blocks are read; records
-    that older versions wrote lack their checksums, and such files are not read.
+    Files of at most WHOLE bytes (256 MiB) are read as a whole. Of larger ones, SAMPLED (16) evenly spaced blocks are
+    read; not even these if the record is of an older version and lacks the checksums of blocks.
+
+    Args:
+        folder: folder of the dataset.
+        record: result of `read`.
     """
     for name in record["sha256"]:
         path = folder / name
@@ -122,7 +134,7 @@ def _check_blocks(path: Path, sums: Sequence[int]) -> None:
 
 
 def sum_blocks(path: Path) -> list[int]:
-    """Return the CRC-32 sum of each block of BLOCK bytes of a file."""
+    """Return the CRC-32 sums of the consecutive blocks of BLOCK bytes (16 MiB) of a file; the last may be shorter."""
     with path.open("rb") as file:
         return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")]
 

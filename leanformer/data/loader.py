@@ -30,10 +30,15 @@ NEIGHBOURS = 16  # consecutive unreadable examples before an error
 
 
 def shuffled_index(position: int, length: int, seed: int) -> int:
-    """Return the index, below `length`, at a position of the shuffled order; each index occurs once per epoch.
+    """Return the index of the example at a position of the shuffled order, in which each index occurs once per epoch.
 
-    The permutation of an epoch is drawn uniformly. LARGE sources use a keyed permutation, which needs no memory
-    (grain's `index_shuffle`).
+    Each epoch has a permutation of its own, drawn uniformly. From LARGE (2^24) examples on it is a keyed permutation,
+    which needs no memory (grain's `index_shuffle`).
+
+    Args:
+        position: position in the endless sequence of epochs, from 0.
+        length: number of examples of the source; the result is below it.
+        seed: seed of all permutations.
     """
     epoch, place = divmod(position, length)
     if length < LARGE:
@@ -55,6 +60,10 @@ def _key(seed: int, epoch: int) -> int:
 class Batches:
     """Batches by step, with random access: this process's part of each global batch.
 
+    `batches[step]` is a dict of arrays with a leading axis B = batch_size / processes: those of `prepare`, `mask`
+    (False for padding), `index` (index of the example in the source), and `corrupt` (index of an unreadable example
+    that was replaced by the next readable one, else -1). `len(batches)` is the number of steps, 2^62 in training.
+
     Args:
         source: source of the examples; one without a length is for training only.
         prepare: function (index, example, draws) to the model's inputs by name, arrays of the same shape for every
@@ -67,7 +76,8 @@ class Batches:
         process, processes: index of this process, and number of processes.
 
     Raises:
-        DataError: `batch_size` is not divisible by `processes`, or an endless source is used for evaluation.
+        DataError: `batch_size` is not divisible by `processes`, or an endless source is used for evaluation; from `[]`,
+            16 consecutive examples are unreadable.
     """
 
     def __init__(
@@ -144,7 +154,7 @@ class Batches:
         )
 
     def unreadable_reason(self, index: int) -> str:
-        """Read the example with an index again, and return the reason why it is unreadable."""
+        """Read an example again by its index; return the text of the error, or a sentence if it can now be read."""
         try:
             self.prepare(index, self.source[index], functools.partial(self._generator, 0))
         except (CorruptExample, OSError) as error:
@@ -163,6 +173,8 @@ def stream(
     The result does not depend on the number of workers. Close the generator to stop the workers.
 
     Args:
+        batches: batches by step, see `Batches` for their arrays.
+        start: first step.
         stop: step after the last; None for all.
         workers: number of processes that read; 0 for a thread of this process.
         prefetch: number of batches that each worker, or the thread, reads in advance.
@@ -199,7 +211,8 @@ def _block_signals() -> None:
 class CorruptLog:
     """Log of unreadable examples, which stops the run if they exceed a fraction of the data.
 
-    Call it with the array `corrupt` of each batch. It warns of each example once.
+    Call it with the array `corrupt` of each batch of `Batches`. It warns of each example once, with its name and the
+    reason.
 
     Args:
         batches: training batches, whose source names the examples.
@@ -212,7 +225,7 @@ class CorruptLog:
         self._read = 0  # number of examples read, for an endless source
 
     def __call__(self, corrupt: np.ndarray) -> None:
-        """Record the `corrupt` entries of a batch. Raise DataError above the maximum fraction."""
+        """Record the array `corrupt` (B) of a batch. Raise DataError if too many examples are unreadable."""
         for index in sorted(set(corrupt[corrupt >= 0].tolist()) - self.seen):
             self.seen.add(index)
             warnings.warn(

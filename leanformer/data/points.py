@@ -76,7 +76,10 @@ def sphere(normals: np.ndarray) -> np.ndarray:
 
 
 def orthonormal(normals: np.ndarray) -> np.ndarray:
-    """Return uniformly distributed sets of P orthonormal points (B P d), P at most d, from standard normal numbers."""
+    """Return random sets of P orthonormal points (B P d), P at most d, from standard normal numbers of the same shape.
+
+    They are uniformly distributed.
+    """
     q, r = np.linalg.qr(normals.swapaxes(-2, -1))
     return (q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]).swapaxes(-2, -1)
 
@@ -134,7 +137,10 @@ def _fewer_pairs(examples: Examples, s: Sizes, dim: int, pairs: int) -> Examples
 
 
 def directions(s: Sizes) -> np.ndarray:
-    """Return the orthonormal directions (num_items, d) of "retrieval": fixed for given sizes, and learned by models."""
+    """Return the orthonormal directions (num_items, d) of the task "retrieval" for examples of sizes `s`.
+
+    They are fixed for given sizes, so that models learn them.
+    """
     rng = np.random.Generator(np.random.Philox(key=(s.num_items, s.dim)))
     return orthonormal(rng.standard_normal((s.num_items, s.dim)))
 
@@ -254,7 +260,9 @@ def _normals(key: int, first: int, number: int, count: int) -> np.ndarray:
 
 
 class Points:
-    """Endless split of a point-set task, with random access to examples of float64 arrays.
+    """Endless split of a point-set task, with random access to examples.
+
+    An example has the float64 arrays of `PointTask.draw` without axis B: `points` (T d), `targets` (S V), and others.
 
     Args:
         name: name of the task, a key of KINDS.
@@ -271,7 +279,7 @@ class Points:
         return {name: array[0] for name, array in self.get_batch(index, 1).items()}
 
     def get_batch(self, first: int, number: int) -> Examples:
-        """Return the `number` examples from index `first` on, in arrays with a leading axis B = `number`."""
+        """Return `number` examples from index `first` on, as a dict of float64 arrays with a leading axis B."""
         rows = find(self.kind).normals(self.sizes)
         normals = _normals(self._stream, first, number, rows * self.sizes.dim)
         return find(self.kind).draw(normals.reshape(number, rows, self.sizes.dim), self.sizes)
@@ -284,7 +292,7 @@ class FixedSplit(Points):
     """Split of fixed length for evaluation: the first examples of an endless split.
 
     Args:
-        args: arguments of `Points`.
+        args: positional arguments of `Points`: name, sizes, split and seed.
         examples: number of examples.
     """
 

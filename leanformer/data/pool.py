@@ -19,7 +19,7 @@ SIGNALS = tuple(signals.STATUS)  # signals that stop a run
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may use, or of all if unknown."""
+    """Return the number of CPU cores that this process may use, or of all cores if the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -54,8 +54,8 @@ def begin_worker(*_: int) -> None:
     """Prepare this process to be a worker; arguments are ignored.
 
     It ignores signals to stop, which schedulers and Ctrl-C send to all processes but only the parent handles. It ends
-    with its parent, uses one core, and sees no GPU. A signal before this call would end the worker, so the parent may
-    block signals, which are unblocked here.
+    with its parent, sees no GPU, and tokenises with one core. A signal before this call would end the worker, so the
+    parent may block signals, which are unblocked here.
     """
     hide_gpus()
     for number in SIGNALS:
@@ -66,7 +66,10 @@ def begin_worker(*_: int) -> None:
 
 
 def hide_gpus() -> None:
-    """Make JAX use the CPU in this process. A reader or a library that starts JAX would take memory of every GPU."""
+    """Make JAX use the CPU in this process and its children, by environment variables and, if imported, JAX's config.
+
+    A reader or a library that starts JAX would otherwise take memory of every GPU.
+    """
     os.environ.update(CUDA_VISIBLE_DEVICES="", JAX_PLATFORMS="cpu")
     if "jax" in sys.modules:  # which has read the variable
         sys.modules["jax"].config.update("jax_platforms", "cpu")

@@ -110,15 +110,19 @@ def find(name: str, kinds: Mapping[str, Kind]) -> tuple[Kind, str]:
 
 
 def build(name: str, kinds: Mapping[str, Kind], dir: str | None = None, recipe: Mapping[str, Any] = NONE) -> bool:
-    """Generate or download the data of a `data.name` if missing. Return False if there is nothing to do.
+    """Generate or download the data of a `data.name`.
+
+    Returns True if the built data exist afterwards, also if they existed before; False if data of this name are not
+    built here, because their type cannot be or the folder has published files.
 
     Args:
+        name: value of `data.name`.
         kinds: registry of source types.
         dir: folder of TFDS data; None for the default.
         recipe: settings of data that are generated locally.
 
     Raises:
-        ConfigError: the recipe is invalid.
+        ConfigError: the type is unknown, the name is incomplete, or the recipe is invalid.
         DataError: the data are not available, the folder has other content, or it cannot be written.
     """
     kind, what = find(name, kinds)
@@ -168,9 +172,11 @@ def explain_url_errors(*places: str | None) -> Iterator[None]:
 class Subset:
     """Evenly spaced subset of a source, which represents all classes equally if the source is sorted by class.
 
-    Attributes in FORWARDED are those of the source.
+    The attributes named in FORWARDED are those of the source, if it has them: classes, num_classes, vocabulary,
+    tokenizer.
 
     Args:
+        source: source with a length.
         examples: number of examples, at most those of the source.
     """
 
@@ -188,9 +194,9 @@ class Subset:
         return self.source[int(self._chosen[index])]
 
     def get_batch(self, first: int, number: int) -> dict[str, np.ndarray]:
-        """Return `number` examples of a source with `get_batch` from index `first` on, in arrays with a leading axis B.
+        """Return `number` examples of the subset from index `first` on, as a dict of arrays with a leading axis B.
 
-        Past the end, the last example repeats.
+        The source must have `get_batch`. Past the end, the last example repeats.
         """
         places = np.minimum(np.arange(first, first + number), len(self) - 1)
         drawn = [self.source.get_batch(int(place), 1) for place in self._chosen[places]]
@@ -209,11 +215,10 @@ def take_subset(source: Finite, examples: int) -> Finite:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file of names. Only line feeds and carriage returns end a line.
+    """Return the lines of a text file of names, without line ends and byte-order mark.
 
-    After the last line end, "" follows.
-
-    Bytes that are not UTF-8 are decoded like file names, so that they equal names of folders with the same bytes.
+    Only line feeds and carriage returns end a line. A file that ends with a line end has "" as its last line. Bytes
+    that are not UTF-8 are decoded like file names, so that they equal names of folders with the same bytes.
 
     Raises:
         DataError: the file is UTF-16 or binary.
@@ -227,7 +232,9 @@ def read_lines(path: Path) -> list[str]:
 
 
 def listed(folder: Path) -> list[str] | None:
-    """Return the names in `<folder>/classes.txt`; None if there is no such file.
+    """Return the names in `<folder>/classes.txt`, one per line; None if there is no such file.
+
+    Blank lines and spaces around names are left out.
 
     Raises:
         DataError: a name is repeated, or the file is UTF-16 or binary.
@@ -267,7 +274,7 @@ def quote(names: Sequence[str]) -> str:
 
 
 def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
-    """Return the content of an example that a user passed: bytes, or an array or PIL image as it is.
+    """Return the content of an example that a user passed: the bytes of a file, or an array or PIL image unchanged.
 
     Args:
         example: content of a file as bytes; path of a file, as every str is; or with `images` also a PIL image, or a
@@ -303,7 +310,7 @@ def expected_examples(images: bool) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return the type of a value and its beginning for messages; for an array, its dtype and shape."""
+    """Return the type of a value and its first 60 characters for messages; for an array, type, dtype and shape."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
     return f"{type(value).__name__} {str(value)[:60]!r}"

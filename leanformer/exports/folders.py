@@ -37,12 +37,15 @@ class Origin:
 
     @classmethod
     def of_run(cls, workdir: Path, c: Any, step: int | None = None) -> "Origin":
-        """Return the classes, the tokenizer, and the facts for the model card that a run's folder has.
+        """Return the classes, the tokenizer, and the facts for the model card that a run's folder has, as an `Origin`.
 
         Args:
             workdir: folder of the run.
             c: config of the run.
             step: step of the checkpoint whose recorded scores are among the facts; None for those at the end.
+
+        Raises:
+            ConfigError, WorkdirError: a file of the run is broken, or has changed since it was written.
         """
         path = workdir / tokenizers.FILE
         summary = disk.read_json(workdir / "summary.json") if (workdir / "summary.json").is_file() else {}
@@ -85,14 +88,17 @@ def describe(c: Any, to: str, classes: tuple[str, ...] | None = None) -> Descrip
 def write_folder(
     folder: Path, model: ModelSetup, weights: Any, to: str, origin: Origin, *, largest: int | None = None
 ) -> tuple[Description, Path]:
-    """Write a folder that a library loads, and return its description and the path of the weights.
+    """Write a folder that a library loads, and return its description and the path of the weights (file or index).
+
+    The folder has weights, config.json and a model card, README.md; for transformers also the preprocessing of images,
+    or the files of the tokenizer and of generation. Files of these names are replaced.
 
     Args:
-        folder: folder to write to.
+        folder: folder to write to, which is created.
         model: setup of the model.
         weights: parameters and batch statistics of the model.
-        origin: facts about the model beside its config.
         to: "huggingface" or "timm".
+        origin: facts about the model beside its config.
         largest: maximal bytes per file of weights; one file if None.
 
     Raises:

@@ -49,7 +49,7 @@ logits = program.call(weights, inputs)
 
 
 def input_specs(model: ModelSetup) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return shape and dtype of one example of each input of the exported program, by name.
+    """Return {name: (shape, dtype)} of each input of the exported program, for one example, without the batch axis.
 
     They are those of the task, so images are uint8 and normalised by the program. Of a model trained on packed rows,
     each row is one document, so that there is no input of segments.
@@ -81,7 +81,10 @@ def program(model: ModelSetup) -> jax.export.Exported:
 
 
 def write_folder(folder: Path, model: ModelSetup, weights: Any, *, largest: int | None = None) -> Path:
-    """Write a folder with a model's program, its weights, its signature and a card. Return the path of the program.
+    """Write a folder with a model's program, and return the path of the program.
+
+    The files are model.stablehlo, the weights as model.safetensors or shards with an index, signature.json and
+    README.md.
 
     Args:
         folder: folder to write to, which is created.

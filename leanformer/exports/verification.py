@@ -53,7 +53,12 @@ def random_sample(model: ModelSetup, reason: str = "") -> Sample:
 
 
 def real_sample(model: ModelSetup, workdir: Path) -> Sample:
-    """Return the first examples of a run's evaluation split, or random inputs if its data cannot be read."""
+    """Return the first EXAMPLES examples of a run's evaluation split, or random inputs if its data cannot be read.
+
+    Args:
+        model: setup of the model, with the config of the data.
+        workdir: folder of the run, for its class names.
+    """
     c = model.config
     try:
         task = tasks.build(c)
@@ -209,7 +214,15 @@ def check_outputs(
 def describe(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> str:
     """Return a line with the result of `compare`, or with the reason why the models were not compared.
 
-    Raises the errors of `compare`, and takes its arguments.
+    Args:
+        folder: folder of the exported model.
+        description: library and class that load it.
+        model: setup of our model.
+        weights: parameters and batch statistics of our model.
+        sample: inputs.
+
+    Raises:
+        WeightsError: the folder does not load, or computes something else.
     """
     worst = compare(folder, description, model, weights, sample)
     if worst is None:

@@ -51,10 +51,19 @@ _product = with_gradient(_multiply, _product_forward, _product_backward)
 
 
 def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> Array:
-    """Contract the last axes of x with the first axes of w, as the `dot_general` of `nnx.Linear`.
+    """Contract the last axes of `x` with the first axes of `w`, as the `dot_general` of `nnx.Linear`.
 
     The result equals that of `jax.lax.dot_general`, whose derivative computes the transposed weight gradient and then
     transposes it. Computing it directly saves 15 % of a training step on a CPU (`benchmarks/step.py`).
+
+    Args:
+        x: activations, (*rest, *inputs).
+        w: weights, (*inputs, *outputs).
+        dimension_numbers: ((axes of x, axes of w), (batch axes of x, batch axes of w)), as in `jax.lax.dot_general`.
+        precision: must be None. Further keyword arguments are ignored.
+
+    Returns:
+        The product, (*rest, *outputs).
 
     Raises:
         NotImplementedError: other axes are contracted, there are batch axes, or a precision is set.
@@ -94,15 +103,16 @@ def attend(
 
     Args:
         q: queries, B T N H.
-        k, v: keys and values, B S K H and B S K H', of K heads; each is shared by N / K consecutive query
-            heads (Ainslie et al. 2023).
+        k, v: keys and values, B S K H and B S K H', of K heads; each is shared by N / K consecutive query heads
+            (Ainslie et al. 2023).
         mask: keys visible to each query, at least one. Weights of others are exactly zero.
         scale: factor of the logits; 1/√H if None.
         soft_cap: c of the capped logits c tanh(Q Kᵀ × scale / c), before the mask (Gemma Team 2024); None for no cap.
         backend: one of `backends.BACKENDS`, not "auto".
-        lengths: precomputed `full_lengths` of q, if any; cuDNN requires query lengths beside key lengths.
+        lengths: entry (B, T) of `full_lengths`, if T is odd and it was computed before. Only cuDNN uses it, which
+            requires lengths of the queries if the mask has lengths of the keys.
         dropout: dropout rate of the attention weights; ignored without a key. The backward pass draws the mask again.
-        key: random keys, one per example.
+        key: random keys, one per example (B); None for no dropout.
 
     Raises:
         ConfigError: cudnn does not support the mask, the soft cap, or dropout.
@@ -152,7 +162,7 @@ class FusedCall(NamedTuple):
 
 @contextlib.contextmanager
 def recorded_calls() -> Iterator[set[FusedCall]]:
-    """Context manager that yields a set and adds each call of cuDNN's kernel that is traced within its block."""
+    """Context manager that yields a set of the `FusedCall`s of cuDNN's kernel that are traced within its block."""
     calls: set[FusedCall] = set()
     _recorders.append(calls)
     try:
@@ -183,11 +193,14 @@ def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None, length
 
 
 def full_lengths(*tokens: Float[Array, "..."]) -> dict[tuple[int, int], Lengths]:
-    """Return the arrays of lengths that cuDNN's kernel needs if the number of tokens T is odd.
+    """Return arrays of constant lengths, which cuDNN's kernel needs if the number of tokens T is odd.
 
-    The result is {(B, T): (lengths T, lengths T + 1)}, both int32 B, for each array B T D in `tokens` with an odd T.
-    Arrays with an even T or with other axes are skipped. A stack computes them before its scan; inside, every layer
-    would compute them again. Exported programs have batches of any size (a symbol), and not that kernel.
+    The result is {(B, T): (an array of B times T, an array of B times T + 1)}, int32, for each array B T D with an odd
+    T. Arrays with an even T, with other axes, or with a symbolic batch size, as in exported programs, are skipped. A
+    stack computes the lengths before its scan; inside, every layer would compute them again.
+
+    Args:
+        tokens: arrays of tokens.
     """
     odd = {x.shape[:2] for x in tokens if x.ndim == 3 and x.shape[1] % 2 and isinstance(x.shape[0], int)}
     return {(b, t): jax.lax.optimization_barrier((_all(b, t), _all(b, t + 1))) for b, t in sorted(odd)}
@@ -208,7 +221,10 @@ def pad_to_even(
     Args:
         x: array with S tokens on its second axis.
         mask: mask of these tokens as keys, without `keep` and `segments`.
-        lengths: result of `full_lengths` for (B, S), if it was computed before.
+        lengths: entry (B, S) of `full_lengths`, if it was computed before.
+
+    Returns:
+        The array with S or S + 1 tokens, and its mask.
     """
     return (_even(x), mask.hide_last(*x.shape[:2], lengths)) if x.shape[1] % 2 else (x, mask)
 

@@ -42,7 +42,12 @@ class AttentionConfig:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make(self, width: int, **common: Any) -> MultiHeadAttention:
-        """Return a new attention module for tokens of dimension `width`; `common` has kernel_init, dtype and rngs."""
+        """Return a new attention module for tokens of dimension `width`.
+
+        Args:
+            width: D, embedding dimension.
+            common: further arguments of the module: kernel_init, dtype and rngs.
+        """
         sizes = (width, self.num_heads, self.head_dim, self.value_dim)
         return self.kind(*sizes, qkv_bias=self.qkv_bias, backend=self.backend, **common, **self.options)
 

@@ -179,6 +179,10 @@ class Block(nnx.Module):
     def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
         """Apply the attention module to the normed tokens.
 
+        Args:
+            normed: tokens B T D, or for attention over maps B height width D.
+            context: context of the call, with mask, cache and random keys.
+
         Returns:
             The output with the shape of `normed`, the arrays for a tap by name, and the cache (None without one).
 
@@ -189,7 +193,10 @@ class Block(nnx.Module):
         return self.attention(normed, context)
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for `batch` rows of `size` tokens: arrays by name, as the attention's `empty_cache`."""
+        """Return an empty cache for B = `batch` rows of up to S = `size` tokens: arrays of zeros by name.
+
+        They are {"k": B S K H, "v": B S K H'} for multi-head attention; other attention types may have other arrays.
+        """
         return self.attention.empty_cache(batch, size)
 
 

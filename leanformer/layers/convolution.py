@@ -28,7 +28,9 @@ def conv_init(fan_in: int) -> nnx.initializers.Initializer:
 
 
 class Conv(nnx.Conv):
-    """k × k convolution with `padding` zeros on every side; "SAME" would shift a strided grid.
+    """k × k convolution of maps (B, height, width, channels), with `padding` zeros on every side.
+
+    The padding is explicit since "SAME" would shift a strided grid. Weights and biases are initialised by `conv_init`.
 
     Parameters: kernel (k, k, in, out), and bias (out) unless `use_bias` is False.
 
@@ -55,7 +57,7 @@ class Conv(nnx.Conv):
 def patch_grid(
     image_size: int | Sequence[int], patch_size: int, advice: str = "Choose sides that it divides."
 ) -> tuple[int, ...]:
-    """Return the numbers of rows and of columns of patches of an image.
+    """Return the numbers of patches of an image as (rows, columns).
 
     Args:
         image_size: side in pixels, or (height, width).
@@ -76,14 +78,16 @@ def patch_grid(
 class PatchConv(nnx.Linear):
     """Convolution with stride equal to its kernel size: non-overlapping patches, each multiplied by one matrix.
 
+    Called with maps (B, height, width, channels), it returns (B, rows, columns, D) with one position per whole patch.
     The result equals that of the convolution, computed by a reshape and a matmul, which is fast on all devices.
-    Parameters: kernel (size · size · channels, width), rows in the order (row, column, channel); bias (width).
+    Parameters: kernel (size · size · channels, D), rows in the order (row, column, channel); bias (D).
 
     Args:
         channels: number of input channels.
-        width: number of output channels.
+        width: D, number of output channels.
         size: side of a patch in pixels.
-        first: True if the input is the image, whose gradient is then not computed.
+        first: True if the input is the image: the product is then `jax.lax.dot_general`, since its gradient with
+            respect to the image is not needed.
     """
 
     def __init__(

@@ -11,9 +11,14 @@ OF = 1 << 16  # resolution of dropout rates: 16 random bits per number
 
 
 def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Set each number to zero with probability `rate` (16 bits), else divide it by 1 − rate; no-op without a key.
+    """Set each number to zero with probability `rate`, and divide the others by `keep_probability`.
 
     Each example has its own key, and the mask of a token does not depend on the number of tokens after it.
+
+    Args:
+        x: array with the leading axis B.
+        rate: probability of zero, rounded to 16 bits.
+        key: random keys, one per example (B); None returns `x` unchanged.
     """
     if key is None or not rate:
         return x
@@ -47,14 +52,14 @@ def keep_probability(rate: float) -> float:
 
 
 def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:
-    """Draw the factor of each residual branch and example: 0 with the layer's rate, else 1 / (1 − rate).
+    """Draw the factor of each residual branch and example, L branches B: 0 with the layer's rate, else 1 / (1 − rate).
 
-    Stochastic depth (Huang et al. 2016). Each example has its own key, so the result does not depend on the rest of
-    the batch, on gradient accumulation or on the number of devices.
+    Stochastic depth (Huang et al. 2016). Each example has its own key, so the result does not depend on the rest of the
+    batch, on gradient accumulation or on the number of devices.
 
     Args:
-        key: random keys, one per example.
-        rates: stochastic-depth rate of each layer, below 1.
+        key: random keys, one per example (B).
+        rates: stochastic-depth rate of each layer (L), below 1.
         branches: number of residual branches of a layer.
     """
     keep = 1 - jnp.asarray(rates)
@@ -68,7 +73,12 @@ def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: i
 
 
 def drop_path(branch: Float[Array, "b *rest"], scale: Float[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Multiply the branch of each example by its stochastic-depth factor (B); None leaves it unchanged."""
+    """Multiply a branch by its stochastic-depth factors from `path_scales`.
+
+    Args:
+        branch: output of a residual branch, with the leading axis B.
+        scale: one factor per example (B); None returns the branch unchanged.
+    """
     if scale is None:
         return branch
     return branch * scale.astype(branch.dtype).reshape(-1, *(1,) * (branch.ndim - 1))

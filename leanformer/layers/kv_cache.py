@@ -16,12 +16,12 @@ from leanformer.layers.masks import Mask
 
 
 def empty(batch: int, size: int, projection: Any) -> Float[Array, "b s k h"]:
-    """Return a cache of zeros for the outputs of a projection, B S K H in its dtype.
+    """Return a cache of zeros for the outputs of a projection, B S K H in the dtype of the projection.
 
     Args:
         batch: B, number of rows.
         size: S, number of tokens.
-        projection: `nnx.LinearGeneral` from tokens to (heads, channels).
+        projection: `nnx.LinearGeneral` from tokens to (heads, channels), that is (K, H).
     """
     return jnp.zeros((batch, size, *projection.out_features), projection.dtype)
 

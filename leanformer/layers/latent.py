@@ -93,7 +93,15 @@ class LatentAttention(MultiHeadAttention):
     def make_projections(
         self, linear: Callable[..., nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
     ) -> None:
-        """Set the projections from tokens to latents and from latents to heads; arguments as in the base class."""
+        """Set the projections from tokens to latents and from latents to heads, attributes named like the parameters.
+
+        Args:
+            linear: constructor of a projection, without sizes.
+            width: D.
+            shapes: {"query": (N, H), "key": (K, H), "value": (K, H')}; K is ignored, since keys and values have N
+                heads.
+            bias: True for projections with biases.
+        """
         rank, query_rank, turned = self.ranks
         (heads, head_dim), (_, value_dim) = shapes["query"], shapes["value"]
         narrow = functools.partial(linear, width, use_bias=bias, kernel_metadata=sharing.REPLICATED)
@@ -143,7 +151,10 @@ class LatentAttention(MultiHeadAttention):
         return k, v
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
-        """Return an empty cache for `batch` rows of `size` tokens: latents B S R, and rotated keys B S rotary_width."""
+        """Return an empty cache for B = `batch` rows of up to S = `size` tokens, zeros: {"latent": B S R}.
+
+        With rotary positions it also has "turned" (B S rotary_width), the shared rotated keys.
+        """
         rank, _, turned = self.ranks
         widths = {"latent": rank} | ({"turned": turned} if turned else {})
         return {name: jnp.zeros((batch, size, width), self.latent.dtype) for name, width in widths.items()}

@@ -94,7 +94,7 @@ class Mask:
         Args:
             batch: B, number of examples.
             keys: S, number of keys before the additional one.
-            lengths: result of `attention.full_lengths` for (B, S), if it was computed before.
+            lengths: entry (B, S) of `attention.full_lengths`, if it was computed before.
         """
         if self.lengths is not None:
             return self
@@ -106,7 +106,8 @@ class Mask:
         If all keys of a query are hidden, its weights are uniform instead of NaN.
 
         Args:
-            logits: axis t has the queries; a multiple of them if several heads follow one another.
+            logits: attention logits, B N T S; the third axis may also be several times T, for the queries of several
+                heads one after the other.
             queries: number of queries T.
         """
         visible = self.attention_mask(queries, logits.shape[3])
@@ -118,7 +119,12 @@ class Mask:
 
 
 def mean_pool(x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
-    """Return the mean over the valid tokens of each row, (B D); over all tokens if `lengths` is None."""
+    """Return the mean over the valid tokens of each row, B D.
+
+    Args:
+        x: tokens, B T D.
+        lengths: number of valid tokens of each row (B), the first ones, at least 1; None if all are valid.
+    """
     if lengths is None:
         return x.mean(axis=1)
     valid = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
@@ -152,10 +158,17 @@ def logits(
     scale: float | None = None,
     soft_cap: Any = None,
 ) -> Float[Array, "b n t s"]:
-    """Return Q Kᵀ × scale per query head, in the dtype of q and k; the lowest finite number at hidden keys.
+    """Return the attention logits Q Kᵀ × scale, B N T S, in the dtype of q and k.
 
-    Float32 products are exact to float32 on GPUs too, which would otherwise use TF32. The scale is 1/√H by default.
-    With a soft cap c, logits are c tanh(logit / c), within ±c.
+    Hidden keys have the lowest finite number. Float32 products are exact to float32 on GPUs too, which would otherwise
+    use TF32.
+
+    Args:
+        q: queries, B T N H.
+        k: keys, B S K H; each of the K heads is shared by N / K consecutive query heads.
+        mask: keys visible to each query.
+        scale: factor of the logits; 1/√H if None.
+        soft_cap: c of the capped logits c tanh(logit / c), within ±c, before the mask; None for no cap.
     """
     if q.shape[2] != k.shape[2]:
         k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)

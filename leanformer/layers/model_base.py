@@ -38,10 +38,11 @@ WORDS = {
 class Family(nnx.Module):
     """Base class of the models of `leanformer.models`.
 
-    The constructor takes the keys of config.model that only this architecture has, `blocks`, the settings of its
-    blocks (one BlockConfig, or one per stage if `staged`), and `rngs`. In all methods `arguments` are a section
-    config.model without its name. Class attributes describe the architecture; besides those below, `classifiers` are
-    the modules of classifiers, by the first parts of the names of their parameters.
+    The constructor takes the keys of config.model that only this architecture has, `blocks`, the settings of its blocks
+    (one BlockConfig, or one per stage if `staged`), and `rngs`. In all methods `arguments` are a section config.model
+    without its name. Class attributes describe the architecture. Besides those below, `classifiers` are the modules of
+    classifiers, by the first parts of the names of their parameters; `staged` is True if sizes of blocks are one number
+    per stage; `layered` is True if they may be one number per layer instead of one for all.
 
     Attributes:
         no_decay: last parts of the names of parameters exempt from weight decay, besides biases and norms.
@@ -132,7 +133,9 @@ class Family(nnx.Module):
 
     @classmethod
     def options(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the attention type, by name, that are set in a section config.model.
+        """Return {name: value} of the options of the attention type that are set in a section config.model.
+
+        They are the arguments that are not keys of the architecture, without those that are None.
 
         Raises:
             ConfigError: an argument is neither a key of the architecture nor an option of the attention type.
@@ -148,7 +151,11 @@ class Family(nnx.Module):
 
     @classmethod
     def settings(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the value of every setting of a model by name, including those that are fixed or not configured."""
+        """Return {name: value} of every setting of a model, including those that are fixed or not configured.
+
+        They are all settings of blocks, attention and MLP, and the keys of the architecture; `arguments` replace
+        defaults.
+        """
         values = {name: field.default for name, field in SETTINGS.items() if field.default is not dataclasses.MISSING}
         return {**values, **cls.defaults(), **cls.fixed, **arguments}
 
@@ -157,7 +164,9 @@ class Family(nnx.Module):
         """Build a model from a section config.model without its name. Raises ConfigError as `check` does.
 
         Args:
+            arguments: values by key; missing keys have their defaults.
             dtype: dtype of the activations.
+            rngs: random keys of the initial weights.
         """
         cls.check(arguments)
         keys = cls.keys()
@@ -189,7 +198,11 @@ class Family(nnx.Module):
         return ()
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the stacked blocks whose conditioning is measured, by the names of the model's tap results."""
+        """Return the stacked blocks whose conditioning is measured, by the names of the model's tap results.
+
+        Parameters of a stack have a leading axis L; unequal layers are `stack.Groups`. By default the result is
+        {"blocks": `blocks.layers`}.
+        """
         return {"blocks": self.blocks.layers}
 
     def measured(self) -> dict[str, Any]:
@@ -203,11 +216,18 @@ class Family(nnx.Module):
 
 
 class WithClassAttention(Family):
-    """Base class of architectures whose last blocks are class attention, with a separate `class_head_dim`."""
+    """Base class of architectures whose last blocks are class attention, with heads of dimension `class_head_dim`.
+
+    The key `class_head_dim` of config.model must be set; values of class attention have the same dimension.
+    """
 
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Return the dimensions of `Family.attention_widths`, followed by those of class attention."""
+        """Return {"head_dim": dimensions of queries and keys, "value_dim": dimensions of values} of all attentions.
+
+        Both are tuples of equal length: first the numbers of `Family.attention_widths`, one for equal layers or one per
+        layer or stage, and last one more, `class_head_dim`, for the class attention.
+        """
         of_class = widths(arguments["class_head_dim"])
         return {name: sizes + of_class for name, sizes in super().attention_widths(arguments).items()}
 
@@ -222,6 +242,9 @@ def block_config(values: Mapping[str, Any]) -> BlockConfig:
 
     Sizes may be tuples with one number per layer; consecutive equal layers become one of the `groups`. An `mlp_dim` of
     None or 0 gives blocks without an MLP.
+
+    Args:
+        values: fields by name, among them `options`, the mapping of the attention's own options, and `mlp_dim`.
     """
     sizes = {**values, **values["options"]}
     if any(isinstance(sizes.get(name), tuple | list) for name in PER_LAYER):
@@ -267,8 +290,9 @@ def check_type(key: str, value: Any, annotation: Any, least: int = 1) -> None:
     Args:
         key: name of the key, for the message.
         value: value to check.
-        annotation: allowed types: a type of WORDS, a sequence or pair of integers, or a union of these.
-        least: smallest value of an integer that is not in a sequence.
+        annotation: allowed types: a key of WORDS such as `int`, `Sequence[int]`, `tuple[int, int]`, or a union of
+            these.
+        least: smallest value of an integer, alone or in a sequence.
     """
     expected = _alternatives(annotation)
     if any(_fits(value, kind, least) for kind in expected):

@@ -142,7 +142,7 @@ class MultiHeadAttention(nnx.Module):
         Args:
             linear: constructor of a projection, without sizes.
             width: D.
-            shapes: heads and channels by name of the projection.
+            shapes: (heads, channels) by name: {"query": (N, H), "key": (K, H), "value": (K, H')}.
             bias: True for projections with biases.
         """
         for name, shape in shapes.items():
@@ -155,7 +155,8 @@ class MultiHeadAttention(nnx.Module):
     ) -> tuple[Float[Array, "b t n h"], dict[str, Array]]:
         """Return the queries (B T N H), and the arrays that a cache stores and `keys_values` reads.
 
-        These arrays are {"k": keys B T K H, "v": values B T K H'}. Norms and rotary positions are applied.
+        These arrays are {"k": keys B T K H, "v": values B T K H'}. Queries and keys are normed and rotated, if
+        configured.
 
         Args:
             x: tokens, B T D.
@@ -246,8 +247,9 @@ def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
 class ClassAttention(MultiHeadAttention):
     """Attention of the class token, which is the first, to all tokens (Touvron et al. 2021b, section 3).
 
-    Called with tokens B T D, it returns the projected output of the class token, B 1 D. Arguments and parameters are
-    those of `MultiHeadAttention`.
+    Called with tokens B T D, it returns the projected output of the class token, B 1 D, and no arrays or cache.
+    Arguments and parameters are those of `MultiHeadAttention`, of which norms and rotary positions of queries and keys,
+    the logit scale, the temperature, the soft cap and attention dropout have no effect.
     """
 
     def __call__(  # ty: ignore[incompatible-method-override] - no cache or tap

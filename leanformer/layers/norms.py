@@ -15,7 +15,13 @@ from leanformer.layers.forward_mode import with_gradient
 class LayerNorm(nnx.Module):
     """LayerNorm over the last axis of length `width`, computed in float32 or wider.
 
-    Parameters: scale, bias (width). `rngs` is unused, and accepted for a uniform interface.
+    Parameters: scale, bias (width).
+
+    Args:
+        width: length of the last axis.
+        epsilon: ε, added to the variance.
+        dtype: dtype of the result.
+        rngs: unused, accepted for a uniform interface.
     """
 
     def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
@@ -53,7 +59,7 @@ _standardise = with_gradient(_standardise_plainly, _standardise_forward, _standa
 class RMSNorm(nnx.Module):
     """RMSNorm over the last axis of length `width`: x / √(mean of x² + ε) × scale (Zhang & Sennrich 2019).
 
-    Parameters: scale (width).
+    It is computed in float32 or wider. Parameters: scale (width). Arguments as in `LayerNorm`.
     """
 
     def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
@@ -69,7 +75,7 @@ class RMSNorm(nnx.Module):
 class UnitNorm(nnx.Module):
     """Unit norm over the last axis: x / max(‖x‖, ε) × scale, on a sphere of learned radius (Amsel et al. 2025).
 
-    Parameters: scale, one number.
+    It is computed in float32 or wider. Parameters: scale, one number. Arguments as in `LayerNorm`; `width` is unused.
     """
 
     def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):

@@ -69,10 +69,11 @@ def segment_means(x: Float[Array, "b t n h"], landmarks: int) -> Float[Array, "b
 def pseudo_inverse(
     a: Float[Array, "b n m m"], *, iterations: int = 6, scale: str = "matrix"
 ) -> Float[Array, "b n m m"]:
-    """Approximate the Moore-Penrose inverse by matmuls (Xiong et al. 2021, section 3.4), starting from aᵀ / c.
+    """Approximate the Moore-Penrose inverses of matrices, B N M M, by matmuls (Xiong et al. 2021, section 3.4).
 
-    Each iteration multiplies small singular values of z by 3.25 and cubes the error of the others. Singular values
-    under about √(c / 3.25^iterations) are therefore not fully inverted. Rows and columns of zeros stay zero.
+    The first estimate is aᵀ / c. Each iteration multiplies its small singular values by 3.25 and cubes the error of the
+    others. Singular values of `a` under about √(c / 3.25^iterations) are therefore not fully inverted. Rows and columns
+    of zeros stay zero.
 
     Args:
         a: square matrices, B N M M.

@@ -79,9 +79,10 @@ def rotate(
 
 
 class QueryKeyTransform(nnx.Module):
-    """Norm of queries and keys per head, then rotary positions; called with (queries, keys, positions).
+    """Norm of queries and keys per head, then rotary positions.
 
-    A norm without a scale commutes with rotation; with a scale it comes first, as in Qwen3.
+    Called with queries (B T N H), keys (B T K H) and positions (B T or 1 T), it returns the new queries and keys in the
+    same shapes. A norm without a scale commutes with rotation; with a scale it comes first, as in Qwen3.
 
     Parameters: those of `query_norm` and `key_norm`, over the head dimension, shared by all heads.
 
@@ -92,8 +93,8 @@ class QueryKeyTransform(nnx.Module):
         rotary_width: number of rotated channels of a head; all if None.
 
     Raises:
-        ConfigError: the norm is unknown, the base is not above 1, or the width is odd, above the head dimension, or
-            set without a base.
+        ConfigError: the norm is unknown, the base is not above 1, or the width is odd, above the head dimension, or set
+            without a base.
     """
 
     def __init__(

@@ -51,6 +51,8 @@ MakeBlock = Callable[[nnx.Rngs], nnx.Module]
 class Groups(nnx.Module):
     """Stacked blocks of groups of consecutive equal layers, as attributes `from0`, `from4`, ... by their first layer.
 
+    Each has a leading axis, the layers of its group. Iterating over the module yields them from the first layer up.
+
     Args:
         groups: stacked blocks of each group, by the index of its first layer.
     """
@@ -217,9 +219,10 @@ class Stack(nnx.Module):
         return x, taps, cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for `batch` rows of `size` tokens: the attention's arrays with a leading axis L.
+        """Return an empty cache for B = `batch` rows of up to S = `size` tokens: arrays of zeros by name.
 
-        The cache of several groups is a list, with one entry per group.
+        They are the arrays of the attention's `empty_cache` with a leading axis L, for example {"k": L B S K H, "v": L
+        B S K H'}. The cache of several groups is a list with one such dictionary per group.
         """
         caches = [
             jax.tree.map(lambda x, n=end - first: jnp.zeros((n, *x.shape), x.dtype), layers.empty_cache(batch, size))

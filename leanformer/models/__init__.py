@@ -23,6 +23,8 @@ def find_class(name: str) -> type[Family]:
 def check(name: str, **arguments: Any) -> None:
     """Raise ConfigError if keys of config.model are missing, unknown, of another type, or sizes below 1.
 
+    The model is not built: other invalid values are found by `build`.
+
     Args:
         name: name of the architecture, such as "vit".
         arguments: the other keys of config.model.

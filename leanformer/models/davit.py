@@ -56,13 +56,14 @@ def _windows(
 class WindowAttention(MultiHeadAttention):
     """Self-attention inside each window of a map, without shifts or positions.
 
-    A map is zero-padded below and to the right to whole windows. Padding takes part like any token, and is not neutral
-    because of the biases of query, key and value.
+    Called with a map, B height width D, it returns one of the same shape, arrays for a tap and None as the cache; the
+    context is not read. A map is zero-padded below and to the right to whole windows. Padding takes part like any
+    token, and is not neutral because of the biases of query, key and value.
 
     Args:
         sizes: width, num_heads, head_dim and value_dim, as of `MultiHeadAttention`.
         window_size: side of a window, in tokens.
-        arguments: further arguments of `MultiHeadAttention`.
+        arguments: further arguments of `MultiHeadAttention`, without rotary positions.
     """
 
     masks = ()
@@ -88,6 +89,9 @@ class WindowAttention(MultiHeadAttention):
 
 class WindowNystrom(NystromAttention):
     """Nyström attention inside each window of a map, without shifts or positions; parameters as in `NystromAttention`.
+
+    Called with a map, B height width D, it returns one of the same shape, arrays for a tap and None as the cache; the
+    context is not read.
 
     Args:
         sizes: width, num_heads, head_dim and value_dim, as of `MultiHeadAttention`.
@@ -118,8 +122,10 @@ WINDOWED = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystro
 class ChannelAttention(MultiHeadAttention):
     """Attention between the channels of each head over a map: softmax(Qᵀ K / √H) Vᵀ, with an H × H matrix.
 
-    Queries and keys compute the matrix, which mixes values. Published weights store the three in the order value,
-    query, key.
+    Called with a map, B height width D, it returns one of the same shape, arrays for a tap and None as the cache; the
+    context is not read. Arguments and parameters are those of `MultiHeadAttention`, of which norms and rotary positions
+    of queries and keys, the logit scale, the temperature, the soft cap and attention dropout have no effect. Published
+    weights store the three projections in the order value, query, key.
     """
 
     masks = ()
@@ -137,10 +143,13 @@ class ChannelAttention(MultiHeadAttention):
 
 
 class MapBlock(Block):
-    """`blocks.Block` over a map, with a position code (map + depthwise convolution) before each branch.
+    """Pre-norm block over a map, with a position code (map + depthwise convolution) before each branch.
 
-    A tap receives maps as tokens, B T D, row by row. `tokens` enter the block, `normed` is LN(tokens + code)
-    and `middle` is tokens + code + attention.
+    It maps B height width D to the same shape. It is `blocks.Block` with this code; it needs an MLP, and `post_norm`,
+    `layer_scale`, `dropout` and `graying` of its config have no effect.
+
+    A tap receives maps as tokens, B T D, row by row. `tokens` enter the block, `normed` is LN(tokens + code) and
+    `middle` is tokens + code + attention.
 
     Args:
         attention: attention over maps, B height width D.
@@ -171,7 +180,12 @@ class MapBlock(Block):
 class Unit(nnx.Module):
     """Spatial block (attention inside windows) followed by a channel block; the depth of a stage counts units.
 
-    Called with a map, it returns the map, {"spatial", "channel"}: the tap results of both blocks, and no cache.
+    Called with a map, B height width D, it returns a map of the same shape, {"spatial": tap result of the first block,
+    "channel": that of the second}, and None as the cache.
+
+    Args:
+        spatial: block with attention inside windows.
+        channel: block with attention between channels.
     """
 
     branches, dropout = 4, 0.0
@@ -190,11 +204,13 @@ class Unit(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """Downsampling between stages: LayerNorm, then a 2 × 2 convolution of stride 2; odd maps are zero-padded.
+    """Downsampling between stages: LayerNorm, then a 2 × 2 convolution of stride 2.
+
+    It maps (B, height, width, channels) to (B, height / 2, width / 2, D); odd sides are zero-padded to even ones.
 
     Args:
         channels: number of input channels.
-        width: number of output channels.
+        width: D, number of output channels.
     """
 
     def __init__(self, channels: int, width: int, *, dtype: Any, rngs: nnx.Rngs):

@@ -28,16 +28,21 @@ from leanformer.runtime import sharing
 
 
 class AveragedAttention(MultiHeadAttention):
-    """The mean of independent modules of multi-head attention, as one module of all their heads.
+    """The mean of the outputs of independent modules of multi-head attention, as one module of all their heads.
 
     Parameters: those of `MultiHeadAttention` with N = modules × heads; with several modules, output biases are `bias`
     (modules, D).
 
     Args:
-        width, head_dim, value_dim, num_kv_heads, out_bias: as of `MultiHeadAttention`; key and value heads per module.
+        width, head_dim, value_dim: as of `MultiHeadAttention`.
         num_heads: number of query heads of each module.
+        num_kv_heads: number of key and value heads of each module; `num_heads` if None.
+        out_bias: True for an output bias of each module.
         modules: number of modules, initialised like separate modules.
         arguments: further arguments of `MultiHeadAttention`.
+
+    Raises:
+        ConfigError: `modules` is below 1, or an error of `MultiHeadAttention`.
     """
 
     options = MappingProxyType(MultiHeadAttention.options | {"modules": int})
@@ -86,7 +91,9 @@ class AveragedAttention(MultiHeadAttention):
 
 
 class Model(Family):
-    """Encoder of sets or sequences of vectors, with one output vector per token or one per example.
+    """Encoder of sets or sequences of vectors, B T inputs, with one output vector per token or one per example.
+
+    Called with vectors, it returns outputs, B T `outputs`, or B 1 `outputs` for one per example; and the tap results.
 
     Args:
         inputs: dimension of an input vector, read by a linear layer; None if vectors of dimension D are the tokens.

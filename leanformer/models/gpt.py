@@ -142,16 +142,17 @@ class Model(Family):
         Args:
             tokens: tokens that follow those in the cache, B T.
             cache: result of `empty_cache` or of an earlier call.
-            offset: number of tokens in the cache. The caller ensures that there is room for more.
+            offset: number of tokens in the cache. The caller ensures that it has room for T more.
         """
         x = self._embedded(tokens, offset + jnp.arange(tokens.shape[1])[None])
         x, _, cache = self.blocks(x, Context(mask=Mask(causal=True, offset=offset), cache=cache))
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for `batch` rows of `size` tokens, as `Stack.empty_cache`.
+        """Return an empty cache for B = `batch` rows of up to S = `size` tokens: arrays of zeros by name.
 
-        Raises ConfigError above `max_length` tokens.
+        They are {"k": L B S K H, "v": L B S K H'}, or the arrays of another attention type; a list with one dictionary
+        per group if layers differ. Raises ConfigError if `size` is above `max_length`.
         """
         check_length(size, self.max_length)
         return self.blocks.empty_cache(batch, size)

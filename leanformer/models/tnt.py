@@ -52,7 +52,7 @@ def cut(x: Float[Array, "b height width c"], size: int) -> Float[Array, "b p {si
 
 
 class Projection(nnx.Module):
-    """Linear projection of the concatenated M pixel tokens of a patch to the patch dimension D.
+    """Linear projection of the concatenated M pixel tokens of each patch to the patch dimension: B P M d to B P D.
 
     Parameters: linear (M·d, D), its bias if `use_bias`; norm1 of M·d and norm2 of D; if `pixelwise` only norm1 of d,
     for each pixel token.
@@ -97,8 +97,12 @@ class Projection(nnx.Module):
 class TntBlock(nnx.Module):
     """Inner block on the pixels of each patch, projection of pixels to patches, outer block on the patches.
 
-    Both are `blocks.Block`, with the same tap names; the inner batch axis is B·P, with every patch as an example.
-    Stochastic depth draws inner branches per patch and outer branches per image; the projection is never dropped.
+    Called with a pair (pixels B P M d, tokens B T D: class token and P patches), it returns such a pair, {"inner": tap
+    result of the inner block, "outer": that of the outer one}, and None as the cache.
+
+    Both blocks are `blocks.Block`, with the same tap names; the inner batch axis is B·P, with every patch as an
+    example. Stochastic depth draws inner branches per patch and outer branches per image; the projection is never
+    dropped.
 
     Args:
         inner: block of the pixel tokens.

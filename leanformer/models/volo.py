@@ -72,12 +72,13 @@ def _halved(x: Float[Array, "b rows columns d"]) -> Float[Array, "b i j d"]:
 
 
 class OutlookAttention(nnx.Module):
-    """Attention inside 3 x 3 windows, with weights computed linearly from means of 2 x 2 pixels (section 3.1).
+    """Attention inside 3 x 3 windows of a map, with weights computed linearly from means of 2 x 2 pixels (section 3.1).
 
-    Each head of a window has a 9 x 9 matrix with a softmax per row; outputs of overlapping windows are summed. There
-    are no queries and keys: H only scales the logits, by 1 / √H.
+    Called with tokens B T D, it returns B T D, arrays for a tap and None as the cache; the context is not read. Each
+    head of a window has a 9 x 9 matrix with a softmax per row; outputs of overlapping windows are summed. There are no
+    queries and keys: H only scales the logits, by 1 / √H.
 
-    Parameters: value (D, N, H') without bias, weights (D, N, 9, 9), out (N, H', D).
+    Parameters: value (D, N, H') without bias, weights (D, N, 9, 9) and out (N, H', D) with biases.
 
     Args:
         width: D, embedding dimension.
@@ -128,6 +129,9 @@ class OutlookAttention(nnx.Module):
 class Stem(nnx.Module):
     """Stem: three convolutions with batch norm and ReLU, the first 7 x 7 and strided, then patch embedding.
 
+    Called with images (B, height, width, channels), it returns a map (B, rows, columns, D). `train` is True to use and
+    update batch statistics.
+
     Args:
         channels: number of image channels.
         stem_width: channels of the three convolutions.
@@ -153,7 +157,9 @@ class Stem(nnx.Module):
 
 
 class ClassBlock(nnx.Module):
-    """Pre-norm block that updates only the class token (section 3.3), without drop path.
+    """Pre-norm block on tokens B T D that updates only the class token, which is the first (section 3.3).
+
+    There is no stochastic depth. It returns all tokens, B T D, and None as tap result and as cache.
 
     Args:
         attention: attention of the class token to all tokens.

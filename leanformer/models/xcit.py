@@ -35,10 +35,14 @@ FREQUENCIES = 32  # sines and cosines of the row index; as many of the column in
 
 
 def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"]:
-    """Return the Fourier position code of a map: alternating sines and cosines of the row, then of the column.
+    """Return the Fourier position code of a map, rows x columns x 64, a NumPy array.
 
-    Positions 1 to length are scaled to one period, for maps of any size. Wavelengths rise geometrically from one length
-    of the map towards 10000.
+    The first 32 channels encode the row, the others the column, by alternating sines and cosines. Positions 1 to length
+    are scaled to one period, for maps of any size. Wavelengths rise geometrically from one length of the map towards
+    10000.
+
+    Args:
+        rows, columns: size of the map.
     """
 
     def axis(length: int) -> np.ndarray:
@@ -54,6 +58,9 @@ def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"
 
 class Stem(nnx.Module):
     """Stem: 3 × 3 convolutions of stride 2 with BatchNorm, GELU between them; each doubles the channels up to D.
+
+    Called with images (B, height, width, channels), it returns a map (B, rows, columns, D). `train` is True to use and
+    update batch statistics.
 
     Args:
         channels: number of image channels.
@@ -78,8 +85,10 @@ class Stem(nnx.Module):
 class CrossCovarianceAttention(MultiHeadAttention):
     """Cross-covariance attention: softmax(temperature · Q̂ᵀ K̂) Vᵀ per head, with an H × H matrix (section 3.2).
 
-    Q̂ and K̂ have channels of length 1 over the tokens. Parameters: those of `MultiHeadAttention` and temperature
-    (N, 1, 1).
+    Called with tokens B T D, it returns B T D, arrays for a tap and None as the cache; the context is not read. Q̂ and
+    K̂ are queries and keys, each of whose channels has norm 1 over the tokens. Arguments and parameters are those of
+    `MultiHeadAttention`, and temperature (N, 1, 1). Norms and rotary positions of queries and keys, the logit scale,
+    the soft cap and attention dropout have no effect.
     """
 
     options = MappingProxyType({})
@@ -112,7 +121,13 @@ def _inverse_lengths(x: Float[Array, "b t n h"], wide: Any) -> Float[Array, "b n
 
 
 class LocalPatchInteraction(nnx.Module):
-    """Local patch interaction over a map of `width` channels: depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3."""
+    """Local patch interaction over a map, B height width D: depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3.
+
+    The result has the shape of the map. When called, `train` is True to use and update batch statistics.
+
+    Args:
+        width: D, number of channels.
+    """
 
     def __init__(self, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.conv1, self.conv2 = (DepthwiseConv(width, dtype=dtype, rngs=rngs) for _ in range(2))
@@ -123,14 +138,17 @@ class LocalPatchInteraction(nnx.Module):
 
 
 class XcitBlock(Block):
-    """`blocks.Block` over a map, with local patch interaction, x + LPI(LN(x)), between attention and MLP.
+    """Pre-norm block over a map: attention, local patch interaction and MLP, each with a layer scale and residual sum.
 
-    A tap receives tokens row by row, B T D; `middle` is tokens + attention, before the local branch `local`, B T D.
-    Branches include their layer scale.
+    It maps B height width D to the same shape: x + attention(norm(x)), then x + LPI(norm(x)), then x + MLP(norm(x)). It
+    is `blocks.Block` with the second branch; `post_norm`, `dropout` and `graying` of its config have no effect.
+
+    A tap receives tokens row by row, B T D, under the names of `blocks.Block`. `attention` and the additional `local`,
+    the output of the second branch, include their layer scale; `middle` is tokens + attention.
 
     Args:
         attention: attention over tokens, B T D.
-        config: settings of the block, with a `layer_scale`.
+        config: settings of the block, which need an MLP and a `layer_scale`.
     """
 
     branches = 3
@@ -164,10 +182,11 @@ class XcitBlock(Block):
 
 
 class ClassBlock(nnx.Module):
-    """Class-attention block that also changes patches, as required by published weights.
+    """Class-attention block on tokens B T D that also changes the patches, as required by published weights.
 
-    The attention update adds scaled normed patches, the second norm also replaces patches if `tokens_norm`, and patches
-    are doubled in the MLP update.
+    The first token is the class token. The attention update adds scaled normed patches, the second norm also replaces
+    patches if `tokens_norm`, and patches are doubled in the MLP update. The block returns all tokens, B T D, and None
+    as tap result and as cache.
 
     Args:
         attention: attention of the class token to all tokens.

@@ -36,7 +36,7 @@ OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.
 
 
 def native_layout(like: Any) -> list[Entry]:
-    """Return the layout of our own files, in which every parameter and statistic has its dotted name.
+    """Return the layout of our own files, in which every parameter and statistic has its dotted name and its shape.
 
     Args:
         like: (parameters, statistics) of the model; only names are used.

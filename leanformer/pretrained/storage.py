@@ -224,8 +224,11 @@ def split_into_shards(tensors: Mapping[str, np.ndarray], largest: int) -> list[l
 def write_sharded(stem: str | Path, tensors: Tensors, largest: int, metadata: Mapping[str, str] | None = None) -> Path:
     """Write tensors to several files <stem>-00001-of-<n>.safetensors, then their index. Return the path of the index.
 
+    An old index is deleted first, so that it never describes new files.
+
     Args:
         stem: path of the files without "-00001-of-<n>.safetensors".
+        tensors: tensors by name.
         largest: maximum bytes of tensors per file; a larger tensor gets a file of its own.
         metadata: metadata of every file.
     """
@@ -247,8 +250,10 @@ def write_model(
 ) -> Path:
     """Write weights to one safetensors file, or to shards with an index. Return the path of the file or the index.
 
+    An old index in the folder is deleted.
+
     Args:
-        folder: folder of the files.
+        folder: folder of the files, which is created.
         tensors: tensors by name.
         metadata: metadata of every file.
         largest: maximum bytes of tensors per shard; None for one file.

@@ -17,11 +17,11 @@ __all__ = ["Gpu", "capability", "count_bytes", "lower", "memory_by_content", "pe
 
 
 def gpus(name: str, number: int) -> list[Any]:
-    """Return GPUs to compile for that are not attached, for a mesh.
+    """Return descriptions of GPUs that are not attached, for a mesh of which programs are compiled.
 
     Args:
         name: key of `hardware.DEVICES`.
-        number: number of devices.
+        number: number of devices, the length of the result.
 
     Raises:
         ConfigError: the name is unknown, or XLA's CUDA plugin is missing or does not match this jaxlib.
@@ -39,9 +39,9 @@ def gpu_memory(name: str) -> int:
 
 
 def compile_for_gpu(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program for GPUs that need not be attached.
+    """Compile a program for the devices it was lowered for, which may be GPUs that are not attached.
 
-    Raises ConfigError if cuDNN was consulted (`launches.ASK_CUDNN` in XLA_FLAGS) and does not support a call.
+    Raises ConfigError if XLA_FLAGS contains `launches.ASK_CUDNN`, and cuDNN does not support a call of the program.
     """
     from leanformer.programs import compilation
 
@@ -51,8 +51,11 @@ def compile_for_gpu(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 def read_kernels(compiled: jax.stages.Compiled, mesh: Mapping[str, int]) -> dict[str, Any]:
     """Return kernel launches, matmuls, calls of cuDNN, loops and collectives of a program compiled for GPUs.
 
-    The keys are launches (number per step), by_group, products (matmuls by library), cudnn (number by call),
-    cudnn_asked (True if cuDNN was consulted), loops (launches per iteration) and collectives (with their overlap).
+    The keys are launches (number per step), by_group {type of work: launches per step}, products {library: matmuls per
+    step}, cudnn {call: number per step}, cudnn_asked (True if cuDNN was asked whether it supports them), loops and
+    collectives. A loop is a dict of name, operation, turns, launches_per_iteration, and by {type and name: launches per
+    iteration}. A collective is a dict with the attributes of `launches.Overlap`. Launches in loops with dynamic trip
+    count are not in the numbers per step.
 
     Args:
         compiled: program compiled for GPUs.
@@ -68,8 +71,13 @@ def read_communication(
 ) -> tuple[jax.stages.Compiled, dict[str, Any]]:
     """Compile a program for CPU devices; return it with its FLOPs, collectives and lower bounds on its time.
 
-    The keys are flops_per_device, collectives (one row per type and axes), bytes_moved (per device and step),
-    bytes_moved_scattering (with reduce-scatters), loops, and floors (bounds in seconds by type of GPU).
+    The keys are:
+        flops_per_device: FLOPs of the matmuls per step.
+        collectives: a dict per type and axes, with kind, axes, sliced, times and bytes_moved (both per step).
+        bytes_moved: bytes that a device sends per step.
+        bytes_moved_scattering: the same with sliced all-reduces as reduce-scatters.
+        loops: a dict per loop, with name, turns, flops_per_iteration and bytes_moved_per_iteration {kind: bytes}.
+        floors: {device: `bounds.lower_bounds`} for the types of GPU in `hardware.LINKED`.
 
     Args:
         lowered: program, lowered for CPU devices.

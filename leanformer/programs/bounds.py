@@ -10,7 +10,11 @@ from leanformer.programs.communication import Collective, Loop
 def describe(loops: list[Loop]) -> dict[str, Any]:
     """Return FLOPs and communication volume per device of a program, and bounds on its time by type of device.
 
-    `programs.read_communication` lists the keys.
+    The keys are flops_per_device, collectives, bytes_moved, bytes_moved_scattering, loops and floors;
+    `programs.read_communication` explains them.
+
+    Args:
+        loops: loops of the program, from `communication.read`.
     """
     everything = [x for loop in loops for x in loop.collectives]
     return {
@@ -49,7 +53,8 @@ def lower_bounds(name: str, loops: list[Loop]) -> dict[str, Any]:
     """Return lower bounds on the time of a step, in seconds, and the ratio of communication to matmul time per loop.
 
     The bounds are products_s (matmuls), sending_s (communication), overlapped_s (the larger of both) and
-    one_after_the_other_s (their sum). If the ratio of a loop is below 1, its collectives can be overlapped with the
+    one_after_the_other_s (their sum). The key loops has a dict per loop with matmuls: name, turns (iterations per step)
+    and sending_to_products (the ratio). If the ratio is below 1, the collectives of the loop can be overlapped with the
     matmuls of the previous or the next iteration.
 
     Args:

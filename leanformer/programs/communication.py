@@ -28,8 +28,9 @@ class Collective:
     """Collective instruction of a device's program.
 
     Attributes:
-        kind: type of the collective, a key of RING.
-        group: first of its groups of devices, as positions on the mesh.
+        kind: type of the collective, a key of RING: "all-gather", "reduce-scatter", "all-reduce", "all-to-all" or
+            "collective-permute".
+        group: first of its groups of devices, as positions on the mesh; for a permute one source and its target.
         axes: mesh axes that the group spans.
         size: bytes of the result on a device.
         times: executions per step.
@@ -44,7 +45,11 @@ class Collective:
     sliced: bool
 
     def moved(self, *, scatter: bool = False) -> float:
-        """Return the bytes that a device sends per step; `scatter` counts sliced all-reduces as reduce-scatters."""
+        """Return the bytes that a device sends per step, in all executions, if devices communicate in a ring.
+
+        Args:
+            scatter: True to count a sliced all-reduce as a reduce-scatter.
+        """
         halved = scatter and self.sliced
         return self.times * self.size * RING[self.kind](len(self.group)) / (2 if halved else 1)
 
@@ -55,8 +60,8 @@ class Loop:
 
     Attributes:
         name: "forward" or "backward" through layers, another "loop", or "outside".
-        turns: iterations per step.
-        flops: FLOPs of the matmuls in one iteration, per device.
+        turns: iterations per step, those of outer loops included.
+        flops: FLOPs of the matmuls and convolutions in one iteration, per device.
         collectives: collectives in the loop; their `times` are per step.
     """
 
@@ -67,14 +72,17 @@ class Loop:
 
 
 def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
-    """Return the loops of a partitioned program with collectives or matmuls; the code outside all loops is one of them.
+    """Return the loops of a partitioned program that have collectives or matmuls.
+
+    The code outside all loops counts as a loop. A computation that a loop calls is an entry of its own, with the name
+    of the loop. All branches of a condition count.
 
     Args:
         text: text of the program from `compilation.compile_and_read`.
         mesh: sizes by axis; devices are numbered with the last axis fastest.
 
     Raises:
-        NotImplementedError: the trip count of such a loop is dynamic.
+        NotImplementedError: the trip count of such a loop is dynamic, or a collective spans a part of an axis.
     """
     return _Reader(text, mesh).loops()
 
@@ -114,12 +122,19 @@ class _Reader:
 
 
 def collective(x: hlo.Instruction, body: Sequence[hlo.Instruction], mesh: Mapping[str, int]) -> Collective:
-    """Return a collective instruction as a Collective that is executed once.
+    """Return the kind, devices and size of a collective instruction, with `times` = 1.
+
+    The caller multiplies `times` by the trip counts of the loops that contain the instruction.
 
     Args:
-        x: instruction; its `type` must be that of the result, also if it only starts the collective.
-        body: instructions of the computation that contains `x`.
-        mesh: sizes by axis, as in `read`.
+        x: instruction whose `op` is a key of RING, with or without "-start". Its `type` must be the type of the result;
+            for "-start" the caller sets it to that of the matching "-done".
+        body: instructions of the computation that contains `x`. An all-reduce is `sliced` if all of them that use its
+            result are dynamic-slices.
+        mesh: sizes by axis; devices are numbered with the last axis fastest.
+
+    Raises:
+        NotImplementedError: the group of devices spans a part of an axis.
     """
     kind = x.op.removesuffix("-start")
     group = hlo.group(x.text, math.prod(mesh.values()))

@@ -20,9 +20,13 @@ AFTER = "spmd-partitioning"
 
 
 def compile_for_gpu(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program without JAX's persistent cache, which cannot read back those of absent devices.
+    """Compile a program for the devices it was lowered for, without JAX's persistent cache.
 
-    Raises ConfigError if cuDNN was consulted (`launches.ASK_CUDNN` in XLA_FLAGS) and does not support a call.
+    The cache cannot read back programs for devices that are not attached. Where deterministic kernels are required,
+    Triton matmuls are off, which need an attached GPU.
+
+    Raises:
+        ConfigError: XLA_FLAGS contains `launches.ASK_CUDNN`, and cuDNN does not support a call of the program.
     """
     try:
         with uncached():
@@ -36,6 +40,8 @@ def compile_for_gpu(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 
 def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
     """Compile a program for CPU devices; return it and the text of the program of one device after partitioning.
+
+    It is compiled with as few optimisations as possible, because it is never run.
 
     Raises:
         NotImplementedError: this version of XLA does not write the text.

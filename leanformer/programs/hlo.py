@@ -18,7 +18,7 @@ class Instruction:
         name: name of the result.
         type: type of the result with its layout, such as "f32[2,3]{1,0}".
         op: operation, such as "dot" or "all-reduce-start".
-        operands: names of the operands.
+        operands: names of the operands; "name#1" is an element of a tuple.
         text: rest of the line after the bracket that opens the operands, with the attributes.
     """
 
@@ -73,6 +73,9 @@ def called(x: Instruction, role: str) -> str:
     Args:
         x: instruction.
         role: attribute: "body" or "condition" of a loop, "calls" of a fusion.
+
+    Raises:
+        NotImplementedError: the instruction has no such attribute.
     """
     return find(rf"{role}=%([\w.-]+)", x.text)
 
@@ -84,23 +87,26 @@ def computations(x: Instruction) -> list[str]:
 
 
 def operation(x: Instruction) -> str:
-    """Return an instruction's name in the traced program, "" without one."""
+    """Return the name that JAX gave to an instruction, such as "jit(step)/jvp(...)/while"; "" without one."""
     match = re.search(r'op_name="([^"]*)"', x.text)
     return match[1] if match else ""
 
 
 def pass_name(loop: Instruction) -> str:
-    """Return the pass that a loop belongs to: "forward", "backward", or "loop" for neither."""
+    """Return the pass that a loop belongs to by its `operation`: "forward", "backward", or "loop" for neither."""
     name = operation(loop)
     return "backward" if "transpose(" in name else "forward" if "jvp(" in name else "loop"
 
 
 def group(text: str, devices: int) -> tuple[int, ...]:
-    """Return the first group of a collective's devices, as their numbers.
+    """Return the numbers of the devices in the first group of a collective; for a permute one source and its target.
 
     Args:
         text: attributes of the instruction, with the groups in any of XLA's notations.
         devices: number of all devices, which are the group if the text names none.
+
+    Raises:
+        NotImplementedError: the group spans a part of a mesh axis.
     """
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
         moves = [tuple(map(int, pair)) for pair in re.findall(r"(\d+),(\d+)", pairs[1])]
@@ -143,6 +149,9 @@ def flops(x: Instruction, body: list[Instruction]) -> int:
     Args:
         x: instruction with op "dot" or "convolution".
         body: instructions of its computation, which have the shapes of the operands.
+
+    Raises:
+        NotImplementedError: this version of XLA writes the instruction in another format.
     """
 
     def shape(operand: str) -> tuple[int, ...]:

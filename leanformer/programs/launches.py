@@ -34,7 +34,8 @@ class Launch:
     """Launch of a kernel or a copy by one instruction.
 
     Attributes:
-        group: type of work, one of GROUPS.
+        group: type of work, one of GROUPS: "product" (matmul or convolution), "cuDNN", "fusion", "copy", "collective"
+            or "other".
         name: library, instruction or custom call, such as "cuBLASLt" or "all-reduce".
     """
 
@@ -52,7 +53,7 @@ class Overlap:
         size: bytes of the result on a device.
         loop: name of the loop that contains it, or "outside".
         times: executions per step; None in a loop with dynamic trip count.
-        between: number of launches between start and end by group; empty if not overlapped.
+        between: number of launches between start and end in one execution, by group of GROUPS; empty if not overlapped.
     """
 
     kind: str
@@ -70,7 +71,7 @@ class Loop:
     Attributes:
         name: "forward" or "backward" through layers, another "loop", or "outside".
         operation: name of the loop in the traced program; empty if it has none.
-        turns: iterations per step; None if the trip count is dynamic.
+        turns: iterations per step, those of outer loops included; None if a trip count is dynamic.
         launches: number of each launch per iteration, without those of inner loops.
         collectives: collectives of the loop, without those of inner loops.
     """
@@ -85,7 +86,12 @@ class Loop:
 def describe(compiled: jax.stages.Compiled, mesh: Mapping[str, int]) -> dict[str, Any]:
     """Return the launches of a program by group, its loops and its collectives, as plain values for JSON.
 
-    `programs.read_kernels` has the same arguments and lists the keys.
+    The keys are launches, by_group, products, cudnn, cudnn_asked, loops and collectives; `programs.read_kernels`
+    explains them.
+
+    Args:
+        compiled: program compiled for GPUs.
+        mesh: sizes by axis; devices are numbered with the last axis fastest.
     """
     loops = read(compiled.as_text() or "", mesh)
     return {
@@ -116,9 +122,13 @@ def total(loops: list[Loop], *groups: str) -> int:
 
 
 def by_name(loops: list[Loop], group: str) -> dict[str, int]:
-    """Return the number of launches per step in one of GROUPS by name, such as {"cuBLASLt": 24} for matmuls.
+    """Return the number of launches per step of one type of work, by name, such as {"cuBLASLt": 24} for matmuls.
 
     Launches in loops with dynamic trip count are not counted.
+
+    Args:
+        loops: loops of the program, from `read`.
+        group: type of work, one of GROUPS.
     """
     numbers: collections.Counter[str] = collections.Counter()
     for launch, number in _per_step(loops):
@@ -136,9 +146,14 @@ def _per_step(loops: list[Loop]) -> Iterator[tuple[Launch, int]]:
 def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
     """Return kernel launches and collectives per loop: first those outside loops, then each loop after its outer loop.
 
+    Called computations, and all branches of conditions, belong to the loop that contains the call.
+
     Args:
         text: text of a program compiled for a GPU, `compiled.as_text()`.
         mesh: sizes by axis; devices are numbered with the last axis fastest.
+
+    Raises:
+        NotImplementedError: this version of XLA writes another format, or a collective spans a part of an axis.
     """
     return list(_Reader(hlo.parse(text), mesh).walk("outside", "", 1))
 

@@ -29,11 +29,12 @@ INSTALL = (
 
 
 def devices(name: str, count: int) -> list[Any]:
-    """Return ahead-of-time compilation targets in hosts of HOST devices, for a mesh.
+    """Return descriptions of GPUs that are not attached, as JAX devices for a mesh: ahead-of-time compilation targets.
 
     Args:
         name: key of `hardware.DEVICES`.
-        count: number of devices; if it is not a multiple of HOST, all are in one host.
+        count: number of devices. They are in hosts of HOST (8) devices; if `count` is not a multiple of it, in one
+            host.
 
     Raises:
         ConfigError: the name is unknown, or the plugin is missing or does not match this jaxlib.

@@ -42,8 +42,8 @@ def capability(device: Any) -> tuple[int, ...]:
 def pretend_attached(device: Any) -> Iterator[None]:
     """Make JAX's checks before a cuDNN call answer for `device` instead of for the attached GPU, within a `with` block.
 
-    Does nothing for an attached device and for a device that is not a GPU. Raises ConfigError if this version of JAX
-    has moved its checks.
+    The checks are replaced in the whole process, and restored at the end of the block. Does nothing for an attached
+    device and for a device that is not a GPU. Raises ConfigError if this version of JAX has moved its checks.
     """
     if device.platform != "gpu" or any(device is attached for attached in jax.devices()):
         yield
@@ -73,6 +73,9 @@ def lower(jitted: Any, *args: Any, device: Any, live: Any) -> jax.stages.Lowered
         args: arguments to trace it with: arrays or shapes.
         device: device to lower for.
         live: one of the devices on which `args` are placed.
+
+    Raises:
+        ConfigError: `device` is a GPU that is not attached, and this version of JAX has moved its checks of cuDNN.
     """
     with pretend_attached(device):
         platform = {"gpu": "cuda"}.get(device.platform, device.platform)

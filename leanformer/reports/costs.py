@@ -66,11 +66,11 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
 
 
 def mesh_table(name: str, costs: dict[str, Any]) -> str:
-    """Format the costs of a training step on a mesh, from `leanformer.cost.mesh_cost`, for a terminal.
+    """Format the costs of a training step on a mesh for a terminal: memory, communication and lower bounds on its time.
 
     Args:
         name: name of the config.
-        costs: memory, communication and lower bounds on the step time.
+        costs: costs of the step, from `leanformer.cost.mesh_cost`.
     """
     sizes = costs["bytes_per_device"]
     devices = math.prod(costs["mesh"].values())
@@ -96,11 +96,11 @@ def mesh_table(name: str, costs: dict[str, Any]) -> str:
 
 
 def gpu_table(name: str, f: dict[str, Any]) -> str:
-    """Format the costs of a step compiled for GPUs, from `leanformer.cost.gpu_cost`, for a terminal.
+    """Format the costs of a training step compiled for GPUs for a terminal: memory, kernels and collectives.
 
     Args:
         name: name of the config.
-        f: memory, kernels and collectives.
+        f: costs of the step, from `leanformer.cost.gpu_cost`.
     """
     axes = ", ".join(f"{axis} {size}" for axis, size in f["mesh"].items())
     rows = {"attention": f"{f['attention']} ({f['attention_reason']})", "parameters": f"{f['params']:,}"}

@@ -56,7 +56,12 @@ def start(run: Run, compiled: Any) -> str:
 
 
 def warn_intervals(c: ConfigDict, intervals: Intervals) -> None:
-    """Print a warning to the standard error for each interval (eval.every, ...) that is longer than the run."""
+    """Print a warning to stderr for each interval (eval.every, ...) that is longer than the run.
+
+    Args:
+        c: config, with the values to show.
+        intervals: length and intervals of the run in steps.
+    """
     once = "or set it to 0 if once is enough"
     rows = []
     for section, steps, consequence, otherwise in (
@@ -109,9 +114,13 @@ def _format_optimizer(o: ConfigDict) -> str:
 
 
 def precision(dtype: str, device: Any) -> str:
-    """Return the data types of activations (`dtype`) and parameters as text.
+    """Return a text with the data types of activations and parameters.
 
     A note is added for a GPU without bfloat16 units, and for one that multiplies float32 matrices in TF32.
+
+    Args:
+        dtype: data type of the activations, "float32" or "bfloat16".
+        device: JAX device that trains.
     """
     note = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
     if dtype == "float32" and hardware.has_tensor_float32(device) and not jax.config.jax_default_matmul_precision:
@@ -158,7 +167,10 @@ def _format_axes(mesh: jax.sharding.Mesh) -> str:
 
 
 def origin(run: Run) -> str:
-    """Return the step or the weights from which a restored run continues, and its workdir."""
+    """Return the line about the step, or the weights, from which a restored run continues, with its workdir.
+
+    For several runs as one program it has their number and the steps, without workdirs.
+    """
     if run.vmapped > 1:
         return f"{run.vmapped} runs as one program, from step {run.start} to {run.intervals.total}."
     path = run.config.init_from.path
@@ -167,7 +179,10 @@ def origin(run: Run) -> str:
 
 
 def complete(run: Run) -> str:
-    """Return the message about a run that is complete, with the config key that makes it longer."""
+    """Return the message about a run that has nothing left to train, with the config key that makes it longer.
+
+    For a run that stopped early, the message is about eval.patience.
+    """
     more = f"Raise {next(key for key in LENGTHS if run.config.get(key))} to train longer."
     if run.start < run.intervals.total:
         more = loop.early_stopping_message(run.config, run.start, run.intervals.total)
@@ -175,7 +190,9 @@ def complete(run: Run) -> str:
 
 
 def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> None:
-    """Write summary.json and the plots of a finished run, and print its final scores and their paths.
+    """Write summary.json and the plots of a finished run to its workdir, and print its final scores and their paths.
+
+    Call this in process 0 only. The run must have been evaluated.
 
     Args:
         run: finished run.

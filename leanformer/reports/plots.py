@@ -36,11 +36,12 @@ def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
 
 
 def make_run_plots(records: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """Return the plots of a run by name: loss, accuracy, lr, every other metric, and conditioning from the probe.
+    """Return the plots of a run by name; those without data are left out.
 
-    `records` are the lines of metrics.jsonl.
+    The names are loss, accuracy, lr, the name of every other metric of evaluations, and conditioning (from probes).
 
-    Plots without data are left out.
+    Args:
+        records: lines of metrics.jsonl.
     """
     accuracy = {key: find(key).label for key in ("top1", "top5", "ema_top1")}
     train_loss = "training (augmented examples, smoothed targets)"
@@ -60,9 +61,12 @@ def make_run_plots(records: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 
 
 def probe_snapshots(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return the condition numbers of each probe by step, in the format of `conditioning.charts`.
+    """Return {step: measures} of the probes of a run, in the format of `conditioning.tables.from_record`.
 
     Probes that lack a measure of the last probe are left out.
+
+    Args:
+        records: lines of metrics.jsonl.
     """
     measures = {record["step"]: measured_values(record) for record in records if record["kind"] == "probe"}
     return {
@@ -111,7 +115,14 @@ def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
-    """Write a plot of a confusion matrix, counts V V (labels x predictions), to the PNG file `path`."""
+    """Write a plot of a confusion matrix to a PNG file, whose folder must exist.
+
+    Args:
+        matrix: counts V V: rows are labels, columns predictions.
+        classes: names of the V classes.
+        path: path of the file.
+        title: title of the plot.
+    """
     with files.name_file_in_errors(path):
         make_confusion_plot(matrix, classes, title).savefig(path)
 

@@ -22,6 +22,9 @@ def check(environ: Mapping[str, str]) -> None:
     """Raise ConfigError if this host has NVIDIA GPUs that JAX would not use. Call this before JAX starts.
 
     Does nothing if the environment variables choose another platform, or no GPU.
+
+    Args:
+        environ: environment variables.
     """
     if not is_wanted(environ) or not gpus():
         return
@@ -66,32 +69,36 @@ def check_platform(platform: str, environ: Mapping[str, str]) -> None:
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment variables let JAX use NVIDIA GPUs."""
+    """Return whether JAX_PLATFORMS and CUDA_VISIBLE_DEVICES in `environ` let JAX use NVIDIA GPUs."""
     platforms, visible = environ.get("JAX_PLATFORMS", ""), environ.get("CUDA_VISIBLE_DEVICES", "all")
     chosen = not platforms or bool(set(PLATFORMS) & set(platforms.split(",")))
     return chosen and visible not in ("", "-1", "NoDevFiles")
 
 
 def packages() -> dict[str, str]:
-    """Return the versions of JAX's installed CUDA packages by name, such as "jax-cuda13-plugin"."""
+    """Return {name: version} of JAX's installed CUDA packages, such as "jax-cuda13-plugin"."""
     names = [f"jax-cuda{cuda}-{part}" for cuda in DRIVERS for part in ("plugin", "pjrt")]
     found = {name: next(iter(metadata.Distribution.discover(name=name)), None) for name in names}
     return {name: package.version for name, package in found.items() if package is not None}
 
 
 def gpus(devices: Path = Path("/dev")) -> int:
-    """Return the number of NVIDIA GPUs of this host or container."""
+    """Return the number of NVIDIA GPUs of this host or container, by the device files in the folder `devices`."""
     return sum(re.fullmatch(r"nvidia\d+|dxg", path.name) is not None for path in devices.iterdir())  # dxg: WSL
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Return the version of NVIDIA's driver, such as "550.54.15"; None if it is not loaded."""
+    """Return the version of NVIDIA's driver, such as "550.54.15"; None if it is not loaded.
+
+    Args:
+        path: file in which the driver states its version.
+    """
     match = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", path.read_text()) if path.is_file() else None
     return match and match[1]
 
 
 def uuids(environ: Mapping[str, str], chosen: Sequence[int] | None) -> list[str]:
-    """Return the UUIDs of the GPUs of this process; [] if they are not known.
+    """Return the UUIDs of the GPUs of this process, as nvidia-smi reports them; [] if they are not known.
 
     Args:
         environ: environment variables.
@@ -115,7 +122,7 @@ def check_shared(processes: Sequence[tuple[str, Sequence[str]]]) -> None:
     """Raise ConfigError if two processes use one GPU, or have different numbers of GPUs.
 
     Args:
-        processes: host and UUIDs of the GPUs of each process, in order.
+        processes: pair (host, UUIDs of the GPUs) of each process, in the order of their indices.
     """
     owners: dict[str, int] = {}
     for index, (host, names) in enumerate(processes):
@@ -132,7 +139,10 @@ def check_shared(processes: Sequence[tuple[str, Sequence[str]]]) -> None:
 
 
 def extra(driver: str | None) -> int:
-    """Return the newest CUDA version (12, 13, ...) that a driver such as "550.54.15" supports; the newest for None."""
+    """Return the newest CUDA version (12, 13, ...) that a driver such as "550.54.15" supports; the newest for None.
+
+    It is the oldest known version for a driver that supports none.
+    """
     major = int(driver.partition(".")[0]) if driver else max(DRIVERS.values())
     return next((cuda for cuda, least in DRIVERS.items() if major >= least), min(DRIVERS))
 

@@ -29,9 +29,10 @@ def _find_flag() -> str | None:
 
 
 def require(deterministic: bool) -> None:
-    """Have XLA use deterministic kernels only if `deterministic`, by XLA_FLAGS. Call this before a device is used.
+    """Add the flag of deterministic kernels to XLA_FLAGS if `deterministic`; do nothing otherwise.
 
-    Raises ConfigError if devices are already in use, or XLA_FLAGS contains the opposite.
+    Call this before a device is used. Raises ConfigError if devices are already in use, or XLA_FLAGS contains the
+    opposite.
     """
     if not deterministic or is_required():
         return

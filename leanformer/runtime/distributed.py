@@ -210,7 +210,7 @@ def _end(folder: str, content: Any, status: int) -> NoReturn:
 
 
 def leave() -> None:
-    """Wait for the other processes, if any, to end normally too. Call this at the end of a command."""
+    """Wait for the other processes, if any, to end normally too, and disconnect. Call this at the end of a command."""
     if multihost.count() > 1:
         _leaving.set()
         _watcher.join()  # a thread that uses the store while Python ends would abort the process
@@ -218,14 +218,18 @@ def leave() -> None:
 
 
 def fail(status: int, message: str) -> NoReturn:
-    """End this process and report `message` to the other processes, which then end with the same status."""
+    """End this process at once and report `message` to the other processes, which then end with the same exit status.
+
+    Only for a run of several processes.
+    """
     _leaving.set()
     _end("failed", (status, message), status)
 
 
 def crash(error: BaseException) -> NoReturn:
-    """Print `error` and the stacks of all threads, then end this process. Call it in an except clause.
+    """Print `error` and the stacks of all threads, then end this process and, as in `fail`, the others.
 
+    Call it in an except clause, in a run of several processes. The exit status is 130 for KeyboardInterrupt, else 1.
     Such an error may be the first sign that another process is dead.
     """
     traceback.print_exception(error)

@@ -53,7 +53,14 @@ def prepare() -> None:
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for a variable or a limit with which JAX or XLA does not work. Call this before JAX starts."""
+    """Raise ConfigError for a variable or a limit with which JAX or XLA does not work. Call this before JAX starts.
+
+    If XLA_FLAGS is set, another process parses it as XLA would. The GPUs of this host are checked too, see
+    `cuda.check`.
+
+    Args:
+        environ: environment variables.
+    """
     for name, (allowed, reason) in REFUSED.items():
         if environ.get(name, allowed[0]).lower() not in allowed:
             raise ConfigError(f"{name}={environ[name]}: not supported, because {reason}. Unset it.")
@@ -112,5 +119,5 @@ def explain_devices(error: BaseException, environ: Mapping[str, str]) -> str | N
 
 
 def numerics(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those environment variables of NUMERICS that are set; they may change the numbers of a run."""
+    """Return {name: value} of the variables in NUMERICS that are set; they may change the numbers of a run."""
     return {name: environ[name] for name in NUMERICS if name in environ}

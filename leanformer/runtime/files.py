@@ -36,7 +36,7 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to in a `with` block; at its end the file is synced and renamed to `path`.
 
-    If writing fails, the temporary file is removed and an older file at `path` stays unchanged.
+    The folder must exist. If writing fails, the temporary file is removed and an older file at `path` stays unchanged.
     """
     draft = path.with_name(f"{path.name}.part")
     try:
@@ -53,7 +53,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder to fill in a `with` block; at its end the folder is synced to disk and renamed to `folder`.
 
-    A failure leaves nothing. A kill leaves the hidden folder.
+    Folders above it are created. A failure leaves nothing. A kill leaves the hidden folder. Raises OSError if `folder`
+    exists and is not empty.
     """
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -130,7 +131,12 @@ def is_special(path: Path) -> bool:
 def lines(path: str, flag: str) -> list[str]:
     """Return the lines of a user's text file, without the line ends. Only a line feed ends a line.
 
-    Raises ConfigError, which names `flag`, if the file cannot be read as UTF-8, or is empty.
+    Args:
+        path: path of the file; "~" is expanded.
+        flag: command-line flag whose value is `path`, for messages.
+
+    Raises:
+        ConfigError: the file cannot be read as UTF-8, or is empty.
     """
     try:
         text = Path(path).expanduser().read_bytes().decode()
@@ -155,8 +161,14 @@ def read_json(path: Path) -> Any:
 def check_same(path: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings of a command to the JSON file `path`, or compare them with those in the file if it exists.
 
-    Raises ConfigError if the file has other settings; finished results in its folder would be mistaken for those of
-    this command.
+    Args:
+        path: file in the folder of the command's results.
+        settings: settings by name, ready for JSON.
+
+    Raises:
+        ConfigError: the file has other settings; finished results in its folder would be mistaken for those of this
+            command.
+        WorkdirError: the file is not valid JSON.
     """
     if not path.is_file():
         write_json(path, {"settings": settings})
@@ -175,7 +187,7 @@ def check_same(path: Path, settings: Mapping[str, Any]) -> None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects in a JSON-lines file, without an unterminated last line; an empty list if there is no file.
 
-    Raises WorkdirError if a terminated line is not a JSON object.
+    Empty lines are skipped. Raises WorkdirError if a terminated line is not a JSON object.
     """
     if not path.is_file():
         return []
@@ -229,7 +241,12 @@ def _check_length(path: Path) -> None:
 
 
 def find_remedy(folder: Path, error: str) -> str:
-    """Return a sentence on what to do after a failed write below a folder, by the text of another library's error."""
+    """Return a sentence on what to do after another library failed to write below a folder.
+
+    Args:
+        folder: existing folder, whose file system is asked for free space.
+        error: text of the error.
+    """
     if os.strerror(errno.EMFILE) in error or os.strerror(errno.ENFILE) in error:
         return "Raise the limit of open files (ulimit -n)."
     system = os.statvfs(folder)
@@ -240,7 +257,17 @@ def find_remedy(folder: Path, error: str) -> str:
 
 
 def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise ConfigError if --out=`out` is a folder or one of the inputs; WorkdirError if its folder is not writable."""
+    """Check the path `out` of a file to write, the value of --out, before a command starts its work. Creates nothing.
+
+    Args:
+        out: path of the file; "~" is expanded.
+        inputs: files that the command reads.
+
+    Raises:
+        ConfigError: `out` is a folder or one of the inputs.
+        WorkdirError: its folder is not writable or cannot be created.
+        OSError: its name is too long.
+    """
     path = Path(out).expanduser()
     if path.is_dir():
         raise ConfigError(f"--out={out} is a folder. Pass the name of a file.")

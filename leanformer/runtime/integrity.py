@@ -12,16 +12,17 @@ MANIFEST = "files.json"
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the size and CRC-32 of every file in a folder and its subfolders to the list MANIFEST in the folder."""
+    """Write the size and CRC-32 of every file in a folder and its subfolders to files.json (MANIFEST) in the folder."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
     entries = {str(path.relative_to(folder)): [path.stat().st_size, _compute_crc(path)] for path in paths}
     files.write_json(folder / MANIFEST, entries)
 
 
 def find_corruption(folder: Path) -> str | None:
-    """Return a description of the first file that does not match the list of `write_checksums`; None if all do.
+    """Return a description of the first file that does not match the list of `write_checksums`, or cannot be read.
 
-    A save that was killed just before its list was written has no list. The storage library then checks the files.
+    None if all files match, or there is no list: a save that was killed just before its list was written has none. The
+    storage library then checks the files. An unreadable list is described too.
     """
     try:
         entries = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).is_file() else {}

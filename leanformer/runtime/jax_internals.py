@@ -34,7 +34,7 @@ def require(value: Any | None, what: str) -> Any:
 
     Args:
         value: internal of JAX, or None.
-        what: what needs it, for the message.
+        what: feature that needs it, for the message.
     """
     if value is None:
         raise ConfigError(
@@ -65,12 +65,12 @@ def key_value_store() -> Any | None:
 
 
 def process_count() -> int:
-    """Return the number of processes without starting a device."""
+    """Return the number of processes without starting a device; 1 in a single process."""
     return _state.num_processes if _state and key_value_store() else 1
 
 
 def process_index() -> int:
-    """Return the index of this process without starting a device."""
+    """Return the index of this process without starting a device; 0 in a single process."""
     return _state.process_id if _state and key_value_store() else 0
 
 

@@ -30,11 +30,11 @@ SMALL = 2**12  # leaves with fewer elements are not split by fsdp: communication
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh over `devices`, by default all devices of all processes.
+    """Return a mesh with the axes `data`, `fsdp` and `tensor` over `devices`.
 
     Args:
         data, fsdp, tensor: sizes of the axes; -1 for as many devices as the others leave.
-        devices: devices of the mesh.
+        devices: devices of the mesh; None for all devices of all processes.
 
     Raises:
         ConfigError: the mesh does not fit the devices (the message names the nearest meshes that do), `tensor` spans
@@ -79,7 +79,7 @@ def place(mesh: Mesh, device: Any, axes: Mapping[str, Axes], batches: Mapping[st
 
     Args:
         mesh: mesh of the step.
-        device: device to compile for.
+        device: device to compile for, whose platform determines the compiler options.
         axes: axes of each parameter and statistic of the model, by name.
         batches: sizes of the batches by config key, such as "batch_size".
 
@@ -94,6 +94,8 @@ def place(mesh: Mesh, device: Any, axes: Mapping[str, Axes], batches: Mapping[st
 
 def make_fitting_mesh(**sizes: Any) -> Mesh:
     """Return a mesh of the requested sizes, or one with all devices along `data` if those do not fit the devices.
+
+    In the second case a line on the standard output says so.
 
     Args:
         sizes: arguments of `make_mesh`.
@@ -131,22 +133,27 @@ def check_batches(mesh: Mesh, sizes: Mapping[str, int]) -> None:
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding with the same value on every device."""
+    """Return the sharding with the same value on every device, PartitionSpec()."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding with the leading axis over `data` and `fsdp`."""
+    """Return the sharding with the leading axis over `data` and `fsdp`, PartitionSpec(("data", "fsdp"))."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
 def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axes]) -> Any:
-    """Return a tree with the sharding of every leaf of a state `tree`, by the `axes` of the model's parameters by name.
+    """Return a tree with the NamedSharding of every leaf of a training state.
 
     `tensor` splits the axis that a layer declares, if it divides it. `fsdp` splits the largest axis that it divides and
-    that `tensor` does not split, except for leaves of fewer than SMALL elements. The axis of stacked layers is not
-    split, because a scan reads its slices one after the other. Optimizer moments and EMA weights, whose names end with
-    the full name of their parameter, are sharded like it.
+    that `tensor` does not split, except for leaves of fewer than SMALL (4,096) elements. The axis of stacked layers is
+    not split, because a scan reads its slices one after the other. Optimizer moments and EMA weights, whose names end
+    with the full name of their parameter, are sharded like it.
+
+    Args:
+        mesh: mesh of the state.
+        tree: state; only the shapes of its leaves are used.
+        axes: axes of each parameter and statistic of the model, by name.
     """
     parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
 
@@ -245,9 +252,14 @@ def tensor_parts() -> int:
 
 
 def constrain_tensor(x: jax.Array, *, batch: bool) -> jax.Array:
-    """Constrain the last axis of an array ... H to be split over `tensor`, which must divide it.
+    """Return an array whose last axis is constrained to be split over `tensor`, which must divide it.
 
-    With `batch` the leading axis is sharded as by `constrain_batch`; otherwise all axes but the last are replicated.
+    Call this inside `with_mesh`.
+
+    Args:
+        x: array of at least two axes.
+        batch: True if the leading axis is sharded as by `constrain_batch`; otherwise all axes but the last are
+            replicated.
     """
     leading = (BATCH,) if batch else (None,)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*leading, *(None,) * (x.ndim - 2), "tensor"))

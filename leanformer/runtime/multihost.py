@@ -34,7 +34,7 @@ def is_primary() -> bool:
 def kv_set(key: str, content: Any) -> None:
     """Write a value, which must be JSON, to the coordinator's key-value store, replacing an earlier one.
 
-    There is no store in a single process.
+    Not for use in a single process, which has no store.
     """
     store().key_value_set(f"leanformer/{key}", json.dumps(content), allow_overwrite=True)
 
@@ -49,7 +49,7 @@ def broadcast_from_primary(content: Any) -> Any:
     """Return process 0's value in every process, for decisions on values that may differ between processes.
 
     All processes must call it, in the same order. The value must be JSON. With several processes, keys of dicts come
-    back as strings. Raises JaxRuntimeError after PATIENCE seconds.
+    back as strings. Raises JaxRuntimeError after PATIENCE (300) seconds.
     """
     if count() == 1:
         return content
@@ -62,7 +62,8 @@ def broadcast_from_primary(content: Any) -> Any:
 def all_gather_host(content: Any) -> list[Any]:
     """Return the values of all processes, in the order of their indices.
 
-    All processes must call it, in the same order. The value must be JSON. Raises TimeoutError after PATIENCE seconds.
+    All processes must call it, in the same order. The value must be JSON. Raises TimeoutError after PATIENCE (300)
+    seconds.
     """
     if count() == 1:
         return [content]
@@ -90,5 +91,8 @@ def gather_union(name: str, items: set[int]) -> set[int]:
 
 
 def fetch(tree: Any) -> Any:
-    """Return a tree of global arrays as complete NumPy arrays, from the shards of all processes. All must call it."""
+    """Return a tree of global arrays as complete NumPy arrays, from the shards of all processes.
+
+    All processes must call it.
+    """
     return jax.device_get(tree) if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)

@@ -14,7 +14,7 @@ SLOW = 2.0  # seconds
 
 @contextlib.contextmanager
 def announce(phase: str, last: float | None = None) -> Iterator[None]:
-    """Print one line to the standard error, in process 0, if a `with` block takes longer than SLOW seconds.
+    """Print one line to the standard error, in process 0, if a `with` block takes longer than SLOW (2) seconds.
 
     Args:
         phase: description, such as "Compiling the training step".
@@ -34,7 +34,8 @@ def announce(phase: str, last: float | None = None) -> Iterator[None]:
 def announce_first[T](items: Iterator[T], phase: str) -> Iterator[T]:
     """Get the first item, whose computation includes a compilation, and return an iterator of all items.
 
-    A line with the description `phase` is printed if the first item takes longer than SLOW seconds.
+    If the first item takes longer than SLOW (2) seconds, process 0 prints the description `phase` to the standard
+    error.
     """
     with announce(phase):
         first = [*itertools.islice(items, 1)]

@@ -15,7 +15,7 @@ REPLICATED = {KEY: None}  # every device holds the whole parameter and repeats t
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallelAxis:
-    """Axis of a parameter whose slices can be computed with independently on different devices.
+    """Axis of a parameter whose slices are independent of each other, so that different devices can compute with them.
 
     Attributes:
         axis: index of the axis, from the end.

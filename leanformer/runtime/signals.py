@@ -28,11 +28,11 @@ _reports: list[Callable[[int, str], object]] = []
 
 
 def exit_on_stop() -> None:
-    """Exit with the status in STATUS as soon as a signal arrives, until `install` is called.
+    """Exit with the status in STATUS as soon as a stop signal arrives, until `install` is called.
 
-    Python calls signal handlers between two instructions of the main thread. A compilation is one instruction and may
-    take longer than a scheduler waits before SIGKILL. The signal itself writes to the wake-up pipe, which a thread
-    reads.
+    A line on the standard error names the signal. Python calls signal handlers between two instructions of the main
+    thread. A compilation is one instruction and may take longer than a scheduler waits before SIGKILL. The signal
+    itself writes to the wake-up pipe, which a thread reads.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -55,10 +55,10 @@ def install() -> None:
 
 
 def report_to(function: Callable[[int, str], object]) -> None:
-    """Set the function that is called before a stop signal ends this process, to tell the other processes.
+    """Set the function that is called before `exit_on_stop` ends this process, to tell the other processes.
 
     Args:
-        function: takes the exit status and a message; the wait for it is at most REPORT seconds.
+        function: takes the exit status and a message; it is waited for at most REPORT (10) seconds.
     """
     _reports[:] = [function]
 

@@ -65,7 +65,10 @@ class StopRequest:
             signal.signal(number, handler)
 
     def before_work(self) -> bool:
-        """Return whether any process got a stop request before the first step. All processes must call it."""
+        """Return whether any process got a stop request before the first step.
+
+        Sets `status` to the exit status of that request, or 0. All processes must call it.
+        """
         self.status = max(multihost.all_gather_host(self.status))
         return self.status != 0
 

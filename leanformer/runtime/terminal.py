@@ -93,10 +93,11 @@ class Output(io.RawIOBase):
 
 
 def open_streams(*, result: bool) -> None:
-    """Replace the standard streams of this process. Call this before any file is opened.
+    """Replace the standard output and error of this process by streams on `Output`.
 
-    A closed descriptor is opened on /dev/null; otherwise the next file would get its number, and messages would be
-    written into that file. Streams that were replaced before, or that are captured, stay as they are.
+    Call this before any file is opened. A closed descriptor is opened on /dev/null; otherwise the next file would get
+    its number, and messages would be written into that file. Streams that were replaced before, or that are captured,
+    stay as they are.
 
     Args:
         result: True if the standard output is the result of the command.

@@ -16,7 +16,7 @@ def columns() -> int:
 
 
 def wrap(lines: str, indent: str = "") -> str:
-    """Return text wrapped to the columns of the terminal between words; continued lines begin with `indent`."""
+    """Return lines wrapped between words to the columns of the terminal; continued lines begin with `indent`."""
     fill = textwrap.TextWrapper(
         columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )

@@ -19,7 +19,10 @@ GRACE = 60  # seconds beyond the limit after which a timer outside the interpret
 
 
 def give_up(message: str, status: int) -> NoReturn:
-    """Print `message` and the stacks of all threads, and end the process at once with the exit status `status`."""
+    """Print `message` and the stacks of all threads to the standard error, and end the process at once.
+
+    `status` is the exit status.
+    """
     process = f"process {multihost.index()} of {multihost.count()}: " if multihost.count() > 1 else ""
     print(f"\nError: {process}{message}\nStacks of all threads:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(REAL_STDERR, all_threads=True)
@@ -36,6 +39,7 @@ def _suspend(*_: object) -> None:
 class Watchdog:
     """Context manager with a thread that ends the process if one activity takes too long. Enter it in the main thread.
 
+    The stacks of all threads are printed, and the exit status is HUNG (70), or 1 if a library blocks the interpreter.
     Time in which the process was suspended does not count (SIGTSTP, from Ctrl-Z or SLURM; SIGSTOP up to the limit,
     since it cannot stop the timer outside the interpreter).
 

@@ -64,6 +64,10 @@ class StoreError(WorkdirError):
 class Store:
     """Folder in a bucket of an object store, whose objects are named relative to its URL. Methods raise StoreError.
 
+    Attributes:
+        url: URL without a slash at its end.
+        fs: file system of fsspec.
+
     Args:
         url: URL of the folder, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
 
@@ -104,7 +108,7 @@ class Store:
         return f"{self._root}/{name}"
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every object in bytes, by name.
+        """Return {name: size in bytes} of every object, also in subfolders.
 
         Raises:
             WorkdirError: a name would leave the folder into which it is downloaded.
@@ -192,7 +196,12 @@ def _in_parallel[T](function: Callable[[T], None], items: Iterable[T]) -> None:
 
 
 def retry[T](function: Callable[[], T], patience: float = PATIENCE) -> T:
-    """Return the result of a function that uses a store; repeat it after a StoreError, for up to `patience` seconds."""
+    """Return the result of a function that uses a store; repeat it after a StoreError, with growing pauses.
+
+    Args:
+        function: function without arguments.
+        patience: seconds after which a StoreError is raised instead.
+    """
     deadline, pause = time.monotonic() + patience, POLL
     while True:
         try:

@@ -26,11 +26,14 @@ REPORTS = (".html", ".json")  # files in which the name of the temporary folder 
 def downloaded(url: str, checkpoints: str | int = NEWEST, *, upload: bool = True) -> Iterator[Path]:
     """Yield a temporary local copy of a run, or of a folder of runs, in a `with` block; upload the files it changes.
 
-    All processes of a run must call it, as `mirrored`. An error in the block uploads nothing.
+    All processes of a run must call it, as `mirrored`. New and changed files outside checkpoints are uploaded at the
+    end of the block; nothing is if the block raises. The copy is then deleted. If the upload fails, the results stay in
+    a folder that the error names.
 
     Args:
         url: URL of the run.
-        checkpoints: ALL, NEWEST, NAMES (only their names), NONE, or the step of one.
+        checkpoints: checkpoints to download: ALL, NEWEST (the newest one that is undamaged), NAMES (an empty folder for
+            each), NONE, or the step of one.
         upload: False if the block only reads.
 
     Raises:
@@ -65,12 +68,15 @@ def downloaded(url: str, checkpoints: str | int = NEWEST, *, upload: bool = True
 def local_copy(workdir: str | Path, step: int | None, *, best: bool) -> str | Path:
     """Return `workdir`, or the folder of a temporary copy of the run if it is a URL.
 
-    The copy is deleted when Python ends.
+    The copy is deleted when Python ends. Changes to it are not uploaded.
 
     Args:
         workdir: folder or URL of the run.
         step: step of the checkpoint to download; the newest if None.
         best: True to download all checkpoints, from which the best is then chosen.
+
+    Raises:
+        ConfigError, StoreError: an error of `downloaded`.
     """
     if not is_url(workdir):
         return workdir

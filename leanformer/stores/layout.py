@@ -16,7 +16,10 @@ CHECKPOINTS = "checkpoints"  # folder with one folder per step; training moves s
 
 
 def is_step(name: str) -> bool:
-    """Return whether the name of a folder is the number of a step, as of a saved checkpoint; others are being saved."""
+    """Return whether the name of a folder is the number of a step, as for a saved checkpoint, without leading zeros.
+
+    Other names in the folder of checkpoints, such as "20.tmp", are of saves in progress.
+    """
     return re.fullmatch("0|[1-9][0-9]*", name) is not None
 
 
@@ -57,7 +60,12 @@ def complete_steps(names: Iterable[str]) -> list[int]:
 
 
 def names_of_step(names: Iterable[str], step: int) -> list[str]:
-    """Return those names that belong to the checkpoint of a step, sorted, with its list of checksums last."""
+    """Return those of the names that belong to the checkpoint of a step, sorted, with its list of checksums last.
+
+    Args:
+        names: names of files, relative to the workdir.
+        step: step of the checkpoint.
+    """
     inside = [name for name in names if step_of(name) == step]
     return sorted(inside, key=lambda name: (name == manifest_of(step), name))
 

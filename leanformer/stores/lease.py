@@ -78,7 +78,10 @@ class Lease:
             print(f"WARNING: {NAME} was not deleted, and expires in {EXPIRE:.0f} s: {error}", file=sys.stderr)
 
     def confirm(self) -> None:
-        """Raise LeaseLost if another run has taken the lease; the store is read only if no renewal was recent."""
+        """Raise LeaseLost if another run has taken the lease, or its object was deleted.
+
+        The store is read only if no renewal was recent; StoreError if it cannot be read.
+        """
         if time.monotonic() - self._renewed > 2 * RENEW:
             self._renew()
         if self._taken_by is not None:

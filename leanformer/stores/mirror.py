@@ -41,13 +41,15 @@ Signature = tuple[int, int, int]
 class Mirror:
     """Local folder of a run and the store to which its files are uploaded.
 
+    Methods raise StoreError if the store cannot be used.
+
+    Attributes:
+        steps: complete checkpoints in the store: {step: content of the list of checksums}; filled by `download`.
+
     Args:
         store: store to write to.
         folder: local folder.
-        confirm: function that raises an error if this process must not write to the store any more.
-
-    Attributes:
-        steps: complete checkpoints in the store: content of the list of checksums by step.
+        confirm: function that raises an error if this process must not write to the store any more; `upload` calls it.
     """
 
     def __init__(self, store: Store, folder: Path, confirm: Callable[[], None]):

@@ -33,9 +33,7 @@ def _report(name: str, content: Any) -> None:
 
 
 def report_end(kind: type[BaseException] | None, *_: object) -> None:
-    """Tell the other processes that process 0 has uploaded everything, or has failed.
-
-    It is an exit function of an ExitStack.
+    """Tell the other processes that process 0 has uploaded everything, or has failed; exit function of an ExitStack.
 
     Args:
         kind: class of the exception that ended the block; None for success.
@@ -53,6 +51,11 @@ def _wait_for(name: str, seconds: float = math.inf) -> Any:
 
 def share(folder: Path) -> None:
     """Publish the local folder of process 0, and check that the other processes see it. Only process 0 calls it.
+
+    It does nothing in a single process.
+
+    Args:
+        folder: local folder, which exists.
 
     Raises:
         ConfigError: another process does not see it.

@@ -37,7 +37,12 @@ def local_folder(url: str) -> Path:
 def mirrored(url: str) -> Iterator[Path]:
     """Yield the local folder of a run that trains, and upload what it saves during and at the end of a `with` block.
 
-    All processes of a run must call it. Process 0 downloads and uploads; the others use the same folder.
+    All processes of a run must call it. Process 0 holds the `Lease` of the URL, downloads and uploads; the others use
+    the same folder. If another run takes the lease, this process gets SIGTERM. If the block raises, a failure of the
+    last upload is a warning.
+
+    Args:
+        url: URL of the run's workdir.
 
     Raises:
         ConfigError: another run uses the URL or takes it over, or the folder is not shared by all hosts.

@@ -31,7 +31,8 @@ class SweepRun:
 
     Attributes:
         workdir: folder of the run.
-        words: arguments of the training command: --config=FILE and --config.KEY=VALUE, without --workdir.
+        words: arguments of the training command: --config=FILE, then --config.KEY=VALUE with the seed last, without
+            --workdir.
     """
 
     workdir: Path
@@ -44,7 +45,10 @@ class SweepRun:
 
     @property
     def final_score(self) -> str:
-        """Final score and loss in words, as far as the run recorded them; empty if it has not finished."""
+        """Final score and loss as text, as far as the run recorded them; empty if it has not finished.
+
+        Raises WorkdirError if its summary.json is corrupted.
+        """
         if not self.finished:
             return ""
         summary = files.read_json(self.workdir / "summary.json")
@@ -61,18 +65,18 @@ class SweepRun:
 
     @property
     def command(self) -> list[str]:
-        """Words of the command that trains the run."""
+        """Command that trains the run, as a list of words, beginning with the Python interpreter."""
         return [sys.executable, "-m", "leanformer.train", *self.words, f"--workdir={self.workdir}"]
 
     @property
     def runs(self) -> tuple["SweepRun", ...]:
-        """The run itself, as the only one; a `VmapGroup` has several."""
+        """The run itself as a tuple of one; `VmapGroup.runs` are several."""
         return (self,)
 
 
 @dataclasses.dataclass(frozen=True)
 class VmapGroup:
-    """Runs that one vectorised program trains, with the interface of a single run.
+    """Runs that one vectorised program trains, with the properties of a SweepRun that its execution needs.
 
     Attributes:
         runs: the runs, which differ only in seed and learning rates.
@@ -92,7 +96,7 @@ class VmapGroup:
 
     @property
     def command(self) -> list[str]:
-        """Words of the command that trains all runs."""
+        """Command that trains all runs, as a list of words, beginning with the Python interpreter."""
         arguments = (json.dumps([str(member.workdir), *member.words]) for member in self.runs)
         return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in arguments)]
 
@@ -100,8 +104,8 @@ class VmapGroup:
 def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
     """Return the runs, combined into groups that one vectorised program can train.
 
-    The runs of a group differ only in seed and learning rates, and have their newest checkpoint at the same step.
-    Raises ConfigError if a run cannot be trained by such a program (`vmap.check`).
+    The runs of a group differ only in seed and learning rates, and have their newest checkpoint at the same step. A run
+    that fits no other stays a SweepRun. Raises ConfigError if a run cannot be trained by such a program (`vmap.check`).
     """
     groups: dict[Any, list[SweepRun]] = {}
     for member in pending:
@@ -112,10 +116,12 @@ def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
 
 
 def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
-    """Return the runs that have not finished, and the finished ones that are now to train for longer, as in `train`.
+    """Return the runs that have not finished, and the finished ones whose config now has a greater length.
 
-    Prints which runs are extended. Raises ConfigError if the folder of a run holds a run with a different config. Keys
-    that affect no result may differ (`key_docs.is_run_only`).
+    The length is total_steps, total_epochs or total_tokens. Keys that affect no result may differ
+    (`key_docs.is_run_only`). Prints which runs are extended, and which such keys differ in finished runs.
+
+    Raises ConfigError if the folder of a run holds a run whose config differs in any other way.
     """
     pending, ignored = [], set()
     for member in members:
@@ -145,7 +151,9 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
 def make_runs(
     configs: Sequence[str], over: Sequence[str], fixed: Sequence[str], seeds: int, folder: Path
 ) -> list[SweepRun]:
-    """Return one run per point of the grid, with a folder named after its config and values.
+    """Return one run per point of the grid and seed. Nothing is written.
+
+    The folder of a run is named after its config and values, such as "quickstart,num_heads=8,seed=0".
 
     Args:
         configs: config files, FILE or FILE:ARGUMENT.
@@ -155,8 +163,8 @@ def make_runs(
         folder: folder of the sweep, in which each run has its folder.
 
     Raises:
-        ConfigError: there is no config file or no seed, a flag is not of this form, a key is given twice or is the
-            seed, or two runs would have the same folder.
+        ConfigError: there is no config file or no seed, a config file does not exist, a flag is not of this form, a key
+            is given twice or is the seed, or two runs would have the same folder.
     """
     if not configs or seeds < 1:
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each is required.")
@@ -206,9 +214,14 @@ def _join_arguments(parts: Sequence[str]) -> list[str]:
 
 
 def parse_assignment(text: str, flag: str) -> tuple[str, str]:
-    """Return the key and the value of a flag of the form KEY=VALUE; a key that was renamed has its present name.
+    """Return the key and the value in a flag's value KEY=VALUE; a key that was renamed has its present name.
 
-    Raises ConfigError if the text does not have this form.
+    Args:
+        text: value of the flag.
+        flag: flag as typed, such as "--set", for the message.
+
+    Raises:
+        ConfigError: the text does not have this form, or a part is empty.
     """
     key, equals, value = text.partition("=")
     if not (key and equals and value):

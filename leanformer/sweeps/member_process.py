@@ -16,11 +16,14 @@ EVERY = 1.0  # seconds between checks of the process that started the run
 def run(command: list[str], environ: dict[str, str] | None = None, starter: int | None = None) -> None:
     """Run a command in a child process until it ends; pass stop signals of submitit and SLURM to it as SIGTERM.
 
+    The exit status is printed to stderr; a failure raises no error.
+
     Args:
         command: words of the command.
-        environ: environment of the child process; needed because submitit's local executor hides all GPUs.
-        starter: id of a process whose end stops the command too. A killed sweep cannot send a signal, and its runs
-            would keep the folders that the next sweep needs.
+        environ: environment of the child process, by default that of this process; needed because submitit's local
+            executor hides all GPUs.
+        starter: id of a process whose end stops the command too; None for no such process. A killed sweep cannot send a
+            signal, and its runs would keep the folders that the next sweep needs.
     """
     with subprocess.Popen(command, env=environ) as process:
         for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):

@@ -28,7 +28,9 @@ KINDS = {name: _from_config(name) for name in ("images", "sequences", "points", 
 
 
 def build(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError if its type is unknown, or a key is invalid for it.
+    """Return the task of a config: its data module and its objective.
+
+    Raises ConfigError if the task type is unknown, or a key is invalid for the task.
 
     >>> from leanformer import config
     >>> build(config.points()).data.name
@@ -40,9 +42,10 @@ def build(c: Any) -> Task:
 
 
 def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) -> tuple[Source, dict[str, Source]]:
-    """Return the training split of a config, and its evaluation splits by name.
+    """Return the training split of a config, and a dict of its evaluation splits by name.
 
-    The name of `data.eval_split` is "", the others are those of `eval.more`.
+    The name of `data.eval_split` is "", the others are those of `eval.more`. A line on the standard error tells if it
+    takes long.
 
     Args:
         module: data module of the config's task.
@@ -51,6 +54,7 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
             split. Evaluation splits may lack some of these, but have no other ones.
 
     Raises:
+        ConfigError: `data.name` is unknown or incomplete.
         DataError: a split is missing or incomplete, or has classes by other names.
     """
     with phases.announce(f"Reading the data of {c.data.name}"):
@@ -60,13 +64,13 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
 
 
 def fingerprint(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[str, dict[str, Any]]:
-    """Return {name of a split in the data, such as "train": its fingerprint}; {} except in the process that writes.
+    """Return {name of a split in the data, such as "train": its fingerprint}; {} except in process 0.
 
     A fingerprint has `examples`, their number, and digests of the content, see `fingerprints.compute`.
 
     Args:
         c: config.
-        train, held_out: splits, as `open_data` returns them.
+        train, held_out: training split and evaluation splits, as `open_data` returns them.
     """
     splits = {c.data.train_split: train, **_by_split(c, held_out)} if multihost.is_primary() else {}
     return {split: fingerprints.compute(source) for split, source in splits.items()}
@@ -75,7 +79,11 @@ def fingerprint(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[s
 def warn_repeats(c: Any, train: Source, held_out: Mapping[str, Source]) -> None:
     """Warn of files that a split lists twice, and of data that the training split shares with another split.
 
-    Only the process that writes prints warnings. `train` and `held_out` are results of `open_data`.
+    Also warns of an evaluation split that is the training split. Process 0 prints the warnings to the standard error.
+
+    Args:
+        c: config.
+        train, held_out: training split and evaluation splits, as `open_data` returns them.
     """
     others = _by_split(c, held_out)
     same = [split for split in others if split == c.data.train_split]
@@ -93,10 +101,18 @@ def _by_split(c: Any, held_out: Mapping[str, Source]) -> dict[str, Source]:
 
 
 def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
-    """Return the task of a config, and the splits of `open_data`, for a run in `workdir`; warn of repeated files.
+    """Return the task of a config, its training split, and its evaluation splits by name, for a run in `workdir`.
 
-    Raises ConfigError or DataError if the data do not fit the config or the run, or `workdir` is an export, and
-    WorkdirError if files of the run are damaged.
+    Schedules and model.num_classes=0 of the config are replaced in place, see `resolve`. Repeated data are warned of,
+    see `warn_repeats`.
+
+    Args:
+        c: config.
+        workdir: folder of the run, new or to be resumed. Its classes and tokenizer must be those of the data.
+
+    Raises:
+        ConfigError, DataError: the data do not fit the config or the run, or `workdir` has exported weights.
+        WorkdirError: files of the run are damaged.
     """
     artifacts.check_not_exported(workdir)
     resolve(c)
@@ -124,10 +140,12 @@ def resolve(c: Any) -> None:
 
 
 def fill_num_classes(c: Any) -> None:
-    """Set model.num_classes=0 of a config for images to the number of classes of its training split.
+    """Set model.num_classes=0 of a config for images, in place, to the number of classes of its training split.
+
+    Other configs are not changed.
 
     Raises:
-        ConfigError: the training split does not say how many classes it has.
+        ConfigError: the training split does not say how many classes it has, or `data.name` is unknown.
         DataError: the training split is missing or incomplete.
     """
     if c.task != "images" or c.model.num_classes != 0:
@@ -145,7 +163,9 @@ def fill_num_classes(c: Any) -> None:
 def check_names(c: Any, source: Source) -> None:
     """Raise DataError if the training split of a new model names fewer than two classes, or not one per output.
 
-    Sources without class names are not checked.
+    Args:
+        c: config, whose model.num_classes is the number of outputs.
+        source: training split; one without class names is not checked.
     """
     named = class_names(source)
     if named is not None and len(named) < 2:

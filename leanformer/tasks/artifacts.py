@@ -30,13 +30,14 @@ SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
 
 
 def load_config(workdir: Path) -> ConfigDict:
-    """Return the config of a run, from its config.json.
+    """Return the config of a run, from the config.json in its folder.
 
-    Lists of JSON become tuples. Sections and keys that are younger than the run get their defaults, except those of the
-    model. Keys in REMOVED are dropped, with a warning if they had an effect.
+    Lists of JSON become tuples. Keys with a new name get it. Sections and keys that are younger than the run get their
+    defaults, except those of the model. Keys in REMOVED are dropped, with a warning if they had an effect.
 
     Raises:
         WorkdirError: config.json is broken, or holds no config.
+        OSError: config.json cannot be read.
     """
     path = workdir / "config.json"
     content = files.read_json(path)
@@ -91,13 +92,19 @@ def _tuples(tree: Any) -> Any:
 
 
 def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
-    """Copy the files that describe a run's model to a folder with its weights, which `leanformer.load` can then open.
+    """Write the files that describe a run's model to a folder with its weights, which `leanformer.load` can then open.
+
+    They are config.json with the further key "exported", see `exported_weights`, classes.json and tokenizer.json if the
+    run has them, and data.json with their checksums and the fingerprints of the splits.
 
     Args:
         workdir: folder of the run.
-        folder: folder with the weights.
+        folder: folder with the weights, to write to.
         step: step of the weights.
         averaged: True for EMA weights.
+
+    Raises:
+        WorkdirError: config.json or data.json of the run is broken.
     """
     content = files.read_json(workdir / "config.json")
     files.write_json(folder / "config.json", content | {EXPORTED: {"step": step, "averaged": averaged}})
@@ -127,12 +134,15 @@ def check_not_exported(workdir: Path) -> None:
 
 
 def save(workdir: Path, source: Source, splits: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Write the class names and the tokenizer of a training split, if it has them, from the process that writes.
+    """Write the class names, the tokenizer and the data fingerprints of a run to its folder, in process 0.
+
+    The files are classes.json, the class names, and tokenizer.json, if the training split has them; and data.json,
+    their checksums and the fingerprints of the splits.
 
     Args:
         workdir: folder of the run.
         source: training split.
-        splits: fingerprints of the splits by name, which are recorded with the checksums of the files.
+        splits: fingerprints of the splits by name, from `tasks.fingerprint`.
     """
     if not multihost.is_primary():
         return
@@ -160,7 +170,13 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def count_examples(folder: Path, split: str) -> int | None:
-    """Return the number of examples of a split that a run recorded when it started; None if it is not recorded.
+    """Return the number of examples of a split that a run recorded when it started.
+
+    None if it is not recorded, or the split is endless.
+
+    Args:
+        folder: folder of the run or of an export.
+        split: name of the split in the data, such as "train".
 
     Raises:
         WorkdirError: the record, data.json, is broken.
@@ -179,11 +195,16 @@ def _check_unchanged(path: Path) -> None:
 
 
 def warn_changed_data(workdir: Path, splits: Mapping[str, Mapping[str, Any]]) -> None:
-    """Warn, in the process that writes, for each split whose fingerprint differs from the one that a run recorded.
+    """Warn, on the standard error of process 0, of each split whose data differ from those that a run recorded.
+
+    Splits that are not recorded are not compared.
 
     Args:
         workdir: folder of the run.
         splits: result of `tasks.fingerprint` for the present data.
+
+    Raises:
+        WorkdirError: the record, data.json, is broken.
     """
     before = _read_record(workdir).get("splits", {}) if multihost.is_primary() else {}
     for split in before.keys() & splits.keys():
@@ -198,11 +219,11 @@ def warn_changed_data(workdir: Path, splits: Mapping[str, Mapping[str, Any]]) ->
 
 
 def load_tokenizer(workdir: Path) -> Any:
-    """Return the tokenizer of a run, `data.text.Tokenizer`.
+    """Return the tokenizer of a run, an instance of `data.text.Tokenizer`, from the tokenizer.json in its folder.
 
     Raises:
-        ConfigError: there is none.
-        DataError: it is broken.
+        ConfigError: there is no tokenizer.json.
+        DataError: tokenizer.json is not a valid tokenizer.
         WorkdirError: the file has changed since the run wrote it.
     """
     path = workdir / TOKENIZER
@@ -218,9 +239,14 @@ def load_tokenizer(workdir: Path) -> Any:
 
 
 def use_saved_tokenizer(workdir: Path, c: Any) -> None:
-    """Set `data.tokenizer` of a config, in place, to the tokenizer.json that a run saved, if the key is unset.
+    """Set `data.tokenizer` of a config, in place, to the path of the tokenizer.json of a run, if the key is unset.
 
-    An unset key means the tokenizer of the run in `init_from.path`, which may no longer exist.
+    An unset key means the tokenizer of the run in `init_from.path`, which may no longer exist. Nothing changes if
+    `workdir` has no tokenizer.json.
+
+    Args:
+        workdir: folder of the run that is resumed or read.
+        c: config of this run.
 
     Raises:
         WorkdirError: the file has changed since the run wrote it.
@@ -231,9 +257,16 @@ def use_saved_tokenizer(workdir: Path, c: Any) -> None:
 
 
 def check_tokenizer(workdir: Path, source: Source) -> None:
-    """Raise DataError if a run in `workdir` was trained with another tokenizer than that of the split `source`.
+    """Raise DataError if a run in `workdir` was trained with another tokenizer than that of the data.
 
-    Raises WorkdirError if the saved tokenizer has changed since the run wrote it. Splits without a tokenizer pass.
+    Without a saved tokenizer.json, nothing is compared.
+
+    Args:
+        workdir: folder of the run.
+        source: split of the data; one without a tokenizer is accepted.
+
+    Raises:
+        WorkdirError: the saved tokenizer has changed since the run wrote it.
     """
     path, other = workdir / TOKENIZER, getattr(source, "tokenizer", None)
     if path.is_file():
@@ -251,11 +284,11 @@ def output_names(classes: Sequence[str] | None, number: int) -> list[str]:
 
 
 def load_classes(workdir: Path) -> tuple[str, ...] | None:
-    """Return the class names of a run in the order of its outputs; None if there is no run, or no names.
+    """Return the class names of a run in the order of its outputs, from classes.json; None if there is no such file.
 
     Raises:
-        ConfigError: the file is not a list of names.
-        WorkdirError: the file has changed since it was written.
+        ConfigError: classes.json is not a list of names.
+        WorkdirError: the file has changed since the run wrote it.
     """
     path = workdir / CLASSES
     if not path.is_file():
@@ -274,7 +307,14 @@ def load_classes(workdir: Path) -> tuple[str, ...] | None:
 
 
 def warn_missing_classes(workdir: Path, classes: Sequence[str] | None) -> None:
-    """Warn if a run did not save its class names, so that those of the training split, `classes`, are assumed."""
+    """Warn, on the standard error of process 0, if a run has a config.json but no classes.json.
+
+    Its outputs are then assumed to be the classes of the present training split.
+
+    Args:
+        workdir: folder of the run.
+        classes: class names of the training split; no warning for None.
+    """
     begun = (workdir / "config.json").is_file() and not (workdir / CLASSES).is_file()
     if multihost.is_primary() and begun and classes is not None:
         print(

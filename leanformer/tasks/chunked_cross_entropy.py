@@ -30,13 +30,13 @@ def cross_entropy(
 ) -> Float[Array, ""]:
     """Return the sum over tokens of −log softmax(x W + b) at their targets, in nats, in float32 or wider.
 
-    The gradient is computed in the forward pass, chunk by chunk, so that logits are neither stored nor recomputed: the
-    same three matmuls as with all logits, and two arrays of the size of the weights.
+    The gradient is computed in the forward pass, chunk by chunk, so that logits are neither stored nor recomputed. This
+    takes the same three matmuls as with all logits at once, and memory for two arrays of the size of W.
 
     Args:
-        x: output of the last norm.
-        kernel, bias: W and b, of any dtype; matmuls are in the dtype of x, sums in float32.
-        targets: target tokens; negative ones are ignored.
+        x: output of the last norm, B T D.
+        kernel, bias: W (D V) and b (V), of any dtype; matmuls are in the dtype of x, sums in float32.
+        targets: target tokens, B T; negative ones are ignored.
         at_once: maximum number of logits in memory, of B × T × V; at least one token per row is processed.
         soft_cap: c of capped logits c tanh(logits / c); None for none.
     """
@@ -53,7 +53,10 @@ def hits(
     *,
     at_once: int,
 ) -> Int[Array, ""]:
-    """Count the targets that have the largest logit, the first among ties; for the arguments see `cross_entropy`."""
+    """Count the targets that have the largest logit, the first among ties.
+
+    The arguments are those of `cross_entropy`, without soft_cap.
+    """
 
     def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
         logits, _ = _logits(piece[0], kernel, bias, (None, real))

@@ -26,6 +26,9 @@ LABEL: dict[str, Spec] = {"label": ((), np.int32)}
 class Classification(Objective):
     """Base class of objectives of single-label classification; subclasses define `inputs` and `loss`.
 
+    The model returns a pair whose first item is the logits (B V). The metric that selects the best checkpoint is
+    "top1".
+
     Attributes:
         num_classes: number of classes, and of the model's outputs V.
         kind: type of the loss, "softmax" or "sigmoid", see `losses.classify`.
@@ -66,9 +69,13 @@ class Classification(Objective):
 
 
 def labelled(source: Source, prepare: Prepare) -> Prepare:
-    """Return a function like `prepare` whose result also has the example's `label`, int32, for `data.Batches`.
+    """Return a function like `prepare` whose result also has the example's `label`, an int32.
 
-    It raises DataError for a label that is no class of `source`.
+    The function raises DataError for a label that is no class of `source`.
+
+    Args:
+        source: source of the examples, which have a `label`.
+        prepare: function as for `data.Batches`, from (index, example, draws) to arrays by name.
     """
     return functools.partial(_labelled, source, prepare)
 

@@ -50,7 +50,7 @@ class Sampling:
 
 
 def check_numbers(seed: int, tokens: int | None) -> None:
-    """Raise ConfigError unless --seed is an int32 from 0, and --tokens, if not None, an int32 from 1."""
+    """Raise ConfigError unless --seed is an int32 of at least 0, and --tokens an int32 of at least 1, or None."""
     for name, value, least in (("seed", seed, 0), ("tokens", 1 if tokens is None else tokens, 1)):
         if not isinstance(value, int | np.integer) or not least <= value <= WHOLE_NUMBER:
             raise ConfigError(f"--{name}={value}: must be a whole number from {least} to {WHOLE_NUMBER:,}.")
@@ -124,11 +124,14 @@ def generate(
     key: Key[Array, ""],
     how: Sampling = Sampling(),
 ) -> Iterator[np.ndarray]:
-    """Yield the tokens that follow each prompt, a column (B,) at a time, with NOTHING for rows without one.
+    """Yield the tokens that follow each prompt, position by position, as int arrays (B,), one entry per prompt.
+
+    Prompts start at the same position, so longer ones end later. An entry is NOTHING (-1) while the row is still in its
+    prompt, and after its end. Positions without any token are not yielded. The token `end` of a row is yielded.
 
     Args:
         model: model with `extend` and `empty_cache`, such as `models.gpt`.
-        prompts: token arrays, of at least one token each.
+        prompts: B token arrays, of at least one token each.
         tokens: maximum number of tokens that follow a prompt.
         end: token that ends a row; None for none.
         key: random key of all draws.

@@ -114,9 +114,10 @@ class ImageClassification(Classification):
     def prepare_train_batch(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
     ) -> tuple[dict[str, Array], mixup.Mix | None]:
-        """Return the batch with a random `key` (B), and the parameters of mixup or CutMix, None if both are off.
+        """Return the batch with a random `key` (B), and the parameters of mixup or CutMix; None if both are off.
 
-        With mixing, the batch also has arrays `partner_<name>`: the example that each one is mixed with.
+        With mixing, the batch also has each array of the batch in reversed order, as `partner_<name>`: the example that
+        each one is mixed with.
         """
         parts, _ = super().prepare_train_batch(batch, batch_key, shared_key)
         if not (self.augment["mixup"] or self.augment["cutmix"]):

@@ -76,7 +76,7 @@ class TextData(DataModule):
         return (Packed if self.packed else self.eval_rows)(corpus, self.length)
 
     def check(self, corpus: Corpus) -> None:
-        """Raise DataError if a corpus has more tokens in its vocabulary than the model."""
+        """Raise DataError if the tokenizer of a corpus has more tokens than the model's vocabulary."""
         number = corpus.tokenizer.vocabulary
         if number > self.vocabulary:
             raise DataError(
@@ -105,12 +105,14 @@ class TextData(DataModule):
     def read_text(self, raw: bytes, tokenizer: Any) -> dict[str, np.ndarray]:
         """Return the first row of a document, for models that take no targets.
 
+        The row begins with the token that ends a document, followed by the first T - 1 tokens of the text.
+
         Args:
             raw: document in UTF-8.
             tokenizer: tokenizer of the model, `data.text.Tokenizer`.
 
         Returns:
-            `tokens` and `segments`, int32 (T,).
+            A dict of `tokens` and `segments` (all 1), int32 (T,).
 
         Raises:
             DataError: it is not UTF-8, or has fewer tokens than a row.
@@ -135,7 +137,8 @@ class TextData(DataModule):
 class TokenObjective(Objective):
     """Base class of objectives of language models; subclasses define `inputs`, `loss`, `statistics` and `metrics`.
 
-    The denominator of the loss is the number of `targets`, so that rows of padding do not count.
+    The denominator of the loss is the number of `targets`, so that rows of padding do not count. The metric that
+    selects the best checkpoint is "loss".
 
     Attributes:
         vocabulary: vocabulary size V.
@@ -160,12 +163,12 @@ class TokenObjective(Objective):
         return jnp.maximum(jnp.sum(batch["targets"] >= 0), 1)
 
     def token_loss(self, model: Any, x: Float[Array, "b t d"], targets: Int[Array, "b t"]) -> Float[Array, ""]:
-        """Return the cross-entropy in nats, summed over targets.
+        """Return the cross-entropy in nats, a scalar summed over targets.
 
         Args:
-            model: model with `unembedding()`, the matrix and bias of its output layer.
-            x: vectors that the output layer multiplies.
-            targets: target tokens; negative ones are ignored.
+            model: model with `unembedding()`, which returns matrix (D V) and bias (V, or None) of its output layer.
+            x: vectors that the output layer multiplies, B T D.
+            targets: target tokens, B T; negative ones are ignored.
         """
         return cross_entropy(x, *model.unembedding(), targets, at_once=self.at_once, soft_cap=self.soft_cap)
 
@@ -187,7 +190,10 @@ class LanguageData(TextData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalLanguageModelling(TokenObjective):
-    """Objective of causal language modelling: cross-entropy of the next token. Attributes: see `TokenObjective`."""
+    """Objective of causal language modelling: cross-entropy of the next token.
+
+    The model must have `extend`, as that of `models.gpt`. Attributes are those of `TokenObjective`.
+    """
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         if not hasattr(nnx.merge(graphdef, *weights), "extend"):
@@ -219,10 +225,10 @@ class CausalLanguageModelling(TokenObjective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss` in nats/token; and `bits_per_byte` of text, which allows a comparison of tokenizers.
+        """Return `loss` in nats/token, and `bits_per_byte` of text, which allows a comparison of tokenizers.
 
-        That is the loss of all targets, including ends of documents, over the bytes of the texts. It is left out if
-        tokens do not stand for bytes.
+        The latter is the loss of all targets, including ends of documents, in bits over the bytes of the texts. It is
+        left out if tokens do not stand for bytes.
         """
         values = {"loss": float(totals["nats"] / totals["tokens"])}
         if totals["bytes"]:
@@ -231,7 +237,7 @@ class CausalLanguageModelling(TokenObjective):
 
 
 def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keyword arguments of `TextData`, and those of `TokenObjective` without `soft_cap`, from a config.
+    """Return the keyword arguments of `TextData` for a config, and those of `TokenObjective`, without `soft_cap`.
 
     Raises ConfigError for an unknown `data.name`.
     """

@@ -38,13 +38,21 @@ LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by name, as in config.los
 
 
 def divergence_threshold(loss: str, num_classes: int) -> float:
-    """Return 100 times the "softmax" or "sigmoid" loss of a uniform prediction, above which a run has diverged."""
+    """Return 100 times the loss of a uniform prediction, in nats, above which a run has diverged.
+
+    Args:
+        loss: "softmax" or "sigmoid".
+        num_classes: number of classes; 1 counts as 2.
+    """
     classes = max(num_classes, 2)
     return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))
 
 
 def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v"]:
-    """Return class probabilities from logits of a model trained with `loss`, "softmax" or "sigmoid", in float32."""
+    """Return class probabilities from logits of a model trained with `loss`, in float32 or wider.
+
+    They sum to 1 for "softmax", and are independent for "sigmoid".
+    """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     return jax.nn.sigmoid(logits) if loss == "sigmoid" else jax.nn.softmax(logits)
 
@@ -52,7 +60,8 @@ def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v
 def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
     """Return, for each example, the number of classes with a higher logit than its label; top-k means rank < k.
 
-    Ties and NaN count as higher, so that constant or broken logits are never correct.
+    Ties and NaN count as higher, so that constant or broken logits are never correct. For a label whose logit is NaN
+    the rank is at least V.
     """
     label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
     above = ~(logits < label_logit)  # at least as high, or NaN; includes the label itself

@@ -28,8 +28,9 @@ class MaskedData(TextData):
     """Data of masked language modelling: rows of tokens, some of them masked.
 
     Batches also have the `places` (B K) of the targets in the row, and the `targets` (B K), their tokens before
-    masking. Masks are a function of seed and step in training, of the row in evaluation. The probe sees the masked rows
-    of evaluation.
+    masking, both int32. K is the number of targets in a full row; a row with fewer has -1 in `targets`. Masks are a
+    function of seed and step in training, of the row in evaluation. Measurements of conditioning see the masked rows of
+    evaluation.
 
     Attributes:
         share: fraction of a row's tokens that are targets, see `data.text.masking`. The other attributes are those of
@@ -65,7 +66,10 @@ class MaskedData(TextData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModelling(TokenObjective):
-    """Objective of masked language modelling: cross-entropy of masked tokens. Attributes: see `TokenObjective`."""
+    """Objective of masked language modelling: cross-entropy of masked tokens.
+
+    The model must have `decoded`, as that of `models.bert` without classes. Attributes are those of `TokenObjective`.
+    """
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         model = nnx.merge(graphdef, *weights)
@@ -88,9 +92,10 @@ class MaskedLanguageModelling(TokenObjective):
         return self.token_loss(model, self._decoded(model, part, key), part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return the summed loss `nats`, the number of target `tokens`, of `hits` among them, and of `examples`.
+        """Return sums over the examples that `batch["mask"]` marks as present.
 
-        Hits are targets that are the most likely token.
+        They are the loss `nats`, the number of target `tokens`, the number of `hits`, which are targets that are the
+        most likely token, and the number of `examples`, which are rows.
         """
         targets = jnp.where(batch["mask"][:, None], batch["targets"], rows.IGNORE)
         x = self._decoded(model, batch)

@@ -36,7 +36,10 @@ def matthews(confusion: Int[np.ndarray, "v v"]) -> float:
 
 
 def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the linear correlation, in [-1, 1]; None if an argument is constant, NaN if a number is not finite."""
+    """Return the linear correlation of two arrays (n,), in [-1, 1].
+
+    It is None if an argument is constant, and NaN if a number is not finite.
+    """
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan")
     if np.ptp(a) == 0 or np.ptp(b) == 0:
@@ -46,7 +49,7 @@ def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | Non
 
 
 def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the rank correlation, in [-1, 1], with mean ranks for ties.
+    """Return the rank correlation of two arrays (n,), in [-1, 1], with mean ranks for ties.
 
     It is None if an argument is constant, and NaN if a number is not finite.
     """

@@ -17,12 +17,16 @@ ERASE_AREA, ERASE_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
 
 class Mix(NamedTuple):
-    """Mixing of a batch: image = where(inside, partner, weight · image + (1 − weight) · partner).
+    """Mixing of the images of a batch with their partners, the same for all examples.
+
+    An image becomes where(inside, partner, weight · image + (1 − weight) · partner), and its target share · target +
+    (1 − share) · partner's target.
 
     Attributes:
-        weight: weight of the image outside the box; 1 for cutmix and without mixing.
-        inside: True for pixels in the cutmix box, which is empty for mixup.
-        share: weight of the image's label in the target.
+        weight: weight of the image outside the cutmix box, a scalar; 1 for cutmix and without mixing.
+        inside: True for pixels in the cutmix box, (height, width); all False for mixup and without mixing.
+        share: weight of the image's label in the target, a scalar: `weight` for mixup, the fraction of pixels outside
+            the box for cutmix, 1 without mixing.
     """
 
     weight: Float[Array, ""]
@@ -33,9 +37,10 @@ class Mix(NamedTuple):
 def draw_mix(
     key: Key[Array, ""], height: int, width: int, *, mixup: float, cutmix: float, mix_prob: float, switch_prob: float
 ) -> Mix:
-    """Draw the mixing of a batch (Zhang et al. 2018; Yun et al. 2019), λ from Beta(α, α).
+    """Draw the mixing of a batch (Zhang et al. 2018; Yun et al. 2019), with λ from Beta(α, α).
 
-    The share of a cutmix is corrected for the part of the box that falls outside the image.
+    For mixup, λ is the weight of the image. The cutmix box has a fraction 1 − λ of the image's area; the share of
+    labels is corrected for the part of the box that falls outside the image.
 
     Args:
         key: random key of the batch.
@@ -59,7 +64,7 @@ def draw_mix(
 
 
 def symmetric_beta(key: Key[Array, ""], alpha: float, shape: tuple[int, ...] = ()) -> Float[Array, "*shape"]:
-    """Draw Beta(α, α) from two uniform numbers U and V, exactly for every α > 0.
+    """Draw an array of `shape` from Beta(α, α), exactly for every α > 0, from two uniform numbers U and V per entry.
 
     With w = U^(1/α), t = √(1/w − 1) cos 2πV is Student's t of 2α degrees over √(2α) (Bailey 1994, "Polar generation of
     random variates with the t-distribution"), and (1 + t / √(1 + t²)) / 2 is Beta(α, α): here as the square of a sine,
@@ -82,7 +87,7 @@ def _between(key: Key[Array, ""], side: Float[Array, ""], length: int) -> Bool[A
 
 
 def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-    """Return each image mixed with its partner, in the dtype of the images; see `Mix`."""
+    """Return images mixed with their partners by the formula of `Mix`, in the dtype of the images."""
     weight = mix.weight.astype(images.dtype)
     blend = weight * images + (1 - weight) * partners
     return jnp.where(mix.inside[None, :, :, None], partners, blend)
@@ -91,11 +96,13 @@ def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array,
 def soft_targets(
     mix: Mix, labels: Int[Array, "b"], partners: Int[Array, "b"], num_classes: int, smoothing: float
 ) -> Float[Array, "b v"]:
-    """Return the targets of mixed images, smoothed one-hot vectors mixed by `mix.share`; rows sum to 1.
+    """Return the targets of mixed images, B V: smoothed one-hot vectors mixed by `mix.share`; rows sum to 1.
 
     Args:
+        mix: mixing of the batch.
         labels: classes of the images.
         partners: classes of the images that they are mixed with.
+        num_classes: number of classes V.
         smoothing: fraction of each target that is spread over all classes.
     """
     targets, others = (smoothed(y, num_classes, smoothing) for y in (labels, partners))
@@ -114,15 +121,24 @@ def smoothed(labels: Int[Array, "b"], num_classes: int, smoothing: float) -> Flo
 def normalise(
     images: UInt8[Array, "b h w c"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "b h w c"]:
-    """Return (x / 255 − mean) / std per channel, in float32, as one multiplication and one addition per pixel."""
+    """Return (x / 255 − mean) / std per channel, in float32, as one multiplication and one addition per pixel.
+
+    `mean` and `std` are on a scale of 0 to 1.
+    """
     shift, scale = (np.asarray(x, np.float64).reshape(1, 1, 1, -1) for x in (mean, std))
     return images.astype(jnp.float32) * np.float32(1 / (255 * scale)) - np.float32(shift / scale)
 
 
 def erase(images: Float[Array, "b h w c"], keys: Key[Array, "b"], probability: float) -> Float[Array, "b h w c"]:
-    """Replace a box of each normalised image by N(0, 1) noise with `probability` (random erasing, Zhong et al. 2020).
+    """Replace a random box of each image by N(0, 1) noise with a probability (random erasing, Zhong et al. 2020).
 
-    Box area 2–33 % of the image, log-uniform aspect 0.3–3.3, the first of ten draws that fits, as in timm.
+    A box has 2-33 % of the image's area and a log-uniform aspect ratio of 0.3-3.3; it is the first of ten draws that
+    fits, as in timm. An image without one is unchanged.
+
+    Args:
+        images: normalised images, B height width C.
+        keys: random key of each image.
+        probability: probability that an image gets a box; 0 returns the images.
     """
     if probability == 0:
         return images

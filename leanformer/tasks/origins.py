@@ -20,22 +20,40 @@ INITIAL = {"qkv_init", "levers_on", "attention_dropout", "kernel_init", "dtype",
 
 
 def source_run(path: str | None) -> Path | None:
-    """Return the folder of the run in `init_from.path`; None if it is a file or unset."""
+    """Return the folder in `path`, the value of `init_from.path`, if it has a config.json; None otherwise."""
     folder = Path(path).expanduser() if path else None
     return folder if folder is not None and (folder / "config.json").is_file() else None
 
 
 def required_model_keys(workdir: Path) -> dict[str, Any]:
-    """Return {key of config.model: value in a run} for the keys that a model started from its weights must share.
+    """Return {key of config.model: value in a run} for the keys that a model started from the run's weights must share.
 
-    Raises WorkdirError if the config.json of the run is broken.
+    They are all keys of the run's section config.model except those in FREE, which affect no weight, or only weights
+    above the blocks: num_classes, pool, pooler_dim, transform, head_bias, packed, dropout, drop_path, remat, unroll,
+    backend and max_length.
+
+    Args:
+        workdir: folder of the run whose weights are used.
+
+    Raises:
+        WorkdirError: the config.json of the run is broken.
     """
     model = artifacts.load_config(workdir).model.to_dict()
     return {key: value for key, value in model.items() if key not in FREE}
 
 
 def check_source_model(workdir: Path, model: Any) -> None:
-    """Raise ConfigError if `model`, a section config.model, differs from that of the run whose weights it uses."""
+    """Raise ConfigError if a model differs from that of the run whose weights it starts from, in `required_model_keys`.
+
+    Keys that only `model` has are not compared.
+
+    Args:
+        workdir: folder of the run whose weights are used, not of the new run.
+        model: section config.model of the new run.
+
+    Raises:
+        WorkdirError: the config.json in `workdir` is broken.
+    """
     differ = {key: value for key, value in required_model_keys(workdir).items() if model.get(key) != value}
     if differ:
         flags = " ".join(f"--config.model.{key}={value}" for key, value in differ.items())
@@ -44,7 +62,17 @@ def check_source_model(workdir: Path, model: Any) -> None:
 
 
 def check_source_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None:
-    """Raise DataError if the chosen tokenizer, of data.tokenizer=`words`, differs from that of the run in `workdir`."""
+    """Raise DataError if the tokenizer of a new run differs from that of the run whose weights it starts from.
+
+    Args:
+        workdir: folder of the run whose weights are used, with its tokenizer.json.
+        words: value of data.tokenizer of the new run, for the message.
+        chosen: tokenizer of the new run.
+
+    Raises:
+        ConfigError: `workdir` has no tokenizer.json.
+        WorkdirError: that file has changed since the run wrote it.
+    """
     trained = artifacts.load_tokenizer(workdir)
     if trained.json() != chosen.json():
         raise DataError(
@@ -54,14 +82,19 @@ def check_source_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None
 
 
 def warn_other_model(path: Path, model: Mapping[str, Any], settings: Callable[[Mapping[str, Any]], Any]) -> None:
-    """Warn if weights in our own format were trained with other settings of the model, in the process that writes.
+    """Warn, on the standard error of process 0, if weights in our own format were trained with other model settings.
 
-    Shapes do not show another epsilon, activation or base of rotary positions, for example.
+    Shapes do not show another epsilon, activation or base of rotary positions, for example. Not compared are the keys
+    in FREE, see `required_model_keys`, and those in INITIAL, which matter only for new weights and training: qkv_init,
+    levers_on, attention_dropout, kernel_init, dtype, image_size and layer_scale.
 
     Args:
         path: folder of a run or of an export, or a file in one; nothing is compared without a config.json of a run.
-        model: section config.model.
-        settings: `model_base.Family.settings` of the model.
+        model: section config.model of the new run.
+        settings: function from a section config.model to the settings that are compared, `model_base.Family.settings`.
+
+    Raises:
+        WorkdirError: the config.json is broken.
     """
     folder = path if path.is_dir() else path.parent
     content = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else None
@@ -75,10 +108,12 @@ def warn_other_model(path: Path, model: Mapping[str, Any], settings: Callable[[M
 
 
 def warn_other_class_order(path: Path, theirs: Sequence[str] | None, classes: Sequence[str] | None) -> None:
-    """Warn if weights with a classifier have the classes of the data in another order, in the process that writes.
+    """Warn, on the standard error of process 0, if weights with a classifier have the data's classes in another order.
+
+    Nothing is compared if the classes of either are unknown, or if weights and data have different sets of classes.
 
     Args:
-        path: file or folder of the weights.
+        path: file or folder of the weights, for the message.
         theirs, classes: class names of the weights and of the data in the order of the outputs; None if unknown.
     """
     if not (multihost.is_primary() and theirs and classes) or sorted(theirs) != sorted(classes):
@@ -96,11 +131,16 @@ def warn_other_class_order(path: Path, theirs: Sequence[str] | None, classes: Se
 
 
 def warn_other_tokenizer(path: Path, words: str | None) -> None:
-    """Warn, in the process that writes, if `data.tokenizer` is not the tokenizer.json beside published weights.
+    """Warn, on the standard error of process 0, if `data.tokenizer` is not the tokenizer.json beside published weights.
+
+    The vocabularies are compared. The warning is also printed if `data.tokenizer` is unset or not an existing path.
 
     Args:
         path: file or folder of the weights; nothing is compared without a tokenizer.json there.
         words: value of `data.tokenizer`, None if unset.
+
+    Raises:
+        DataError: one of the tokenizers is invalid.
     """
     folder = path if path.is_dir() else path.parent
     if not multihost.is_primary() or not (folder / tokenizers.FILE).is_file():

@@ -39,7 +39,7 @@ class Curriculum:
     points_step: int
 
     def at(self, step: int, sizes: drawn.Sizes) -> tuple[int, int]:
-        """Return the numbers of coordinates and of points at a training step, at most those of `sizes`."""
+        """Return the pair (coordinates, points) of numbers at a training step, at most those of `sizes`."""
         if not self.every:
             return sizes.dim, sizes.points
         times = step // self.every
@@ -47,7 +47,10 @@ class Curriculum:
         return min(dim, sizes.dim), min(points, sizes.points)
 
     def first_complete_step(self, sizes: drawn.Sizes, axes: Sequence[str]) -> int:
-        """Return the first training step at which the sizes in `axes`, "dim" and "points", reach those of `sizes`."""
+        """Return the first training step at which the numbers in `axes` reach those of `sizes`; 0 without a curriculum.
+
+        `axes` has "dim", "points" or both.
+        """
         short = ((getattr(sizes, name) - getattr(self, name)) / getattr(self, f"{name}_step") for name in axes)
         return self.every * max(0, *map(math.ceil, short))
 
@@ -55,12 +58,14 @@ class Curriculum:
 class DrawnBatches(data.Batches):
     """Batches of a source that draws consecutive examples at once, by `get_batch(first, number)`.
 
-    Drawing examples one by one takes longer than a step of small models.
+    `batches[step]` has the arrays of `fed`, and `mask`, `index` and `corrupt` as in `data.Batches`. In evaluation,
+    examples after the last one are drawn, and masked. The order is that of the source, also in training. Drawing
+    examples one by one takes longer than a step of small models.
 
     Args:
         source: source with `get_batch`.
         fed: function from the arrays of `get_batch`, and in training the step, to the arrays of a batch.
-        options: further arguments of `data.Batches`.
+        options: further keyword arguments of `data.Batches`, among them batch_size and train.
     """
 
     def __init__(self, source: Any, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
@@ -148,6 +153,8 @@ class PointData(DataModule):
 class PointRegression(Objective):
     """Objective of point-set tasks: squared error of vectors.
 
+    The metric that selects the best checkpoint is "error".
+
     Attributes:
         name: name of the task, a key of `data.points.KINDS`.
         sizes: sizes of an example.
@@ -189,10 +196,11 @@ class PointRegression(Objective):
         return (self._errors(self._outputs(model, part, key), part["targets"]) * part["scored"]).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return sums over the examples present, by position of the target if the shape is (S).
+        """Return sums over the examples that `batch["mask"]` marks as present.
 
-        They are squared `errors` (S), squared `lengths` of targets (S), `sums` of the targets (V), the number of
-        `targets` (S), and the number of `examples`.
+        Sums of shape (S) are by position of the target. They are squared `errors` (S), squared `lengths` of targets
+        (S), `sums` of the targets (V), the number of `targets` (S), and the number of `examples`. Targets that are not
+        scored do not count.
         """
         outputs, targets = self._outputs(model, batch), batch["targets"]
         counted = batch["scored"] * batch["mask"][:, None]

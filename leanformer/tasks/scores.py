@@ -24,19 +24,23 @@ class Score:
         return (max if self.higher else min)(finite, key=finite.__getitem__, default=None)
 
     def since_best(self, scores: Mapping[int, float]) -> int:
-        """Return the number of evaluations after the best one, of {step: value}; 0 if no value is finite."""
+        """Return the number of evaluations after the best one.
+
+        Args:
+            scores: {step: value} of all evaluations; the result is 0 if no value is finite.
+        """
         best = self.best(scores)
         return sum(best is not None and step > best for step in scores)
 
     def record(self, value: float) -> dict[str, Any]:
-        """Return {"score": value, "of": name, "higher": higher}, which is written beside a checkpoint, for `read`."""
+        """Return the record of a score for a checkpoint, {"score": value, "of": name, "higher": higher}; see `read`."""
         return {"score": value, "of": self.name, "higher": self.higher}
 
 
 def read(record: Mapping[str, Any]) -> tuple[Score, float]:
-    """Return the metric and the value in a record of `Score.record`; a value of null becomes NaN.
+    """Return the metric and its value from a record of `Score.record`.
 
-    Records of older runs have only `top1`.
+    A value of None, which is null in JSON, becomes NaN. Records of older runs have only the key `top1`.
     """
     score, value = Score("top1"), record.get("top1")
     if "score" in record:

@@ -147,6 +147,8 @@ def _with_number(prepare: Callable[..., Any], index: int, example: Mapping[str, 
 class SentenceObjective(Objective):
     """Base class of objectives of sentences: inputs of the model, check of its outputs, score.
 
+    The model returns a pair whose first item is the outputs (B V), V = num_classes.
+
     Attributes:
         num_classes: number of outputs of the model; 1 for a regression.
         length: row length T.
@@ -187,10 +189,11 @@ class SentenceClassification(SentenceObjective, Classification):
         return losses.classify(logits, jax.nn.one_hot(part["label"], self.num_classes), self.kind).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return the sum of the `loss`, the number of `examples`, and the confusion matrix `counts` (V V).
+        """Return sums over the examples that `batch["mask"]` marks as present.
 
-        Rows are labels, columns predictions. The matrix is enough for accuracy, F1 and Matthews. `detail` adds it as
-        `confusion`, which becomes a metric.
+        They are the `loss`, the number of `examples`, and the confusion matrix `counts` (V V), whose rows are labels
+        and whose columns are predictions. The matrix is enough for accuracy, F1 and Matthews. `detail` adds it as
+        `confusion` too, which becomes a metric.
         """
         sums = super().statistics(model, batch, detail=True)
         return {name: sums[name] for name in ("loss", "examples")} | {
@@ -211,7 +214,10 @@ class SentenceClassification(SentenceObjective, Classification):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceRegression(SentenceObjective):
-    """Objective of sentences with a number, as in STS-B: squared error. Attributes: see `SentenceObjective`."""
+    """Objective of sentences with a number, as in STS-B: squared error of the only output.
+
+    Attributes are those of `SentenceObjective`.
+    """
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         return jnp.square(self._outputs(model, part, key) - part["label"]).sum()
@@ -223,7 +229,8 @@ class SentenceRegression(SentenceObjective):
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Any]:
         """Return `loss`, the sum of squared errors, the number of `examples`, and output and label of each example.
 
-        The latter two are under "per_example", as `predictions` and `labels` (B).
+        Sums are over the examples that `batch["mask"]` marks as present. Outputs and labels are under "per_example", as
+        `predictions` and `labels` (B), with padding.
         """
         outputs = self._outputs(model, batch)
         errors = jnp.square(outputs - batch["label"])

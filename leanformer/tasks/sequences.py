@@ -82,7 +82,10 @@ class SequenceData(DataModule):
         return LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        """Return the `tokens` of the content of a file, (n,); see `data.sequences.encode`, also for errors."""
+        """Return {"tokens": tokens (n,) of the content of a file}.
+
+        For the content and the errors see `data.sequences.encode`.
+        """
         return {"tokens": encode(self.name, raw, self.length)}
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -22,9 +22,10 @@ class DataModule(abc.ABC):
     """Base class of the data of a task: splits, batches, and the arrays of an example."""
 
     def build(self) -> bool:
-        """Download or generate the data if that can be done here. Returns False if there is nothing to build.
+        """Download or generate the data if that can be done here. Return False if there is nothing to build, else True.
 
         Raises:
+            ConfigError: the recipe of the data is invalid.
             DataError: building failed.
         """
         return False
@@ -50,14 +51,15 @@ class DataModule(abc.ABC):
             source: training split, from `open`.
             batch_size: global batch size.
             seed: seed of order and augmentation.
-            process, processes: index of this process, and number of processes, which share each batch.
+            process, processes: index of this process, and number of processes, each of which gets its part of every
+                batch.
         """
 
     @abc.abstractmethod
     def eval_batches(self, source: Source, *, batch_size: int, process: int, processes: int) -> Batches:
-        """Return batches of every example of a split once, in order; the last batch is padded, with a mask.
+        """Return batches of every example of a split once, in order; the last is padded, with False in its `mask`.
 
-        Arguments are those of `train_batches`.
+        The arguments are those of `train_batches` without seed; `source` is an evaluation split.
         """
 
     @abc.abstractmethod
@@ -66,7 +68,10 @@ class DataModule(abc.ABC):
 
     @abc.abstractmethod
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
-        """Return {name: (shape, dtype)} of an example's other arrays: for the loss if `train`, else for metrics."""
+        """Return {name: (shape, dtype)} of the arrays of one example that are not inputs of the model, such as labels.
+
+        They are those that the loss needs if `train`, else those that the metrics need; without the mask.
+        """
 
     def specs(self, *, train: bool) -> dict[str, Spec]:
         """Return {name: (shape, dtype)} of all arrays of one example: for training, or for evaluation with the mask."""
@@ -102,7 +107,7 @@ class DataModule(abc.ABC):
 class Objective(abc.ABC):
     """Base class of the objective of a task: loss, evaluation sums and metrics.
 
-    A class attribute of a subclass may set `score` or `ceiling`.
+    Subclasses may set `score` and `ceiling` as class attributes instead of properties.
     """
 
     @property
@@ -125,7 +130,7 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def inputs(self, batch: Batch) -> tuple[Array | None, ...]:
-        """Return the positional arguments of a model for a batch, as in evaluation; None for one that is left out."""
+        """Return the positional arguments of a model for a batch, as in evaluation; None for one that is not passed."""
 
     def prepare_train_batch(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
@@ -140,8 +145,8 @@ class Objective(abc.ABC):
             shared_key: random key of what is drawn once for all examples.
 
         Returns:
-            Arrays by name with axis B, among them a random `key` of each example; and what is drawn once, by default
-            None.
+            A dict of the arrays of the batch (B ...), with a random `key` for each example; and what is drawn once for
+            all examples, by default None.
         """
         return {**batch, "key": jax.random.split(batch_key, batch_size(batch))}, None
 
@@ -191,5 +196,5 @@ class Task(NamedTuple):
 
 
 def batch_size(batch: Batch) -> int:
-    """Return the number of examples in a batch."""
+    """Return the number of examples B in a batch, the length of its first array."""
     return len(next(iter(batch.values())))

@@ -111,18 +111,26 @@ class Checkpoints:
         return self._manager.checkpoints if self._trains or self.folder.is_dir() else ()
 
     def best(self) -> int | None:
-        """Return the step of the best checkpoint on disk by validation score; None if none was evaluated."""
+        """Return the step of the best checkpoint on disk by validation score; None if none has a finite score."""
         return self.best_of(self.steps)
 
     def best_of(self, steps: Iterable[int]) -> int | None:
-        """Return the one of these steps whose evaluation has the best score; None if none was evaluated."""
+        """Return the one of these steps whose evaluation has the best score, the first of equal ones.
+
+        None if none was evaluated with a finite score.
+
+        Args:
+            steps: steps to choose from, with or without a checkpoint.
+        """
         evaluated = {step: self.scores[step] for step in steps if step in self.scores}
         return self.score.best(evaluated) if evaluated else None
 
     def choose(self, step: int | None = None, *, best: bool = False) -> int:
-        """Return the step of the requested checkpoint: `step`, or the best by validation score, or the newest.
+        """Return the step of the requested checkpoint. Whether its files are undamaged is not checked.
 
-        Whether its files are undamaged is not checked.
+        Args:
+            step: step of the checkpoint; None for the newest, or with `best` for the best.
+            best: True for the best checkpoint by validation score; not with `step`.
 
         Raises:
             CheckpointError: there is no such checkpoint, or both `step` and `best` are given.
@@ -139,7 +147,14 @@ class Checkpoints:
         return steps[-1] if chosen is None else chosen
 
     def report(self, step: int, value: float) -> None:
-        """Record the score of an evaluation at `step`; write it to its checkpoint if that was saved without a score."""
+        """Record the score of an evaluation, which `best` and the deletion of older checkpoints then take into account.
+
+        If there is already a checkpoint of this step without a score, process 0 writes the score into its folder.
+
+        Args:
+            step: step of the evaluated weights.
+            value: value of the metric `score`.
+        """
         self.scores[step] = value
         if multihost.is_primary() and step not in self._written and step in self.steps:
             files.write_json(self.folder / str(step) / DEFERRED_SCORE_FILE, self.score.record(value))
@@ -218,11 +233,11 @@ class Checkpoints:
         moves the unreadable one to `<folder>_damaged`.
 
         Args:
-            like: shapes, dtypes and shardings of the state.
+            like: `TrainState` of shapes, dtypes and shardings.
             step: step of the checkpoint; the newest readable one if None.
 
         Returns:
-            State and seconds; None only if there is no checkpoint at all.
+            State and {phase: seconds}; None only if there is no checkpoint at all.
 
         Raises:
             CheckpointError: no checkpoint can be read, `step` does not exist, or the shapes differ from `like`.
@@ -301,7 +316,16 @@ class Checkpoints:
     def quarantine(self, since: int) -> int | None:
         """Move the checkpoints of step `since` and later to `<folder>_diverged`, so that no command resumes from them.
 
-        Prints a warning for each, and returns the newest remaining step, or None if no checkpoint is left.
+        Waits for a save in the background first. Process 0 moves the folders and prints a warning to stderr for each.
+
+        Args:
+            since: first step whose checkpoint may contain diverged weights.
+
+        Returns:
+            The newest remaining step; None if no checkpoint is left.
+
+        Raises:
+            CheckpointError: the save in the background failed.
         """
         self.wait()
         steps = [step for step in multihost.broadcast_from_primary(self.steps) if step >= since]

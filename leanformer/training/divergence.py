@@ -16,6 +16,9 @@ from leanformer.training.step import IN_FLIGHT
 class DivergenceMonitor:
     """Check of every step and evaluation of a run, which raises TrainingError on divergence.
 
+    It warns on stderr when a step was skipped after a healthy one. On divergence it moves the checkpoints that may
+    contain diverged weights (`Checkpoints.quarantine`), writes a record of kind "abort", and raises TrainingError.
+
     A step reports that it was skipped (`step.make_train_step`) only when the device has executed it. By then the
     checkpoint of the previous step may contain diverged weights. It is therefore moved to another folder, and the same
     command resumes from the checkpoint before it.
@@ -65,10 +68,11 @@ class DivergenceMonitor:
         """Wait for all dispatched steps and check them.
 
         Args:
-            limit: number of consecutive skipped steps that ends the run, if less than optim.max_skipped.
+            limit: number of consecutive skipped steps that ends the run, if less than optim.max_skipped; None for
+                optim.max_skipped.
 
         Raises:
-            TrainingError: so many consecutive steps were skipped.
+            TrainingError: that many consecutive steps were skipped.
         """
         while self._pending:
             self._check_step(*self._pending.popleft(), min(limit or self._optim.max_skipped, self._optim.max_skipped))

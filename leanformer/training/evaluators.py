@@ -107,9 +107,9 @@ def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> 
 
 
 def peak_memory(run: Run, evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
-    """Compile the programs of evaluators, and return the peak bytes per device of each by name.
+    """Compile the programs of evaluators, and return {evaluator name: peak bytes per device}.
 
-    They include the rest of the training state, which stays on the device during an evaluation.
+    The bytes include the rest of the training state, which stays on the device during an evaluation.
 
     Args:
         run: run, whose state may be abstract.

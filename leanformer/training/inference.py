@@ -51,9 +51,12 @@ class OpenRun(NamedTuple):
     model: ModelSetup
 
     def restore(self, step: int | None = None, *, best: bool = False, finite: bool = True) -> RestoredWeights:
-        """Return the weights of a checkpoint of the run: of `step`, the best by score, or the newest readable one.
+        """Return the weights of a checkpoint of the run. Errors are those of `restore_weights`.
 
-        `finite` is True to reject NaN and infinity. Errors are those of `restore_weights`.
+        Args:
+            step: step of the checkpoint; None for the newest readable one.
+            best: True for the best checkpoint by validation score; not with `step`.
+            finite: True to reject weights that contain NaN or infinity.
         """
         return restore_weights(self.workdir, self.model, step, best=best, finite=finite)
 
@@ -63,7 +66,8 @@ def restore_weights(
 ) -> RestoredWeights:
     """Return the weights of a checkpoint: of `step`, the best by validation score, or the newest readable one.
 
-    A folder that `convert` wrote from a run has the weights of one checkpoint.
+    A folder that `convert` wrote from a run has the weights of one checkpoint. If they are EMA weights, both fields
+    `weights` and `ema` of the result are these.
 
     Args:
         workdir: folder of the run, or one that `convert` wrote.
@@ -95,6 +99,7 @@ def run_folder(workdir: str | Path) -> Path:
 
     Raises:
         ConfigError: the folder has no config.json, or its list of classes is corrupted.
+        WorkdirError: the list of classes has changed since it was written.
     """
     path = Path(workdir).expanduser()
     if not (path / "config.json").is_file():
@@ -104,12 +109,18 @@ def run_folder(workdir: str | Path) -> Path:
 
 
 def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> OpenRun:
-    """Open the workdir of a run to evaluate, probe or use its model. Raises ConfigError if it is not that of a run.
+    """Open the workdir of a run to evaluate, probe or use its model.
+
+    Nothing is written. The setup uses XLA's attention if cuDNN's fails on this GPU (`kernel_check`).
 
     Args:
         workdir: folder of the run.
         mesh: devices of the weights; the first device if None.
         **data: values of the config section `data` to replace.
+
+    Raises:
+        ConfigError: the folder is not that of a run, or the model does not fit the devices.
+        WorkdirError: a file in the folder is broken, or has changed since it was written.
     """
     folder = run_folder(workdir)
     c = artifacts.load_config(folder)
@@ -166,9 +177,13 @@ class LoadedModel:
             raise type(error)(f"The file {example} cannot be read: {error}{fix}") from error
 
     def preprocess(self, examples: Any) -> tuple[jax.Array, ...]:
-        """Return the positional arguments of `model` for one or several examples, with leading axis B.
+        """Return the positional arguments of `model` for one or several examples, device arrays with leading axis B.
 
-        Examples are those of `probabilities`, errors those of `prepare`.
+        Args:
+            examples: examples as in `probabilities`.
+
+        Raises:
+            CorruptExample, DataError: an error of `prepare`.
         """
         return self._batch(self._prepare_all(examples))
 
@@ -187,7 +202,10 @@ class LoadedModel:
         return self.scores(self._prepare_all(examples))
 
     def predict(self, examples: Any) -> list[str]:
-        """Return the name of the most likely class of each example; arguments and errors as in `probabilities`."""
+        """Return the name of the most likely class of each example, from `classes`; also a list for a single example.
+
+        Arguments and errors are those of `probabilities`.
+        """
         return [self.classes[i] for i in self.probabilities(examples).argmax(axis=1)]
 
     @functools.cached_property
@@ -253,7 +271,8 @@ class LoadedModel:
     ) -> dict[str, list[dict[str, Any]]]:
         """Return the conditioning of every layer on examples: {measure: [one dictionary per layer]}.
 
-        The dictionaries are those of `conditioning.digest`, such as the key "median".
+        The dictionaries are those of `conditioning.digest`, with keys such as "median", "q10" and "q90". If the model
+        has several stacks, such as stages, the measures of each are named "stack.measure".
 
         Args:
             examples: one or several examples, as in `probabilities`.
@@ -312,14 +331,15 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
     """Return the trained model of a run, with EMA weights if the run keeps them.
 
     Args:
-        workdir: folder of the run, or its URL in an object store.
-        step: step of the checkpoint; the newest if neither `step` nor `best` is given.
-        best: True for the best checkpoint by validation score.
+        workdir: folder of the run, or its URL in an object store, of which a temporary copy is made.
+        step: step of the checkpoint; the newest readable one if neither `step` nor `best` is given.
+        best: True for the best checkpoint by validation score; not with `step`.
 
     Raises:
         ConfigError: the folder is not that of a run, or `step` is not a whole number.
         CheckpointError: the checkpoint does not exist or is damaged.
         WeightsError: the weights are not finite.
+        WorkdirError: a file of the run is broken, or the object store cannot be read.
     """
     if step is not None:
         if not isinstance(step, int | np.integer):

@@ -73,7 +73,10 @@ def find_calls(model: ModelSetup, task: Task) -> list[FusedCall]:
 
 
 def find_problem(call: FusedCall) -> str | None:
-    """Run a call of cuDNN's kernel, and return as text why it fails or how wrong it is; None if it is right."""
+    """Run a call of cuDNN's kernel on random numbers, and return the problem as text; None if the result is right.
+
+    The problem is an error of the kernel, or a `relative_error` above `largest_error`.
+    """
     tokens = f"{call.queries[0]} x {call.keys[0]} tokens, head dimension {call.keys[-1]}"
     try:
         error, limit = relative_error(call, "cudnn"), largest_error(call.dtype)
@@ -83,7 +86,7 @@ def find_problem(call: FusedCall) -> str | None:
 
 
 def largest_error(dtype: Any) -> float:
-    """Return the largest `relative_error` that a correct implementation in `dtype` can have."""
+    """Return the largest `relative_error` of a correct implementation in `dtype`: ROUNDINGS x machine epsilon."""
     return ROUNDINGS * float(jnp.finfo(dtype).eps)
 
 

@@ -38,7 +38,8 @@ DRAWING = threading.Lock()  # matplotlib is not thread-safe; hold this lock to d
 class Logger(Protocol):
     """Protocol of a receiver of a run's records: a class with `log` and `close`.
 
-    It is created and called in process 0, in a thread of its own, where it may raise or block (`Several`).
+    It is created and called in process 0, in a thread of its own. If it raises or blocks there, training continues
+    without it (`Several`).
     """
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
@@ -202,7 +203,7 @@ OPTIONAL_PACKAGES = ("wandb", "mlflow", "trackio")  # that loggers of the same n
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raise ConfigError if a name in the config key `loggers` is unknown, or its package is not installed."""
+    """Raise ConfigError if a name in the config key `loggers` is unknown, or the tracker's package is not installed."""
     for name in names:
         if name not in LOGGERS:
             raise ConfigError(f'loggers={names}: "{name}" is unknown. Choose from {", ".join(LOGGERS)}.')

@@ -49,9 +49,12 @@ class LrScales:
         return jax.tree.map(stop_frozen, self.shares, params)
 
     def scale_updates(self, optimizer: Any) -> optax.GradientTransformationExtraArgs:
-        """Return the optimizer with each direction, including weight decay, multiplied by the scale of its parameter.
+        """Return an optimizer that multiplies the update of each parameter, including weight decay, by its scale.
 
         Leaves that are frozen entirely have no moments. If all scales are 1, the optimizer is returned unchanged.
+
+        Args:
+            optimizer: optimizer without learning rate.
         """
         leaves = jax.tree.leaves(self.shares)
         if all((share == 1).all() for share in leaves):

@@ -32,9 +32,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def read_scores(workdir: Path, name: str) -> dict[int, float]:
-    """Return the metric `name` of all records of kind "eval" in a run's metrics.jsonl, by step.
+    """Return {step: value} of a metric in the records of kind "eval" in a run's metrics.jsonl; {} without a file.
 
-    Values that were not finite are NaN. Raises the errors of `read_records`.
+    Records without the metric are left out; a value that was not finite is NaN. Raises WorkdirError if a line is not a
+    record.
+
+    Args:
+        workdir: folder of the run.
+        name: name of the metric.
     """
     records = read_records(workdir / "metrics.jsonl")
     scores = {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
@@ -105,7 +110,7 @@ class Recorder:
             self._progress.advance(step)
 
     def has(self, step: int, kind: str) -> bool:
-        """Return whether a record of this kind at this step was written or read by this process."""
+        """Return whether `records` contains one of this kind at this step; see there for processes other than 0."""
         return any(record["step"] == step and record["kind"] == kind for record in self.records)
 
 

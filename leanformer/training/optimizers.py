@@ -28,11 +28,12 @@ INPUTS = {
 
 
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
-    """Return a tree with True for leaves with weight decay: all except biases, scales, factors of heads and `no_decay`.
+    """Return a tree like `params` with True for leaves with weight decay, False for the others.
 
-    Leaves are selected by the last parts of their names, and not by their number of axes, because the scan over layers
-    stacks biases to matrices. Only `temperature` is selected by axes: timm and DeiT exempt vectors, so one factor per
-    head (N) has no weight decay; that of XCiT (N 1 1) has it in the published training.
+    All have it except biases, scales, temperatures of heads, and `no_decay`. Leaves are selected by the last parts of
+    their names, and not by their number of axes, because the scan over layers stacks biases to matrices. Only
+    `temperature` is selected by axes: timm and DeiT exempt vectors, so one factor per head (N) has no weight decay;
+    that of XCiT (N 1 1) has it in the published training.
 
     Args:
         params: parameters or their shapes.
@@ -230,12 +231,14 @@ OPTIMIZERS = {"adamw": adamw} | {name: functools.partial(_add_guard_and_decay, r
 
 
 def is_stacked(name: str) -> bool:
-    """Return whether the dotted name of a parameter is that of a stack, with a leading axis of layers."""
+    """Return whether the parameter of a dotted name is stacked over layers, so that its first axis is L."""
     return "layers" in name.split(".")
 
 
 def split_layer(name: str) -> tuple[str, int, str]:
-    """Return the parts of a stacked parameter's name around its layer, and the index of its first layer.
+    """Return (name of the stack, index of its first layer, rest of the name) of a stacked parameter's dotted name.
+
+    The index is above 0 for layers of a later group of equal layers (`stack.Groups`).
 
     >>> split_layer("blocks.layers.from4.mlp.up.kernel")
     ('blocks.layers', 4, 'mlp.up.kernel')

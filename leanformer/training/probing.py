@@ -42,14 +42,19 @@ def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
 def make_reader(
     model: ModelSetup, objective: Objective, names: Sequence[str]
 ) -> Callable[[Any, dict[str, jax.Array] | None], dict[str, Any]]:
-    """Return the jitted function (weights, batch) -> {measure: Reading or (singular values, Summary)}.
+    """Return the jitted function (weights, batch) -> {measure: result}, which also measures weights.
 
-    The results have a leading axis L and are reduced inside each layer. The batch may be None for measures of weights.
+    A result is a Reading, or for matrices a pair (singular values, Summary), with a leading axis L; activations also
+    have axes of examples and heads. Names of measures are preceded by that of their stack if the model has several. The
+    batch may be None, for measures of weights alone.
 
     Args:
         model: setup of the model.
         objective: objective that makes the model's inputs from a batch.
         names: measures of activations or of weights.
+
+    Raises:
+        ConfigError: a name is unknown, or there is none.
     """
     activations, of_weights = split_names(names)
     probe = make_probe_step(model.graphdef, objective, activations, reduce=conditioning.with_spectrum)
@@ -117,8 +122,10 @@ def sweep(
 ) -> dict[str, Any]:
     """Measure SWEPT for models with several numbers of heads, and return the results for the page and JSON.
 
-    The result has the keys measure, what, when, seeds and points. A point has trade (see `head_plans`), heads,
-    head_dim, shape, pooled (`conditioning.digest` over seeds, layers and examples), by_seed (medians) and theory.
+    The result has the keys measure (SWEPT), what (its description), when, seeds (list) and points (list). A point has
+    trade (see `head_plans`), heads, head_dim, value_dim if the config has it, shape ([rows, columns] of the matrices),
+    pooled (`conditioning.digest` over seeds, layers and examples), by_seed (median of each seed, None without a finite
+    matrix) and theory (reference for Gaussian matrices, None if not comparable).
 
     Args:
         c: config of the model to change.
@@ -128,6 +135,9 @@ def sweep(
         seeds: number of seeds, from `c.seed` on.
         weights: function (model, seed) that returns the weights to measure.
         when: description of these weights.
+
+    Raises:
+        ConfigError: an error of `head_plans`, or a changed config is invalid.
     """
     chosen, results, points = [c.seed + i for i in range(seeds)], {}, []
     for trade, changes in head_plans(c.model, heads):

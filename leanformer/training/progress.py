@@ -43,12 +43,12 @@ class Progress:
             self._bar.update(step - self._bar.n)
 
     def print(self, step: int, kind: str, values: dict[str, Any]) -> None:
-        """Print a record: train records beside the bar on a terminal, all others as a line.
+        """Print a record to stdout as a line; on a terminal, train records are shown beside the progress bar instead.
 
         Args:
             step: step of the record.
             kind: kind of the record, such as "train" or "eval".
-            values: values of the record by name.
+            values: values of the record by name; for "probe" the result of `step.probe_record`.
         """
         if kind == "probe":  # one number per measure; metrics.jsonl, TensorBoard and `probe` have the layers
             medians = {name: format_value(name, _median(measure["median"])) for name, measure in values.items()}

@@ -31,7 +31,7 @@ class RestoredWeights(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """Arrays by dotted name: the EMA weights if the run keeps them, else the weights."""
+        """Parameters and statistics, {dotted name: array}, of `ema` if the run keeps it, else of `weights`."""
         return {name: x for tree in self.ema or self.weights for name, x in flatten_names(tree).items()}
 
 
@@ -41,7 +41,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def is_run(path: str) -> bool:
-    """Return whether a path is the folder of a run (with checkpoints), and not a file of weights or an export."""
+    """Return whether a path is the folder of a run, with a subfolder `checkpoints`, and not weights or an export."""
     return (Path(path).expanduser() / "checkpoints").is_dir()
 
 

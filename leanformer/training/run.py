@@ -155,7 +155,11 @@ class Run:
         return {"examples_seen": examples, **tokens}
 
     def train_batches(self, source: data.Source) -> data.Batches:
-        """Return this process's part of every training batch by step, as NumPy arrays in host memory."""
+        """Return this process's part of every training batch by step, as NumPy arrays in host memory.
+
+        Args:
+            source: training split.
+        """
         c = self.config
         return self.task.data.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
 
@@ -163,6 +167,10 @@ class Run:
         """Yield the host batches from step `start` to the end of the run, prepared in other threads or processes.
 
         They are those of `train_batches`: NumPy arrays by name, with `index`, `corrupt` and `mask` of each example.
+
+        Args:
+            source: training split.
+            start: number of steps before the first batch.
         """
         d, batches = self.config.data, self.train_batches(source)
         return data.stream(batches, start=start, stop=self.intervals.total, workers=d.workers, prefetch=d.prefetch)
@@ -235,9 +243,9 @@ class Run:
         return DivergenceMonitor(optim, ceiling, names, self.checkpoints, self.recorder.write, self.name)
 
     def begin(self) -> None:
-        """Write config.json, class names and tokenizer to the workdir.
+        """Write config.json, class names, tokenizer and data fingerprints to the workdir, and delete summary.json.
 
-        Called at the first step, so that a command that trains nothing does not overwrite them.
+        Only process 0 does so. Called at the first step, so that a command that trains nothing does not overwrite them.
         """
         run_files.begin(self.workdir, self.config, self.timer.compiled)
         artifacts.save(self.workdir, self.source, self.splits)
@@ -284,11 +292,11 @@ class Run:
         self.corrupt.seen |= multihost.gather_union("unreadable", self.corrupt.seen)
 
     def measure(self, evaluator: Any, state: TrainState) -> Any:
-        """Return the values that an `Evaluator` measures for a state, as `log` takes them."""
+        """Return the values that an `Evaluator` measures for a state, {name: value} of a record for `log`."""
         return evaluator.measure(state)
 
     def recorded(self, step: int, kind: str) -> bool:
-        """Return whether there is a record of this kind at this step, with the same result in all processes."""
+        """Return whether process 0 has a record of this kind at this step, the same result in all processes."""
         return multihost.broadcast_from_primary(self.recorder.has(step, kind))
 
     def log(self, step: int, kind: str, values: Any) -> None:

@@ -110,8 +110,8 @@ def provenance() -> dict[str, Any]:
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """Return {key: (value in the config.json of `workdir`, value in `config`)} for the keys that differ.
 
-    Keys are dotted. A missing key is None. A key of the model that the older config does not have counts as its
-    default. Raises WorkdirError if config.json is broken.
+    All keys are compared, by dotted name. A missing key is None. A key of the model that the older config does not have
+    counts as its default. Raises WorkdirError if config.json is broken.
     """
     before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
     if before["model.name"] == after["model.name"]:
@@ -124,7 +124,7 @@ def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, An
 def warn_changes(workdir: Path, config: ConfigDict) -> None:
     """Warn about each config key, and each environment variable that changes numbers, that differs from config.json.
 
-    Does nothing in a new folder.
+    Process 0 prints the warnings to stderr. Does nothing in a new folder.
 
     Args:
         workdir: folder of the run, with its config.json.
@@ -132,6 +132,7 @@ def warn_changes(workdir: Path, config: ConfigDict) -> None:
 
     Raises:
         ConfigError: the run has another task or architecture.
+        WorkdirError: config.json is broken.
     """
     if not (workdir / "config.json").is_file():
         return
@@ -168,7 +169,10 @@ def begin(workdir: Path, config: ConfigDict, compiled: float | None = None) -> N
 
 
 def compiled_seconds(workdir: Path) -> float | None:
-    """Return the seconds that compilation took when this run was last trained; None if config.json has none."""
+    """Return the seconds that compilation took when the run in `workdir` was last trained, from its config.json.
+
+    None if they or the file do not exist. Raises WorkdirError if the file is broken.
+    """
     path = workdir / "config.json"
     return files.read_json(path).get("compiled_s") if path.is_file() else None
 

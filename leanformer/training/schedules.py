@@ -63,7 +63,7 @@ def beta1_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Learning rate and beta1 of every step of a run; called with a step, it returns both.
+    """Learning rate and beta1 of every step of a run; called with a step, it returns (learning rate, beta1).
 
     Attributes:
         warmup: number of warm-up steps.

@@ -52,10 +52,11 @@ class TrainState:
 def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]], Any]:
     """Return a model's static definition, the function that initialises its weights from a key, and their shapes.
 
-    Weights are (parameters, batch statistics), as nested dictionaries. Nothing is allocated.
+    Weights are (parameters, batch statistics), as nested dictionaries; shapes are the same with `jax.ShapeDtypeStruct`.
+    Nothing is allocated.
 
     Args:
-        build: function that builds the model.
+        build: function that builds the model from random keys.
     """
     definitions = []
 
@@ -90,7 +91,10 @@ def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, e
 
 
 def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
-    """Return the axes of each parameter and statistic by dotted name, as the layers declare them for sharding.
+    """Return {dotted name: `sharing.Axes`} of every parameter and statistic of a model.
+
+    An `Axes` holds the shape, whether the first axis is one of layers, and the axis along which the layer declares that
+    tensor parallelism may split the array. Those without a declaration are included, with `declared` False.
 
     Args:
         graphdef: static definition of the model.
@@ -113,7 +117,7 @@ def with_shardings(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Ax
     Args:
         shapes: tree of `jax.ShapeDtypeStruct`.
         mesh: device mesh.
-        axes: result of `declared_axes`.
+        axes: result of `declared_axes` for the model.
     """
     shardings = meshes.state_shardings(mesh, shapes, axes)
     return jax.tree.map(

@@ -29,7 +29,8 @@ def make_gradient(
 ) -> Callable[[tuple[Any, Any], Batch, Key[Array, ""]], tuple[Array, Any, Any]]:
     """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`, to be jitted.
 
-    The key is that of the step, and weights are (parameters, batch statistics).
+    The key is that of the step, and weights are (parameters, batch statistics). The loss, a number, is the mean over
+    the batch, and its gradients are a tree like the parameters.
 
     Args:
         graphdef: static definition of the model.
@@ -67,11 +68,16 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """Return the training step (state, batch, key) -> (state, metrics), to be jitted with the state donated.
 
-    `batch` has the inputs and targets of the task; `key` is the key of the run, the same at every step. Metrics are
-    means over the steps since the last train record, without skipped steps, and counts of skipped steps. A step whose
-    loss or gradient is not finite, or whose loss is above `ceiling`, is skipped: it changes no weights, moments or
-    statistics. A step after which a parameter is above LARGEST or not finite also counts as skipped, and so do the
-    steps after it, because the state is not healthy.
+    `batch` has the inputs and targets of the task; `key` is the key of the run, the same at every step.
+
+    A step whose loss or gradient is not finite, or whose loss is above `ceiling`, is skipped: it changes no weights,
+    moments or statistics. A step after which a parameter is above LARGEST or not finite also counts as skipped, and so
+    do the steps after it, because the state is not healthy.
+
+    Metrics are scalars on the device: loss and grad_norm, means over the steps since the last train record without
+    skipped ones; lr; skipped, the number of skipped steps so far; skipped_in_row, of consecutive ones; last_loss, the
+    loss of this step; and bad_leaf, the index of the first parameter whose gradient is not finite, or which has become
+    too large, -1 if there is none.
 
     Args:
         gradient: result of `make_gradient`.
@@ -175,9 +181,10 @@ def _gradient(
 def make_eval_step(
     graphdef: Any, objective: Objective, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """Return the step (weights, batch) -> sums of `Objective.statistics` over a batch, to be jitted.
+    """Return the step (weights, batch) -> sums over a batch by name, to be jitted.
 
-    Values of single examples under "per_example" have the mask of the batch added, False for padding.
+    The sums are those of `Objective.statistics`, among them `examples`. Values of single examples under "per_example"
+    have the `mask` of the batch added, False for padding.
 
     Args:
         graphdef: static definition of the model.
@@ -250,7 +257,7 @@ def evaluate(
     weights: Mapping[str, Any],
     batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """Return the metrics over all examples of a split for each set of weights, and the number of examples.
+    """Return {name: metric} over all examples of a split for each set of weights, and the number of them as "examples".
 
     Sums are fetched once per batch and added in float64, counts in int64, so the result does not depend on the batch
     size or on padding. At most IN_FLIGHT batches are in flight.

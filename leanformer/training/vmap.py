@@ -59,10 +59,10 @@ def _call_all(name: str) -> Callable[..., list[None]]:
 
 
 class EnsembleRun(Run):
-    """Several runs as one, which owns the runs. What does not differ between them is that of the first.
+    """Several runs as one, which opens and closes them; settings that do not differ are those of the first.
 
-    States, batches and metrics have a leading axis of runs; the values of evaluators are lists. There is no
-    early stopping, since `check` rejects eval.patience.
+    States, batches and metrics have a leading axis of runs; the values of evaluators are lists. There is no early
+    stopping, since `check` rejects eval.patience.
 
     Args:
         runs: runs that passed `check`.

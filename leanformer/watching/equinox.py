@@ -15,7 +15,7 @@ from leanformer.watching.traced import Arrivals, Attention
 
 
 class Measured(eqx.Module):
-    """Wrapper of an attention layer that measures its calls and returns its output.
+    """Wrapper of an attention layer that measures its calls. It takes the layer's arguments and returns its output.
 
     Attributes:
         layer: layer that is wrapped.

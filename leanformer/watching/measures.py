@@ -128,7 +128,7 @@ class Sample:
     """Uniform random sample of at most CAPACITY of the examples that were added (reservoir sampling).
 
     Attributes:
-        values: float32 array of the sampled examples x heads x FIELDS.
+        values: float32 array of the sampled examples x heads x FIELDS, the names of the numbers of one matrix.
         seen: number of examples that were added.
 
     Args:
@@ -214,7 +214,8 @@ class Tally:
     def describe(self, head: int | None) -> dict[str, Any]:
         """Return quantiles and counts of head number `head`, or of all heads together if None, by name.
 
-        The names are those of `Watch.rows` from median to examples, without gaussian.
+        The names are median, q10, q90, bounds, shape, tokens, effective_rank, stable_rank, not_finite, singular,
+        negligible, examples and count, with the meanings of `Watch.rows`; tokens is missing if shape is None.
         """
         chosen = slice(None) if head is None else slice(head, head + 1)
         values = self.sample.values[:, chosen].reshape(-1, len(FIELDS))
@@ -244,13 +245,15 @@ class Tally:
 class Layer:
     """Statistics of one attention layer over its calls.
 
+    The arguments are attributes too.
+
     Attributes:
         calls: number of measured calls.
         single: number of calls that were left out because they had one token.
-        notes: sentences about the layer, in order, as keys.
-        unseen: why arrays are missing, by their names, if they are.
-        total: tallies by measure, over all calls.
-        recent: tallies by measure, since the last `record`.
+        notes: sentences about the layer, as the keys of a dictionary in order.
+        unseen: {names of arrays that a measure needs: reason to report if they were not seen}.
+        total: {measure: `Tally`} over all calls.
+        recent: {measure: `Tally`} over the calls since the last `record`.
 
     Args:
         name: path of the layer in the model.
@@ -273,6 +276,8 @@ class Layer:
 
     def add(self, measured: Mapping[str, Any], tokens: np.ndarray, roundoff: float = 0.0) -> None:
         """Add the results of one call to the tallies of their measures.
+
+        Results whose matrices have another number of columns than before are left out, with a note.
 
         Args:
             measured: results by measure, in host memory, as returned by `reduce`.

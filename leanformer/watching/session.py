@@ -80,14 +80,17 @@ class Options:
 class Watch:
     """Measurements of a model, collected while its `with` block is open.
 
-    The block attaches hooks and removes them at its end, also after an exception. The results stay.
+    The block attaches hooks and removes them at its end, also after an exception. The results stay. Entering it raises
+    the errors of `attach`, and ConfigError if the block is already open.
 
     Attributes:
-        layers: statistics of each attention layer by its name.
+        layers: {name: `measures.Layer`}, the statistics of each attention layer.
         unmatched: {name: reason} for what looks like attention but is not measured.
-        model: model to call: the same object, except for Equinox.
+        model: model to call: the given object, except that Equinox needs this copy within the block.
+        options: options of the watch.
 
     Args:
+        model: model to measure.
         options: options of the watch.
         attach: function from this watch that attaches hooks to the model, and returns the function that removes them.
     """
@@ -121,7 +124,7 @@ class Watch:
 
         Args:
             name: path of the layer in the model.
-            about: further arguments of a new `measures.Layer`, heads and head_dim.
+            about: further arguments of a new `measures.Layer`, heads and head_dim; ignored for an existing one.
         """
         if name not in self.layers:
             self.layers[name] = Layer(name, self.options.measures, **about)
@@ -130,11 +133,13 @@ class Watch:
     def collect(
         self, layer: Layer, arrays: Mapping[str, np.ndarray], valid: np.ndarray | None, roundoff: float = 0.0
     ) -> None:
-        """Reduce the arrays of one call of a layer to numbers, and keep the numbers.
+        """Reduce the arrays of one call of a layer to numbers, and add the numbers to its statistics.
+
+        A call with one token is only counted. Examples without a valid token are left out, with a note.
 
         Args:
             layer: statistics to which the numbers are added.
-            arrays: arrays in host memory by name, as in `measures.reduce`.
+            arrays: arrays in host memory by name, as in `measures.reduce`, with `out` or `tokens`.
             valid: bool B T, True for tokens that are not padding; None if there is no padding.
             roundoff: unit roundoff of the type that stored them; 0 for float32.
         """

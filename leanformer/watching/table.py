@@ -85,11 +85,14 @@ def _format_places(places: Mapping[str, Sequence[str]]) -> str:
 
 
 def plot(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
-    """Plot condition numbers by layer, one panel per measure and shape, with the Gaussian reference; None if empty.
+    """Plot condition numbers by layer, one panel per measure and shape, with the Gaussian reference.
 
     Args:
         rows: rows of `Watch.rows`; those of single heads and those without a matrix are left out.
         title: title of the plot.
+
+    Returns:
+        A Matplotlib figure; None if no row is left.
     """
     entries: dict[Any, Any] = {}
     for row in rows:

@@ -38,7 +38,7 @@ class Scope:
 
     @functools.cached_property
     def linear_weights(self) -> dict[int, Any]:
-        """Weights of the linear layers inside by memory address, for layers that multiply with a weight themselves."""
+        """Weights of the linear layers inside, {memory address: weight}, to recognise products with a weight itself."""
         layers = [module for module in self.module.modules() if is_linear(module)]
         return {layer.weight.data_ptr(): layer.weight for layer in layers if isinstance(layer.weight, torch.Tensor)}
 

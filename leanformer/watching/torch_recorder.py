@@ -30,10 +30,10 @@ class Recorder(TorchFunctionMode):
         projected: input of the output projection; None if it was not seen.
         weight: weight of the output projection.
         product: result of the attention product, B N T H; None if it was not seen.
-        logits: function from a number to the logits of the first examples; None if they were not seen.
-        weights: attention probabilities, and the same after dropout or a cast.
-        transposed: (T, B) if rows of the projection's input are in this order.
-        flat: True if the weight of the projection has inputs x outputs.
+        logits: function from a number of examples to the logits of the first ones, B N T S; None if they were not seen.
+        weights: list of tensors: the attention probabilities, and the same after dropout or a cast; empty if not seen.
+        transposed: (T, B) if rows of the projection's input are in this order; None if in the order (B, T).
+        flat: True if the weight of the projection is inputs x outputs, False for outputs x inputs.
 
     Args:
         scope: attention layer.
@@ -208,7 +208,12 @@ class Recorder(TorchFunctionMode):
 
 
 def by_head(x: torch.Tensor, heads: int | None) -> torch.Tensor:
-    """Return an array B·N T S as B N T S; unchanged if it has four axes or the number of heads is unknown."""
+    """Split the first axis of an array, B·N T S, into B N T S; return it unchanged if it has four axes.
+
+    Args:
+        x: array with one matrix per head, such as logits.
+        heads: N; None if unknown, which returns `x` unchanged.
+    """
     return x if x.ndim == 4 or not heads else x.reshape(-1, heads, *x.shape[1:])
 
 

@@ -192,7 +192,7 @@ class Attention:
     Args:
         query, key: queries *B T N H and keys *B S K H before the product; K divides N.
         mask: True where a query may attend to a key, with axes that broadcast to *B N T S; None for no mask.
-        bias: array added to the logits; None for none.
+        bias: array added to the logits, which broadcasts to B N T S; None for none.
         causal: True to hide later keys too.
     """
 

@@ -134,6 +134,7 @@ class Layout:
 
     Attributes:
         kind: model type in config.json; None if unknown.
+        given: sizes from the caller.
         heads, kv_heads, head_dim: sizes of the attention; None if unknown.
         turned: True if matrices are stored as inputs x outputs, False for outputs x inputs.
 

@@ -22,7 +22,7 @@ class SourceSpec:
     Attributes:
         image_size: side of the model's images in pixels, or (height, width); the size of images of `synthetic`.
         channels: number of channels of the model's images, 1 or 3.
-        num_classes: largest allowed number of classes; None for any.
+        num_classes: largest allowed number of classes, None for any; the number of classes of `synthetic`.
         classes: class names in the order of the model's outputs; None for those of the split.
         dir: folder of TFDS data; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
     """
@@ -48,14 +48,15 @@ KINDS = {  # by the part of `data.name` before the colon
 
 
 def open_images(name: str, split: str, **requirements: Any) -> Labelled:
-    """Open the source of images for a `data.name`, `<type>:<what>` with a type of KINDS.
+    """Return the source of images of one split of a `data.name`.
 
     Args:
+        name: value of `data.name`, `<type>:<what>` with a type of KINDS.
         split: TFDS split, or name of a folder or stem of a file.
-        requirements: attributes of `SourceSpec`.
+        requirements: attributes of `SourceSpec` as keyword arguments.
 
     Raises:
-        ConfigError: the type is unknown, or the name is incomplete.
+        ConfigError: the type is unknown, the name is incomplete, or a URL is not supported.
         DataError: the data are missing or incomplete, or do not fit the model. The message names the place and the
             command that gets them.
     """

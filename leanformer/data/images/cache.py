@@ -53,14 +53,20 @@ def write(
         source: source of encoded images.
         folder: folder of the cache, with a folder for each split.
         name: name of the source, as in a config.
-        split: split of the source.
+        split: name of the split; the shards are in `<folder>/<split>`.
         short_side: maximum length of the short side in pixels; None keeps the bytes of all images.
         channels: channels of the model, 1 or 3, which the cached images have.
         processes: number of worker processes; 0 for this process.
-        report: function that prints progress.
+        report: function that prints a line of progress.
+
+    Returns:
+        The record: the settings (version, source, split, examples, short_side, channels, quality, num_classes,
+        classes); the numbers of images shrunk, kept and unreadable; pixels and cached_pixels, summed over the readable
+        images of the source and of the cache; and bytes, the size of each shard by file name.
 
     Raises:
-        DataError: the folder has other content or cannot be written, or the images of the source are not encoded.
+        DataError: the folder has other content or a cache with other settings, or cannot be written, or the images of
+            the source are not encoded.
     """
     target = folder / split
     names = None if source.classes is None else list(source.classes)
@@ -180,13 +186,16 @@ def _record(path: Path | epath.Path) -> dict[str, Any]:
 class Cache:
     """Source of the images in one split of a cache that `write` made.
 
+    An example is {"image": encoded bytes, "label": int}. `num_classes` and `classes` are those of the original source.
+
     Args:
         folder: folder of the cache.
         split: name of the split.
         channels: number of channels of the model's images, 1 or 3.
 
     Raises:
-        DataError: the cache is missing, incomplete, or modified, or is of grey images and the model needs colours.
+        DataError: the cache is missing or incomplete, a shard has another size than recorded, or the images are grey
+            and the model needs colours; from `[]`, an image is damaged.
     """
 
     def __init__(self, folder: Path | epath.Path, split: str, channels: int):
@@ -238,11 +247,11 @@ class Cache:
 
 
 def describe_effect(record: Mapping[str, Any], size: tuple[int, int]) -> str:
-    """Return a sentence on the effect of a cache on random crops of training, for an image of mean size.
+    """Return a sentence that says which random crops lose detail through a cache, for an image of mean size.
 
     Args:
         record: result of `write`.
-        size: (height, width) to which crops are resized.
+        size: (height, width) in pixels to which crops are resized.
     """
     if not record["shrunk"]:
         return "no effect: no image was larger"

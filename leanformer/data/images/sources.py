@@ -29,6 +29,9 @@ PATH_WITH_SPACES = re.compile(rf"(.*(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))
 class Folder:
     """Image files in one folder per class, `<root>/<split>/<class>/<file>`, or listed in a split file.
 
+    An example is {"image": content of the file, "label": number of the class}. Files that are not images in the folder
+    of a class are ignored with a warning.
+
     A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a tab, or a
     space, and the class. Without a tab, the file ends with the last suffix of an image, so that it may have spaces. The
     default class is the name of the file's folder.
@@ -39,7 +42,8 @@ class Folder:
         classes: class names in order; None for those in `<root>/classes.txt`, else those of this split, sorted.
 
     Raises:
-        DataError: there is no image, or an image has a class that is not in `classes`.
+        DataError: there is no image, an image has a class that is not in `classes`, or a split file lists a path
+            outside the root.
     """
 
     def __init__(self, root: Path, split: str, classes: Sequence[str] | None = None):
@@ -76,7 +80,7 @@ class Folder:
         return self._files.tolist() if self._listed else []
 
     def fingerprint(self) -> dict[str, str]:
-        """Return digests of the file names, classes and file sizes, by name, for `data.fingerprints`."""
+        """Return digests of file names, classes and file sizes by the keys "names", "classes" and "sizes of files"."""
         sizes = fingerprints.digest_sizes(self.name, len(self))
         return {
             "names": fingerprints.digest(self._files),
@@ -147,10 +151,17 @@ def _split_line(line: str) -> tuple[str, str]:
 class Idx:
     """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory.
 
-    Names of classes are `classes`, else those in `<folder>/classes.txt`; without either, classes are numbers.
+    An example is {"image": uint8 array (height, width), "label": int}.
+
+    Args:
+        folder: folder of the files.
+        split: beginning of the file names, such as "train".
+        classes: class names by label; None for those in `<folder>/classes.txt`. Without either, classes have no names,
+            and their number is the largest label plus 1.
 
     Raises:
-        DataError: a file is missing or damaged, or images, labels and classes differ in number.
+        DataError: a file is missing or damaged, images and labels differ in number, or a label is not among the
+            classes.
     """
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):
@@ -179,7 +190,7 @@ class Idx:
         return f"{self.folder}, {self.split}, image {index}"
 
     def fingerprint(self) -> dict[str, str]:
-        """Return digests of the images and of the labels, by name, for `data.fingerprints`."""
+        """Return {"images": digest, "labels": digest} of all images and of all labels, for `data.fingerprints`."""
         return {"images": fingerprints.digest(self._images), "labels": fingerprints.digest(self._labels)}
 
 
@@ -205,15 +216,18 @@ def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
 
 
 class Tfds:
-    """Prepared TensorFlow dataset in a random-access format, read without TensorFlow; images stay encoded.
+    """Prepared TensorFlow dataset in a random-access format, read without TensorFlow.
+
+    An example is {"image": encoded bytes, "label": int}.
 
     Args:
         dataset: name in the catalogue of TensorFlow Datasets, such as "imagenet2012".
         split: split of the dataset, also a part such as "train[:90%]".
-        dir: folder of prepared datasets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+        dir: folder or gs:// URL of prepared datasets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
 
     Raises:
         DataError: the dataset is unknown or not prepared, or lacks the split, random access, images or labels.
+        ConfigError: `dir` is another URL, or the package that reads gs:// is not installed.
     """
 
     def __init__(self, dataset: str, split: str, dir: str | None):
@@ -275,7 +289,7 @@ def prepare_tfds(dataset: str, dir: str | None) -> bool:
 
     Args:
         dataset: name in the catalogue of TensorFlow Datasets.
-        dir: folder of prepared datasets; None for the default.
+        dir: folder of prepared datasets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
 
     Raises:
         DataError: the dataset cannot be prepared; the message has the reason.
@@ -298,7 +312,14 @@ def prepare_tfds(dataset: str, dir: str | None) -> bool:
 class Synthetic:
     """Synthetic images: one random picture per class plus noise. They can be learned and need no files.
 
-    The split `train` has 65,536 examples, any other 2,048. From 65 classes on, several share a picture.
+    An example is {"image": uint8 array (height, width, channels), "label": index modulo the number of classes}. From 65
+    classes on, several share a picture.
+
+    Args:
+        split: "train", with 65,536 examples, or any other name, with 2,048.
+        image_size: side of the images in pixels, or (height, width).
+        channels: number of channels.
+        num_classes: number of classes, at least 1.
     """
 
     classes = None

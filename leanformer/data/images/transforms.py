@@ -64,12 +64,13 @@ def train_transform(
     Args:
         image: content of a file, or uint8 array (height, width[, channels]).
         rng: random generator, which alone determines the transformations of an image.
-        size: side of the result, or its (height, width).
+        size: side of the result in pixels, or its (height, width).
         channels: 1 for grey or 3 for RGB.
         augmentation: settings of the transformations.
 
     Raises:
         CorruptImage: the bytes are not a complete image.
+        ValueError: `channels`, or the dtype or number of axes of an array, is invalid.
     """
     a = augmentation
     _check(image, channels)
@@ -110,12 +111,13 @@ def eval_transform(
 
     Args:
         image: content of a file, uint8 array (height, width[, channels]), or PIL image.
-        size: side of the result, or its (height, width).
+        size: side of the result in pixels, or its (height, width).
         channels: 1 for grey or 3 for RGB.
         crop_fraction: side of the crop over that of the resized image, above 0 and at most 1.
 
     Raises:
         CorruptImage: the image cannot be decoded.
+        ValueError: `channels`, `crop_fraction`, or the dtype or number of axes of an array, is invalid.
     """
     _check(image, channels)
     if not 0 < crop_fraction <= 1:
@@ -150,12 +152,14 @@ def _check(image: bytes | np.ndarray | Image.Image, channels: int) -> None:
 def random_view(
     width: int, height: int, rng: np.random.Generator, scale: Sequence[float], ratio: Sequence[float], flip: float
 ) -> tuple[tuple[int, int, int, int], bool]:
-    """Draw a crop (left, top, right, bottom) of an image in pixels, and whether it is flipped.
+    """Draw a random crop of an image. Return its edges (left, top, right, bottom) in pixels, and True if it is flipped.
 
-    If none of ten crops fits into the image, it is the largest central one with an aspect ratio in range.
+    Right and bottom are exclusive. If none of ten drawn crops fits into the image, the crop is the largest central one
+    with an aspect ratio in range.
 
     Args:
         width, height: size of the image in pixels.
+        rng: random generator.
         scale: range of the crop's fraction of the area.
         ratio: range of the crop's width / height, drawn log-uniformly.
         flip: probability of a flip.
@@ -196,12 +200,15 @@ def _cubic_kernel(length: int, size: int) -> np.ndarray:
 
 
 def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any]) -> np.ndarray:
-    """Move input (a x + b y + c, d x + e y + f) to output (x, y), with nearly bicubic interpolation.
+    """Return an image whose value at (x, y) is that of the input at (a x + b y + c, d x + e y + f).
+
+    Here x is the column and y the row, in pixels; centres of pixels are at halves. The shape is that of the input, and
+    the interpolation nearly bicubic.
 
     Args:
         pixels: uint8 (height, width[, 3]).
-        matrix: a, b, c, d, e, f; the coordinates of pixel centres are halves.
-        fill: colour of output pixels whose input is outside the image.
+        matrix: a, b, c, d, e, f.
+        fill: colour, one value per channel, of output pixels whose input is outside the image.
     """
     a, b, c, d, e, f = matrix
     fx, fy = 1 if (a, b, c) == (1, 0, 0) else 2, 1 if (d, e, f) == (0, 1, 0) else 2
@@ -216,9 +223,12 @@ def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any
 
 
 def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[Any]) -> np.ndarray:
-    """Return an image of the same shape, rotated counter-clockwise about its centre.
+    """Return an image of the same shape, rotated counter-clockwise about its centre, with nearly bicubic interpolation.
 
-    Uncovered pixels have the colour `fill`. The image and its interpolation are those of `affine`.
+    Args:
+        pixels: uint8 (height, width[, 3]).
+        degrees: angle in degrees.
+        fill: colour, one value per channel, of uncovered pixels.
     """
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
@@ -251,18 +261,30 @@ def _equalize_table(histogram: np.ndarray) -> np.ndarray:
 
 
 def brightness(pixels: np.ndarray, factor: float, around: int = 0) -> np.ndarray:
-    """Return an image with values moved away from `around` (factor above 1) or towards it (below 1), within 0-255."""
+    """Return a uint8 image with values v replaced by around + factor (v - around), clipped to 0-255.
+
+    Args:
+        pixels: uint8 (height, width[, 3]).
+        factor: above 1 to move values away from `around`, below 1 to move them towards it.
+        around: value that does not change.
+    """
     return _lut(pixels, around + np.float32(factor) * (BYTE - around).astype(np.float32))
 
 
 def contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Return an image with values moved away from its mean grey (factor above 1) or towards it (below 1)."""
+    """Return a uint8 image with values moved away from its mean grey (factor above 1) or towards it (below 1).
+
+    `pixels` is uint8 (height, width[, 3]).
+    """
     grey = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
     return brightness(pixels, factor, around=int(cv2.mean(grey)[0] + 0.5))
 
 
 def color(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Return an image with pixels moved away from their grey (factor above 1, more saturated) or towards it."""
+    """Return a uint8 image with pixels moved away from their grey (factor above 1: more saturated) or towards it.
+
+    `pixels` is uint8 (height, width, 3); a grey image (height, width) is returned unchanged.
+    """
     if pixels.ndim == 2:
         return pixels
     grey = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
@@ -270,7 +292,10 @@ def color(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Return an image moved away from a smoothed one, sharper (factor above 1), or towards it (below 1)."""
+    """Return a uint8 image moved away from its smoothed version (factor above 1, sharper) or towards it (below 1).
+
+    `pixels` is uint8 (height, width[, 3]). The outermost pixels do not change, as in Pillow.
+    """
     kernel = np.full((3, 3), (1 - factor) / 13)
     kernel[1, 1] += factor + 4 * (1 - factor) / 13
     result = pixels.copy()  # Pillow does not change the outermost pixels

@@ -56,14 +56,25 @@ def open_table(name: str, split: str, **requirements: Any) -> Table:
 
 
 def open_sentences(name: str, split: str, tokenizer: Tokenizer, **requirements: Any) -> Sentences:
-    """Return a split of a `data.name` as a source of tokens. Arguments and errors are those of `open_table`."""
+    """Return the tokenised sentences of one split of a `data.name`.
+
+    The errors are those of `open_table`.
+
+    Args:
+        name: name of a GLUE task, such as "sst2", or tsv:<folder>.
+        split: stem of the file, such as "train" or "dev".
+        tokenizer: tokenizer of the texts.
+        requirements: keyword arguments of `SourceSpec`.
+    """
     rows, classes = open_table(name, split, **requirements)
     return Sentences(rows, tokenizer, classes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Sentences of a split for training a tokenizer, read on iteration, which raises the errors of `open_table`.
+    """Sentences of a split for training a tokenizer: an iterable of str, with both texts of a pair.
+
+    The files are read at each iteration, which raises the errors of `open_table`.
 
     Attributes:
         name: value of `data.name`.
@@ -82,7 +93,10 @@ class Texts:
         return (text for row in rows for text in row.texts)
 
     def identity(self) -> dict[str, Any]:
-        """Return a dict, ready for JSON, that changes if the texts change: their name, split and SHA-256 sum."""
+        """Return {"texts": name and split, "sha256": SHA-256 sum of all texts}, which changes if the texts change.
+
+        The files are read for it.
+        """
         digest = hashlib.sha256("\n".join(self).encode()).hexdigest()
         return {"texts": f"{self.name} {self.split}", "sha256": digest}
 

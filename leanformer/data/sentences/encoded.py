@@ -18,7 +18,8 @@ class Sentences:
     """Rows of a table with random access, tokenised once and stored in memory.
 
     An example has `tokens`, for a pair also `tokens2`, both int32 (n,) without special tokens, and `label`: the number
-    of a class, or a float.
+    of a class, or a float. Attributes of the source are `num_classes` and `classes` (None if labels are numbers),
+    `vocabulary`, `pair` (True for two texts) and `tokenizer` (None in worker processes).
 
     Args:
         rows: at least one row; all have one text, or all have two.
@@ -56,7 +57,7 @@ class Sentences:
         return f"{self._files[file]}, line {line}"
 
     def fingerprint(self) -> dict[str, str]:
-        """Return digests of the tokens and of the labels, by name, for `data.fingerprints`."""
+        """Return {"tokens": digest, "labels": digest} of all tokens and of all labels, for `data.fingerprints`."""
         arrays = [array for pair in self._tokens for array in pair]
         return {"tokens": fingerprints.digest(*arrays), "labels": fingerprints.digest(self._labels)}
 
@@ -93,7 +94,10 @@ def truncated_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
 
 
 def join_pair(example: Mapping[str, Any], marks: tuple[int, int, int], length: int) -> dict[str, Any]:
-    """Return the padded `tokens` and token `types` (T,) of an example, and `lengths`, the number of tokens.
+    """Return an example in BERT's format, as a dict of `tokens` and `types`, int32 (T,), and `lengths`, an int32.
+
+    `types` is 0 for the first text and padding, 1 for the second text. `lengths` is the number of tokens, special ones
+    included. Texts that are too long are truncated, see `truncated_lengths`.
 
     Args:
         example: example of `Sentences`, with `tokens` and, for a pair, `tokens2`.

@@ -26,8 +26,8 @@ class Published:
         classes: class names by the label in the files, in the order of the model's outputs; None if labels are numbers.
         splits: splits with labels, for messages.
         highest: largest label if labels are numbers; the smallest is 0.
-        loose: file names by split, and columns, of another published format; None if there is none.
-        torn: fraction of lines that may have too few or too many columns.
+        loose: pair (tuples of file names by split, columns) for another published format; None if there is none.
+        torn: largest fraction of lines that may have too few or too many columns.
     """
 
     folder: str
@@ -39,9 +39,14 @@ class Published:
     torn: float = 0.0  # above 0 for QQP, some of whose lines are damaged: other loaders skip them as well
 
     def find(self, root: Path, split: str) -> Layout:
-        """Return the files of a split in the folder `root`, and their columns. Raise DataError if there are none.
+        """Return the pair (paths of the files of a split, their columns).
 
-        `root` has the whole download, or only the files of this task.
+        Args:
+            root: folder with the whole download, or only the files of this task.
+            split: name of the split, such as "train".
+
+        Raises:
+            DataError: there are no such files.
         """
         tried = [(root / self.folder / f"{split}.tsv",), (root / f"{split}.tsv",)]
         for files in tried:

@@ -60,7 +60,8 @@ def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float 
         path: path of the file.
         columns: columns to read.
         label: function from the text of a label to its value. It raises ValueError, "has ...", for an invalid one.
-        torn: fraction of lines that may have too few or too many columns; they are skipped with a warning.
+        torn: largest fraction of lines that may have too few or too many columns; up to it they are skipped with a
+            warning.
 
     Raises:
         DataError: the file is missing, has no rows or no labels, or its header has other or repeated columns; or a row

@@ -48,13 +48,16 @@ class SourceSpec:
 
 
 def open_sequences(name: str, split: str, **requirements: Any) -> Source:
-    """Open the source of sequences for a `data.name`, `<type>:<what>` with a type of KINDS.
+    """Return the source of sequences of one split of a `data.name`.
 
     Args:
-        requirements: attributes of `SourceSpec`.
+        name: value of `data.name`, `<type>:<what>` with a type of KINDS.
+        split: name of the split, such as "train".
+        requirements: attributes of `SourceSpec` as keyword arguments.
 
     Raises:
-        ConfigError: the type is unknown, or the name is incomplete.
+        ConfigError: the type or a key of the recipe is unknown, the name is incomplete, a value of the recipe is
+            invalid, or the length of `pixels:` is not a square.
         DataError: the data are missing or incomplete, have another recipe, or do not fit the model.
     """
     (kind, what), w = find(name, KINDS), SourceSpec(**requirements)
@@ -83,10 +86,12 @@ def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
     Args:
         name: value of `data.name`, which determines the type of example: a text, an expression, or an image.
         raw: content of the file; for an image, also its pixels as uint8 array.
-        length: number of tokens of an image, of any size; not used for texts.
+        length: number of tokens to which an image is resized, a square; not used for texts and expressions.
 
     Raises:
-        DataError: files cannot be examples of this source, or this one is not a valid example.
+        ConfigError: the type of `name` is unknown, or `length` is not a square.
+        DataError: files cannot be examples of this type of source, or this one is not a valid expression.
+        CorruptImage: the bytes are not an image.
     """
     kind, _ = find(name, KINDS)
     if kind.encode is None:

@@ -84,9 +84,10 @@ class Expressions(NamedTuple):
 
 
 def sample(recipe: Recipe, block: int) -> Expressions:
-    """Draw DRAWS ListOps expressions, and return those within the recipe's length limits; some may be equal.
+    """Draw DRAWS (4,096) ListOps expressions, and return those within the recipe's length limits; some may be equal.
 
     Args:
+        recipe: settings of the expressions; numbers of examples are not used.
         block: number of the block of random numbers, from 0; with the seed of the recipe it determines the result.
     """
     levels = _grow(recipe, block)
@@ -161,14 +162,18 @@ def _unfold(levels: list[tuple[np.ndarray, np.ndarray]], sizes: list[np.ndarray]
 
 
 def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
-    """Build a ListOps dataset if the folder does not contain it, in about 15 s at the published sizes.
+    """Build a ListOps dataset if the folder is missing or empty, in about 15 s at the published sizes.
 
     The folder appears when complete (see `generated.make`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`, the
     arrays of `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not
     depend on the size of train. Returns the absolute folder.
 
+    Args:
+        folder: folder of the dataset.
+        recipe: settings of the dataset.
+
     Raises:
-        DataError: the folder has other content, or cannot be written.
+        DataError: the folder has other content or a dataset of another recipe, or cannot be written.
         ConfigError: the recipe needs more distinct expressions than seem to exist.
     """
     return generated.make(folder, KIND, VERSION, dataclasses.asdict(recipe), lambda partial: _fill(partial, recipe))
@@ -203,7 +208,11 @@ def _distinct(recipe: Recipe, count: int) -> dict[bytes, int]:
 
 
 class ExpressionSource:
-    """Base class of sources of ListOps expressions: `tokens`, int32 (n,), and `label`. Subclasses set `_data`."""
+    """Base class of sources of ListOps expressions. Subclasses set `_data`.
+
+    An example has `tokens`, int32 (n,) without padding, and `label`, the value 0 to 9. There are 10 classes without
+    names, and a vocabulary of 16 ids.
+    """
 
     num_classes, classes = 10, None
     vocabulary = len(SYMBOLS) + 1  # ids, of which 0 is padding
@@ -259,8 +268,12 @@ class Published(ExpressionSource):
     """Published split of ListOps in memory (train takes about 20 s to read), with the tokens of `listops.ListOps`.
 
     A file has the header Source, Target, then one line per expression: symbols with spaces between them, in redundant
-    parentheses that are dropped, then a tab and the value, as in `( ( ( [MAX 4 ) 3 ) ] )\\t4`. The value is not
-    checked.
+    parentheses that are dropped, then a tab and the value, as in `( ( ( [MAX 4 ) 3 ) ] )\\t4`. The value must be a
+    digit; it is not compared with the expression.
+
+    Args:
+        folder: folder of the files `basic_<split>.tsv`.
+        split: "train", "val" or "test".
 
     Raises:
         DataError: the file is missing, or a line is malformed.

@@ -15,14 +15,20 @@ from leanformer.errors import DataError
 
 
 class Cifar10:
-    """CIFAR-10 images, uint8 (32, 32, 3), in its binary version, `data_batch_1.bin` to `_5.bin` and `test_batch.bin`.
+    """CIFAR-10 in its binary version, `data_batch_1.bin` to `_5.bin` and `test_batch.bin`.
+
+    An example is {"image": uint8 (32, 32, 3), "label": int}.
 
     Splits as in LRA, 45,000 `train` (the first 90 %), 5,000 `val` and 10,000 `test`, but in the order of these files;
     LRA splits in the order of TensorFlow Datasets, so its `val` has other images. To use LRA's, set `data.name` to
     `pixels:tfds:cifar10` with the splits `train[:90%]` and `train[90%:]`.
 
+    Args:
+        folder: folder of the files.
+        split: "train", "val" or "test".
+
     Raises:
-        DataError: a file is missing, not 30,730,000 bytes long, or has a label over 9.
+        DataError: the split has another name; or a file is missing, not 30,730,000 bytes long, or has a label over 9.
     """
 
     num_classes = 10
@@ -80,9 +86,14 @@ def grey(picture: bytes | np.ndarray, size: int) -> np.ndarray:
 
 
 class Pixels:
-    """Source of grey values 0 to 255 in raster order from any image source: `size`² tokens, 1,024 in LRA's image task.
+    """Source of grey values of the images of any image source, as sequences.
 
-    Images of another size are resized and centre-cropped as for evaluation.
+    An example has `tokens`, int32 (`size`²,), grey values 0 to 255 in raster order, and the `label` of the image.
+    Images of another size are resized and centre-cropped as for evaluation, see `grey`.
+
+    Args:
+        source: source of images, such as `Cifar10`.
+        size: side of the square of pixels; 32 in LRA's image task.
     """
 
     vocabulary = 256

@@ -30,11 +30,16 @@ def encode(text: bytes) -> np.ndarray:
 
 
 class Imdb:
-    """Reviews in files, `<folder>/<split>/{neg,pos}/*.txt`, labels 0 and 1: the layout of `aclImdb`.
+    """Reviews in files, `<folder>/<split>/{neg,pos}/*.txt`, the layout of `aclImdb`.
 
-    LRA's text task has 25,000 `train` examples, and uses the 25,000 of `test` both to select a checkpoint and to
-    score it. `unsup` is ignored. Files are in the order of their names, negative ones first. A review has at most
-    `max_length` bytes, 4,000 in the paper.
+    An example has `tokens` of the bytes, int32 (n,), and `label`, 0 for neg and 1 for pos. LRA's text task has 25,000
+    `train` examples, and uses the 25,000 of `test` both to select a checkpoint and to score it. `unsup` is ignored.
+    Files are in the order of their names, negative ones first.
+
+    Args:
+        folder: folder of the reviews.
+        split: "train" or "test".
+        max_length: number of bytes of a review that are read; 4,000 in the paper.
 
     Raises:
         DataError: a folder is missing or has no reviews, or a file is empty.
@@ -72,6 +77,8 @@ class Imdb:
 
 class LabelledText:
     """Texts with labels from a .tsv, .csv or .jsonl file, in memory.
+
+    An example has `tokens` of the bytes, int32 (n,), and `label`, the index in `classes`.
 
     .tsv and .csv have a header; .csv quotes with ", .tsv has no quotes. .jsonl has one object per line. Texts are
     encoded as UTF-8; bytes of .tsv and .csv are not changed, valid or not. Blank lines are skipped. The columns or keys
@@ -114,7 +121,7 @@ class LabelledText:
         return {"tokens": text.astype(np.int32) + 1, "label": int(self._labels[index])}
 
     def fingerprint(self) -> dict[str, str]:
-        """Return digests of the texts and of the labels, by name, for `data.fingerprints`."""
+        """Return {"texts": digest, "labels": digest} of all texts and of all labels, for `data.fingerprints`."""
         return {
             "texts": fingerprints.digest(self._bytes, self._offsets),
             "labels": fingerprints.digest(self._labels),
@@ -136,7 +143,7 @@ def _labelled(row: Mapping[str, bytes]) -> tuple[bytes, str]:
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
-    """Sort labels by number if all are numbers, else alphabetically; ties such as 1 and 01 alphabetically."""
+    """Return labels sorted by number if all are integers, else alphabetically; ties such as 1 and 01 alphabetically."""
     try:
         return sorted(labels, key=lambda label: (int(label), label))
     except ValueError:
@@ -190,13 +197,15 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
 class Pairs:
     """Pairs of papers, label 1 if one cites the other: LRA's `new_aan_pairs.{train,eval,test}.tsv`.
 
+    An example has `tokens` and `tokens2` of the bytes, int32 (n,), and `label`.
+
     A line has five columns and no header: label (0 or 1, also as 0.0 or 1.0), two ids, two texts. The bytes of texts
     are not changed, quotes and escapes included, as in LRA. At the first use, the whole file is read and checked. Later
     only the requested lines are read.
 
     Args:
         path: path of the file.
-        max_length: number of bytes of a text that are read, 4,000 in the paper and at most 10,000.
+        max_length: number of bytes of a text that are read, 4,000 in the paper; values above 10,000 count as 10,000.
 
     Raises:
         DataError: the file does not exist, or, at the first use, a line has another form; the message names the line.

@@ -36,9 +36,10 @@ def dtype(vocabulary: int) -> type[np.unsignedinteger]:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Memory-mapped tokens of one split of a text.
+    """Memory-mapped tokens of one split of a text, with the end token after each document.
 
-    `corpus[start:stop]` is an int32 array. With start = -1 it begins with the end token, the input of the first token.
+    `corpus[start:stop]` is an int32 array; indices count from the split's first token. With start = -1 it begins with
+    the end token, the input of the first token. The slice must have both ends.
 
     Attributes:
         folder: folder of the token dataset, which may contain other splits.
@@ -56,7 +57,7 @@ class Corpus:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the tokens."""
+        """Tokenizer that the tokens are of."""
         return tokens.parse(self.tokenizer_json, self.name)
 
     @functools.cached_property
@@ -65,7 +66,10 @@ class Corpus:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """Index after the end token of each document, int64; the last one is the end of the split."""
+        """Index after the end token of each document, int64, counted from the split's first token.
+
+        The last one is the length of the split, which may end within a document.
+        """
         every = np.load(self.folder / ENDS) - self.first
         inside = every[(every > 0) & (every < len(self))]
         return np.append(inside, len(self))
@@ -85,7 +89,7 @@ class Corpus:
         return fingerprints.digest(f"{record['sha256'][TOKENS]} {self.first} {self.last}".encode())
 
     def count_shared(self, other: "Corpus") -> int:
-        """Return the number of tokens that another split has in common; 0 for splits of other files or tokenizers."""
+        """Return the number of tokens that are in this split and in `other`; 0 if files or tokenizers differ."""
         same = self.folder == other.folder
         return max(0, min(self.last, other.last) - max(self.first, other.first)) if same else 0
 
@@ -105,15 +109,16 @@ def open_corpus(
     dir: str | None = None,
     workers: int = 0,
 ) -> Corpus:
-    """Return the tokens of a split, computing them first if they are not on disk.
+    """Return the tokens of a split. If they are not on disk, tokenise the text, and train the tokenizer if it must be.
 
     Args:
         name: `data.name` with a type of `documents.KINDS`.
         split: split, see `documents.find`, optionally with a part of its tokens, such as `all[:90%]`.
         tokenizer: "bytes"; "bpe:<vocabulary>" or "wordpiece:<vocabulary>", trained on all files of `train_split`; or a
             path, see `tokenizer.read`.
+        train_split: split that a BPE or WordPiece is trained on; a part such as `[:90%]` is ignored.
         separator, documents: separator and maximum number (0 for all), as in `documents.Documents`.
-        dir: folder of token datasets; CACHE if None.
+        dir: folder in which tokens and trained tokenizers are saved and looked up; CACHE if None.
         workers: maximum number of tokenising processes; fewer are used for small texts. The tokens do not depend on it.
 
     Raises:
@@ -153,14 +158,15 @@ class Texts(Protocol):
     def __iter__(self) -> Iterator[str]: ...
 
     def identity(self) -> dict[str, Any]:
-        """Return a dict, ready for JSON, that changes if the texts change."""
+        """Return a dict of settings and digests, ready for JSON, that changes if the texts change."""
 
 
 def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
-    """Return the tokenizer of a `data.tokenizer`, trained first if it must be.
+    """Return the tokenizer of a `data.tokenizer`. A BPE or WordPiece that is not in `folder` is trained and saved.
 
     Args:
-        words: "bytes", "bpe:<vocabulary>", "wordpiece:<vocabulary>", or a path for `tokenizer.read`.
+        words: value of `data.tokenizer`: "bytes", "bpe:<vocabulary>", "wordpiece:<vocabulary>", or a path for
+            `tokenizer.read`.
         texts: texts to train a BPE or WordPiece on.
         folder: folder in which trained tokenizers are saved and looked up.
 

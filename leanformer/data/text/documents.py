@@ -55,8 +55,9 @@ class Split:
 class Documents:
     """Documents of text files, an iterable of str in the order of the files.
 
-    A .jsonl has one object per line with its text under "text"; a .parquet, as on the Hugging Face hub, has a column
-    "text".
+    White space around a document is removed, and empty documents are left out. A .jsonl has one object per line with
+    its text under "text"; a .parquet, as on the Hugging Face hub, has a column "text". Iteration raises DataError if a
+    file is not UTF-8 or is incomplete, or a line or row has no text.
 
     Attributes:
         name: name of the texts, for messages.
@@ -90,10 +91,10 @@ class Documents:
         return sum(file.stat().st_size for file in self.files)
 
     def identity(self) -> dict[str, Any]:
-        """Return a dict, ready for JSON, that changes if the texts change: texts, files, separator and documents.
+        """Return a dict, ready for JSON, that changes if the texts change.
 
-        `files` is a digest of the names, sizes and modification times of the files; the others are the settings. Raises
-        OSError if a file is missing.
+        Its keys are `texts` (the name), `files` (digest of the names, sizes and modification times of the files),
+        `separator` and `documents` (their maximum number). Raises OSError if a file is missing.
         """
         stats = [(file.name, file.stat()) for file in self.files]
         named = json.dumps([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
@@ -105,9 +106,11 @@ def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -
     """Return the documents of a `data.name` with a type of KINDS.
 
     Args:
+        name: value of `data.name`.
         stem: stem of the files <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, ...; name of a folder
-            of files; or "all" for every file in the folder. Hidden files are ignored.
-        separator, most: as in `Documents`.
+            of files; or "all" for every file in the folder. Hidden files and those of other types are ignored, with a
+            warning.
+        separator, most: as in `Documents`; a bundled text has a separator of its own.
 
     Raises:
         ConfigError: the type of the name is unknown.

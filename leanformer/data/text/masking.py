@@ -18,7 +18,9 @@ from leanformer.data.text.rows import IGNORE, Row
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Masking of a row of tokens. Call it with a row for the masked row and its targets.
+    """Masking of rows of tokens, a function: `masking(text, old, draw)` returns a masked row and its targets.
+
+    The result is a dict of `tokens`, `places` and `targets`, see `__call__`.
 
     Attributes:
         share: fraction of a row's tokens that are targets, above 0 and below 1.
@@ -33,16 +35,17 @@ class Masking:
     length: int
 
     def __call__(self, text: np.ndarray, old: int, draw: np.random.Generator) -> Row:
-        """Return the masked row.
+        """Return a masked row and its targets.
 
         Args:
-            text: tokens, int32 T, padded with IGNORE at the end.
+            text: tokens before masking, int32 (T,), padded with IGNORE (-1) at the end.
             old: number of first tokens that cannot be targets, since they were in the previous row.
             draw: random generator.
 
         Returns:
-            `tokens`, the model's input, int32 T; `places`, the positions of targets, int32 K; and `targets`, int32 K,
-            padded with IGNORE if the row has fewer. K is the number of targets in a full row.
+            A dict of int32 arrays: `tokens` (T,), the model's input, 0 for padding; `places` (K,), the positions of the
+            targets in the row; and `targets` (K,), the tokens before masking at these positions. K is the number of
+            targets in a full row. A row with fewer has padding at the end, 0 in `places` and IGNORE in `targets`.
         """
         real = np.flatnonzero(text[old:] != IGNORE) + old
         number = num_masked(self.share, len(real))
@@ -60,23 +63,23 @@ class Masking:
 
 
 def num_masked(share: float, tokens: int) -> int:
-    """Return the number of targets among `tokens` tokens, of which a fraction `share` are targets: at least one."""
+    """Return the number of targets among `tokens` tokens: the fraction `share` of them, rounded down, at least 1."""
     return max(1, math.floor(share * tokens + 1e-6))  # 0.29 x 100 is 28.999999999999996
 
 
 def prepare(
     index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator], *, how: Masking, train: bool
 ) -> dict[str, Any]:
-    """Return the masked row of an example, with `segments` if its documents are packed; see `Masking.__call__`.
+    """Return the masked row of an example: `tokens` (T,), `places` (K,) and `targets` (K,), see `Masking.__call__`.
 
-    In training, masks depend on the position in the order. In evaluation they depend only on the index, so that every
-    evaluation has the same targets.
+    Rows of packed documents also have their `segments` (T,). In training, masks depend on seed and position (step and
+    place in the batch). In evaluation they depend only on the index, so that every evaluation has the same targets.
 
     Args:
         index: index of the example.
         example: example of one of the sources in `data.text.rows`.
-        draws: function that returns the random generator of the position.
-        how: settings of the masking.
+        draws: function that returns the random generator of the position; used in training.
+        how: masking to apply.
         train: True for training.
     """
     draw = draws() if train else np.random.Generator(np.random.Philox(key=(0, index)))

@@ -64,8 +64,13 @@ class _Rows:
 class Stream(_Rows):
     """Consecutive rows of a corpus's token stream, for evaluation: every token is a target once.
 
-    A row may contain the ends of documents, across which attention is not masked. The last row is padded. Rows have
-    `tokens` and `targets` (T,), and `bytes`, the number of text bytes of the targets, 0 if unknown.
+    Rows are dicts of `tokens` and `targets`, int32 (T,), and `bytes`, the number of text bytes of the targets, 0 if
+    unknown. A row may contain the ends of documents, across which attention is not masked. The last row is padded, with
+    0 in `tokens` and IGNORE in `targets`.
+
+    Args:
+        corpus: tokens of the split.
+        length: row length T.
     """
 
     def __len__(self) -> int:
@@ -82,7 +87,12 @@ class Stream(_Rows):
 class OverlappingLastWindow(Stream):
     """Consecutive rows of a corpus's token stream without padding, for evaluation.
 
-    The last row overlaps the previous one by `old` tokens, an entry of each row that is 0 for all others.
+    Rows have the entries of `Stream`, and `old`: the number of first tokens that the previous row has too. It is 0 for
+    all rows but the last.
+
+    Args:
+        corpus: tokens of the split.
+        length: row length T.
 
     Raises:
         DataError: the corpus has fewer tokens than a row.
@@ -99,7 +109,12 @@ class OverlappingLastWindow(Stream):
 class Windows(_Rows):
     """Rows from random positions of a corpus's token stream, for training.
 
-    It has no length. Each example is `window`, a function that draws a row.
+    It has no length, and the index of an example is ignored. Each example is {"window": function that draws a row}, the
+    method `window`.
+
+    Args:
+        corpus: tokens of the split.
+        length: row length T.
 
     Raises:
         DataError: the corpus has fewer tokens than a row.
@@ -111,7 +126,7 @@ class Windows(_Rows):
         return {"window": self.window}
 
     def window(self, draw: np.random.Generator) -> dict[str, Any]:
-        """Return a row from a random position: `tokens` and `targets`, int32 (T,), and `bytes`, as in `Stream`."""
+        """Return the row at a random position: `tokens` and `targets`, int32 (T,), and `bytes`, as in `Stream`."""
         start = int(draw.integers(len(self.corpus) - self.length + 1))
         return self._cut(start, start + self.length)
 
@@ -122,14 +137,18 @@ class Windows(_Rows):
 class Packed(_Rows):
     """Rows of packed documents, in order, as many per row as fit; documents do not attend to one another.
 
-    Rows have `tokens`, `targets` and `segments` (T,), and `bytes`, the number of text bytes of the targets. `segments`
-    numbers the documents of a row from 1, and 0 is padding. A document longer than a row is split into
-    pieces, each of which begins with the token before it.
+    Rows are dicts of `tokens`, `targets` and `segments`, int32 (T,), and `bytes`, the number of text bytes of the
+    targets, 0 if unknown. `segments` numbers the documents of a row from 1, and 0 is padding. A document longer than a
+    row is split into pieces, each of which begins with the token before it.
+
+    Args:
+        corpus: tokens of the split.
+        length: row length T.
     """
 
     @functools.cached_property
     def pieces(self) -> np.ndarray:
-        """Start and stop of the targets of each piece of a document, int64 (pieces, 2)."""
+        """Range [start, stop) in the corpus of the targets of each piece of a document, int64 (pieces, 2)."""
         ends = self.corpus.ends
         starts = np.concatenate([[0], ends[:-1]])
         number = -(-(ends - starts) // self.length)
@@ -161,8 +180,14 @@ class Packed(_Rows):
 
 
 def prepare(index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]) -> dict[str, Any]:
-    """Return the arrays of an example of `Stream`, `OverlappingLastWindow` or `Packed`, or a row drawn from `Windows`.
+    """Return the arrays of a row, by name.
 
-    Arguments are those of `loader.Prepare`. The row is drawn with `draws()`, so it depends on the position in training.
+    They are those of an example of `Stream`, `OverlappingLastWindow` or `Packed`, or of a row drawn from `Windows`. A
+    row of `Windows` is drawn with `draws()`, so it depends on the position in training.
+
+    Args:
+        index: index of the example; not used.
+        example: example of one of these sources.
+        draws: function that returns the random generator of the position.
     """
     return example["window"](draws()) if "window" in example else dict(example)

@@ -26,7 +26,10 @@ PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
 class Tokenizer:
-    """Wrapper of a tokenizer of the `tokenizers` library, which is passed to it.
+    """Wrapper of a tokenizer of the `tokenizers` library.
+
+    Args:
+        of_library: tokenizer of the library; its padding and truncation are switched off.
 
     Attributes:
         vocabulary: vocabulary size V, one more than the largest token.
@@ -62,7 +65,7 @@ class Tokenizer:
         return sizes
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens of each text, int32, without added special tokens. All cores are used.
+        """Return the tokens of each text, int32 (n,), without added special tokens. All cores are used.
 
         Raises:
             DataError: a value is not a string of valid Unicode.

@@ -29,14 +29,15 @@ def check(
 ) -> None:
     """Raise WeightsError if the `config.json` beside published weights does not match the model.
 
-    Print one warning for keys that are unknown. Nothing is checked without a `config.json`, see `warn_unchecked`.
+    Process 0 prints one warning to stderr for keys that are unknown. Nothing is checked without a `config.json`, see
+    `warn_unchecked`.
 
     Args:
         path: file of weights, index of several, or their folder.
         layout: layout of the weights, "huggingface" or "timm".
         settings: every setting of the model, from `model_base.Family.settings`, and its `name`.
-        configurable: the keys of config.model that the architecture has.
-        ignored: keys that may differ, because positions are resized or the head is new.
+        configurable: the keys of config.model that the architecture has, for the advice in the error.
+        ignored: keys of config.model that may differ, because positions are resized or the head is new.
     """
     config = _config_beside(path)
     if not config.is_file():

@@ -14,7 +14,7 @@ ACTIVATIONS |= {"gelu_python": "gelu", "swish": "silu"}
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Keys of a published config: those that are keys of ours, those with one supported value, and harmless ones.
+    """Table of the keys of a published config: keys with one of ours, keys with one supported value, and harmless ones.
 
     Any other key is unknown, and may change what the model computes. Our keys are those of config.model.
 
@@ -52,7 +52,8 @@ class Table:
 
         Args:
             content: the published config.
-            complete: True for all keys, also with default, implied or derived values; False for those of `content`.
+            complete: True for all our keys of the table, also those with default, implied or derived values; False for
+                only those whose published key is in `content`.
         """
         if not complete:
             return {ours: _normalise(ours, content[key]) for key, (ours, _) in self.keys.items() if key in content}

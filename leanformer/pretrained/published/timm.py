@@ -180,9 +180,13 @@ NAMES = {  # patterns of registered names
 
 
 def find(architecture: str) -> tuple[Table, dict[str, Any]] | None:
-    """Return the table of a model registered in timm, and {argument: value} that its name implies; None if unknown.
+    """Return the `Table` of the keys of a model registered in timm, and the arguments that its name implies.
 
-    A tag after a dot is ignored. The arguments are those of timm's constructor.
+    The arguments are {name: value} of timm's constructor. A tag after a dot of the name is ignored. None for an unknown
+    name, and for models of timm that leanformer has no architecture for.
+
+    Args:
+        architecture: registered name.
 
     >>> find("vit_small_patch16_224.augreg_in1k")[1]["num_heads"]
     6
@@ -195,13 +199,13 @@ def find(architecture: str) -> tuple[Table, dict[str, Any]] | None:
 
 
 def flatten(content: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of timm's model that a published config stands for.
+    """Return {argument: value} of timm's constructor for the model that a published config describes.
 
-    They are `named`, replaced by what `pretrained_cfg` implies, then by `num_classes`, then by `model_args`.
+    The arguments are `named`, replaced by what `pretrained_cfg` implies, then by `num_classes`, then by `model_args`.
 
     Args:
         content: the published config.
-        named: arguments that its registered name stands for, from `find`.
+        named: arguments that its registered name implies, from `find`; {} for an unknown name.
     """
     about = content.get("pretrained_cfg")
     about = about if isinstance(about, dict) else {}

@@ -34,7 +34,7 @@ VERSION = 1  # version of the files and of the meaning of a seed
 
 
 class Block(NamedTuple):
-    """Block of BLOCK Pathfinder images with the snakes (chains of dashes) they were drawn from.
+    """Block of BLOCK (1,000) Pathfinder images with the snakes (chains of dashes) they were drawn from.
 
     Attributes:
         images: images, uint8 (BLOCK, 32, 32).
@@ -76,11 +76,11 @@ def sample(contour: int, seed: int, block: int) -> Block:
 
 
 def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 200_000, workers: int = 1) -> Path:
-    """Build a Pathfinder dataset if the folder does not contain it, in minutes at the published size.
+    """Build a Pathfinder dataset if the folder is missing or empty, in minutes at the published size.
 
-    The folder appears when complete (see `generated.make`): `images.npy` (examples, 32, 32) and `labels.npy`, both
-    uint8. The images are the first ones of the seed's sequence, whatever the number of workers. Returns the absolute
-    folder.
+    The folder appears when complete (see `generated.make`): `images.npy` (examples, 32, 32) and `labels.npy`
+    (examples,), both uint8. The images are the first ones of the seed's sequence, whatever the number of workers.
+    Returns the absolute folder.
 
     Args:
         folder: folder of the dataset.
@@ -91,7 +91,7 @@ def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 
 
     Raises:
         ConfigError: an argument is out of range.
-        DataError: the folder has other content, or cannot be written.
+        DataError: the folder has other content or a dataset of another recipe, or cannot be written.
     """
     if contour not in CONTOURS or not 0 <= seed < 2**64 or examples < 1 or workers < 1:
         raise ConfigError(
@@ -128,12 +128,17 @@ def _sample_arrays(contour: int, seed: int, block: int) -> tuple[np.ndarray, np.
 
 
 def split_rows(count: int, split: str, seed: int) -> np.ndarray:
-    """Return the indices, int64 (n,), of a split of `count` examples.
+    """Return the indices, int64 (n,), of the examples of a split, in shuffled order.
 
     Of a seeded shuffle, the first 80 % are train, the next 10 % val, and the rest test.
 
+    Args:
+        count: number of examples of all splits together.
+        split: "train", "val" or "test".
+        seed: seed of the shuffle.
+
     Raises:
-        DataError: the split is not train, val or test.
+        DataError: the split has another name.
     """
     if split not in SPLITS:
         raise DataError(f'Pathfinder has no split "{split}". Found: {", ".join(SPLITS)}.')
@@ -144,10 +149,12 @@ def split_rows(count: int, split: str, seed: int) -> np.ndarray:
 class Pathfinder:
     """Memory-mapped split of a Pathfinder dataset that `write` built.
 
+    An example has `tokens`, int32 (1024,), the grey values 0 to 255 in reading order, and `label`, 0 or 1.
+
     Args:
         folder: folder of the dataset.
         split: "train", "val" or "test".
-        recipe: required values of contour, seed and examples; those that it lacks may be any.
+        recipe: required values of contour, seed and examples by name; those that it lacks may be any.
 
     Raises:
         DataError: the dataset or split is missing, has another recipe, or a file was modified.
@@ -187,6 +194,8 @@ class Pathfinder:
 class PublishedPathfinder:
     """Split of the Long Range Arena's published Pathfinder images of 32 x 32 pixels.
 
+    An example has `tokens`, int32 (1024,), the grey values 0 to 255 in reading order, and `label`, 0 or 1.
+
     The files are `<root>/pathfinder32/<contour's folder>/{metadata/<k>.npy, imgs/<k>/sample_<i>.png}`. In spite of
     their names the metadata are lines of text: folder, file, number, label, and the generator's parameters. They are
     read as that or as arrays of strings, which the generator writes; never unpickled. Paths of any other form than the
@@ -200,6 +209,7 @@ class PublishedPathfinder:
         seed: seed of the shuffle, see `split_rows`.
 
     Raises:
+        ConfigError: the contour was not published.
         DataError: files are missing or not as published; from `[]`, an image is not 32 x 32 pixels of 8-bit grey.
         CorruptImage: from `[]`, an image cannot be decoded.
     """

@@ -80,7 +80,13 @@ class Pairs(NamedTuple):
 
 
 def pairs(contour: int, count: int, random: Random) -> Pairs:
-    """Draw `count` pairs of target snakes of `contour` paddles each, in an empty image for each pair."""
+    """Draw pairs of target snakes, each pair in an empty image.
+
+    Args:
+        contour: number of paddles of each snake.
+        count: number of pairs, which is the number of images.
+        random: generator of all draws.
+    """
     rounds, tried, accepted = [], 0, 0
     while accepted < count:
         paddle, at, pivot = _seeds(contour, random)
@@ -114,15 +120,15 @@ def _seeds(contour: int, random: Random) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def distractors(grid: np.ndarray, contour: int, random: Random) -> Snakes:
-    """Draw the distractors of each image: snakes of a third of the length of `contour`, in the free cells.
+    """Draw the distractors of each image: snakes of `contour` // 3 paddles on free cells, at most 20 paddles in all.
 
     Args:
-        grid: occupied cells (n, cells) of n images; those of the distractors are added in place.
-        contour: paddles of a target.
-        random: generator of the images.
+        grid: occupied pixels, uint8 (images, CELLS), such as `Pairs.grid`; those of the distractors are added in place.
+        contour: number of paddles of a target snake.
+        random: generator of all draws.
 
     Returns:
-        Paddles and cells (n, distractors, length); -1 for a snake that found no place in SNAKE_DRAWS tries.
+        Paddles and cells (images, distractors, contour // 3); -1 for a snake that found no place in SNAKE_DRAWS tries.
     """
     length = contour // 3
     shape = (len(grid), PADDLES_OF_DISTRACTORS // length, length)
