@@ -46,6 +46,6 @@ def contents(run: train_setup.Run) -> dict[str, Any]:
 def peak_bytes(c: ConfigDict, name: str | None) -> int:
     """Compile a config's training step, and return its peak bytes per device.
 
-    The arguments and errors are those of `build`.
+    The arguments and errors are those of `build` and `programs.peak_memory`.
     """
     return programs.peak_memory(programs.compile_for_gpu(build(c, name).lower_train_step()))

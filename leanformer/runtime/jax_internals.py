@@ -60,7 +60,10 @@ def cudnn_checks() -> Any:
 
 
 def key_value_store() -> Any | None:
-    """Return the key-value store of JAX's coordinator (its client); None in a single process."""
+    """Return the key-value store of JAX's coordinator, the client of `jax._src.distributed`; None in a single process.
+
+    Also None if this version of JAX has moved it; `check_processes` raises the error for that.
+    """
     return _state and _state.client
 
 

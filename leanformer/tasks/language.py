@@ -209,10 +209,11 @@ class CausalLanguageModelling(TokenObjective):
         return self.token_loss(model, x, part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return sums over the examples that `batch["mask"]` marks as present.
+        """Return sums over the examples that `batch["mask"]` marks as present, all scalars; `detail` adds nothing.
 
         They are the loss `nats`, the number of target `tokens`, the `bytes` of text that they stand for (0 if unknown),
-        and the number of `examples`, which are rows.
+        and the number of `examples`, which are rows. The batch has the arrays of `inputs`, `targets` (B T), `bytes` (B)
+        and `mask` (B).
         """
         mask = batch["mask"]
         targets = jnp.where(mask[:, None], batch["targets"], rows.IGNORE)

@@ -19,7 +19,11 @@ Batch = Mapping[str, Array]  # arrays by name, with a leading axis B
 
 
 class DataModule(abc.ABC):
-    """Base class of the data of a task: splits, batches, and the arrays of an example."""
+    """Base class of the data of a task: its splits, its batches, and the shapes and dtypes of an example's arrays.
+
+    Subclasses define `open`, `train_batches`, `eval_batches`, `input_specs`, `target_specs` and `prepare`. The others
+    have defaults: `build` does nothing, `read` refuses files, and `notes` is empty.
+    """
 
     def build(self) -> bool:
         """Download or generate the data if that can be done here. Return False if there is nothing to build, else True.
@@ -107,7 +111,8 @@ class DataModule(abc.ABC):
 class Objective(abc.ABC):
     """Base class of the objective of a task: loss, evaluation sums and metrics.
 
-    Subclasses may set `score` and `ceiling` as class attributes instead of properties.
+    Subclasses define `score`, `inputs`, `loss`, `statistics` and `metrics`; the others have defaults. `score`, the
+    metric that selects the best checkpoint, and `ceiling`, the divergence threshold, may be class attributes.
     """
 
     @property

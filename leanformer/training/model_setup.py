@@ -82,7 +82,8 @@ class ModelSetup:
         return self.read_weights(c.init_from.path, c.init_from.layout, finite=finite)
 
     def read_weights(self, path: str, layout: str, *, finite: bool = True) -> Any:
-        """Return (parameters, batch statistics) of this model from a file of weights or from a workdir.
+        """Return (parameters, batch statistics) of this model from a file of weights, or from the best checkpoint of a
+        run (the newest if none was evaluated), of its EMA weights if it has them.
 
         For published weights, the config.json beside them is compared with the model first. Differences that the
         weights do not show, and a missing config.json, are warned of on stderr.
@@ -95,8 +96,8 @@ class ModelSetup:
         Raises:
             ConfigError: `path` is a run, and `layout` is not "own"; or the model has no such layout.
             CheckpointError: the run has no checkpoint, or it is damaged.
-            WeightsError: the weights cannot be read, their config.json does not match the model, or they differ from
-                the model in more than `config.init_from` allows.
+            WeightsError: the weights cannot be read, or are not finite and `finite` is True; their config.json does not
+                match the model, or they differ from the model in more than `config.init_from` allows.
         """
         from leanformer.pretrained import published  # here and below, since few runs read weights
         from leanformer.tasks import origins

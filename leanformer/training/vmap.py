@@ -130,7 +130,11 @@ class EnsembleRun(Run):
 
     @functools.cached_property
     def corrupt(self) -> Any:
-        """Log of unreadable training examples: call it with the list of the runs' `corrupt` entries."""
+        """Function that logs unreadable training examples: call it with the list `corrupt` of a batch from `batches`.
+
+        The list has one array (B) per run. As with `Run.corrupt`, the call raises DataError if too many examples of a
+        run are unreadable.
+        """
 
         def log(examples: Sequence[Any]) -> None:
             for run, of_run in zip(self.runs, examples, strict=True):

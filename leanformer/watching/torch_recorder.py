@@ -85,12 +85,15 @@ class Recorder(TorchFunctionMode):
                 setattr(functional, name, original)
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Take the arrays of the attention from one function call of the layer, if it is a part of it.
+        """Set the attributes from the call of a function in the layer; one that is no part of attention sets none.
+
+        The recorder calls it for every PyTorch function. A softmax or a fused attention discards the projection that
+        was seen before.
 
         Args:
             name: name of the function, such as "softmax".
-            args, kwargs: its arguments.
-            result: its result.
+            args, kwargs: arguments of the function.
+            result: result of the function.
         """
         if name == "linear":
             self._see_linear(args[0], args[1] if len(args) > 1 else kwargs["weight"])
