@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments import surface, tables
+from experiments import families, surface, tables
 from experiments.tables import Estimate
 from leanformer import conditioning
 from leanformer.analysis import statistics
@@ -156,6 +156,15 @@ def draw_language(axes: Axes) -> None:
     axes.set(xlabel="difference in nats per token\n(left is better)")
 
 
+def draw_families(axes: Axes) -> None:
+    """Plot lean minus original of the small pairs of shapes, of those whose score is an accuracy."""
+    results = [r for r in families.summarise(families.read_rows()) if r.unit == "%"]
+    names = {r.family: r.family.replace("Nyströmformer, ", "Nyström,\n") for r in results}
+    draw_estimates(axes, {names[r.family]: Estimate.of(r.difference) for r in results}, FIRST)
+    axes.tick_params("y", labelsize=FONT - 3)
+    axes.set(xlabel="lean minus original, points of top-1\n(right: lean is better)")
+
+
 def draw_trained(axes: Axes) -> None:
     """Plot κ of the heads' outputs side by side, by layer, of two trained models and of fresh ones."""
     from experiments.figures import trained
@@ -184,6 +193,7 @@ CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "tasks": draw_tasks,
     "listops": draw_listops,
     "language": draw_language,
+    "families": draw_families,
     "trained": draw_trained,
 }
 
