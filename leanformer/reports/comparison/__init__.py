@@ -63,7 +63,7 @@ def _write_run_pages(result: Comparison, out: Path) -> dict[str, str]:
         show = tables.number(result)
         seeds = [f"seed {run.seed}: {show(run.value)}" for run in shape.runs]
         each = (html.link(f"{at}/{page}", seed) for at, page, seed in zip(addresses, pages, seeds, strict=True))
-        links[shape.name] = f"<br><small>{' '.join(each)}</small>"
+        links[shape.name] = f"<br><small>{' · '.join(each)}</small>"
     return links
 
 
