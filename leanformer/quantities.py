@@ -86,7 +86,9 @@ PROGRESS = {
     "grad_norm": Quantity("gradient norm", "mean norm of the gradient before clipping"),
     "skipped": Quantity("skipped steps", "steps left out because the gradient was not finite", higher=False),
     "examples": Quantity("examples", "number of evaluated examples"),
-    "examples_per_s": Quantity("throughput", "training examples per second", "examples/s", True),
+    "examples_per_s": Quantity(
+        "throughput", "training examples per second; of a run the median over its records", "examples/s", True
+    ),
     "data_wait": Quantity("data wait", "fraction of the time in which the device waited for data", higher=False),
     "mfu": Quantity("utilisation", "fraction of the device's peak matmul throughput", higher=True),
 }
