@@ -1,5 +1,6 @@
 """Figures on the small pairs of shapes, one row per architecture of Leaner Transformers."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,11 @@ def rows() -> Mapping[str, Any]:
     """Return the cells of a row by the name of its family."""
     cells = {}
     for r in families.summarise(families.read_rows()):
-        digits = 1 if r.unit == "%" else 3
+        digits, change = (1 if r.unit == "%" else 3), Estimate.of(r.difference)
         cells[r.family] = {
             "params": " to ".join(f"{r.params[shape]:,}" for shape in families.SHAPES),
             **{shape: f"{r.scores[shape]:.{digits}f}" for shape in families.SHAPES},
-            "change": f"{Estimate.of(r.difference):+.{digits}f}",
+            "change": f"{change:+.{digits}f}" if math.isfinite(change.high) else "0, equal in every seed",
             "verdict": r.verdict,
             "kappa": "; ".join(r.kappa.values()),
             "seeds": r.seeds,

@@ -30,7 +30,7 @@ SETTINGS = [
         r"\b\d+x\d+\b",  # layers x heads
         rf"\b(?:from )?{_INTEGER} to {_INTEGER}(?= [-+]\d)",  # steps of the head dimension
         r"1 % of (?:top-1|the mean accuracy)|below 1e-3|1 - R²|1 is (?:the )?best",  # margin and threshold, definitions
-        r"(?<= )\d\. (?=\*\*)",  # items of a list
+        r"(?<= )\d+\. (?=\*\*)",  # items of a list
         r"[Bb]elow 48|48 or below",
         r"dimensions?,? (?:are |of )?\d+(?: to \d+)?|than at 12 of 4",
         r"At 64 and below|48 or less|equivalent at 270,000",

@@ -1,6 +1,7 @@
 """Figures on heads, head dimension, depth and MLP of the small ViTs."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,10 +40,11 @@ def values() -> Mapping[str, Any]:
 def budget() -> Mapping[str, Any]:
     """Return what one layer gains over six at 100,000 parameters, in points, as stored in budget.ipynb."""
     cells = json.loads((EVIDENCE.parents[1] / "notebooks" / "budget.ipynb").read_text(encoding="utf-8"))["cells"]
-    lines = [line for cell in cells for output in cell.get("outputs", ()) for line in output.get("text", ())]
-    (words,) = [line.split() for line in lines if line.strip().startswith("depth=1 - depth=6")]
-    value, low, _, high = words[3:7]
-    return {"gain": Estimate(*(100 * float(x) for x in (value, low, high)))}
+    outputs = [output.get("data", {}).get("text/html", ()) for cell in cells for output in cell.get("outputs", ())]
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", line) for html in outputs for line in html]
+    (row,) = [row for row in rows if row and row[0] == "depth=1 - depth=6"]
+    low, _, high = row[2].split()
+    return {"gain": Estimate(*map(float, (row[1], low, high)))}
 
 
 PASSAGES = [
