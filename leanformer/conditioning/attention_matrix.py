@@ -105,9 +105,12 @@ def self_weight(a: Named) -> Reading:
 
 
 def largest_logit(a: Named) -> Reading:
-    """Return each head's largest attention logit, as a `Reading` (B N); padding and masked keys do not count.
+    """Return each head's largest attention logit, signed, scaled and soft-capped, as a `Reading` (B N).
+
+    Padding and masked keys do not count; not valid for an example that has no other tokens.
 
     Args:
-        a: arrays of a block by name: `q`, `k`, `mask` and `soft_cap`, or `logits` and `mask`.
+        a: arrays of a block by name: `q`, `k`, `mask` and `soft_cap`, or `logits` and `mask`. q and k give logits
+            Q Kᵀ / √H, then capped; `logits` are used as they are.
     """
     return read(jnp.where(_visible(a), _logits(a), -jnp.inf).max(axis=(-2, -1)))

@@ -55,11 +55,14 @@ def check(environ: Mapping[str, str]) -> None:
 
 
 def check_platform(platform: str, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if JAX has started on the CPU although this host has GPUs and the variables choose them.
+    """Raise ConfigError if JAX has started on the CPU although this host has NVIDIA GPUs that it was allowed to use.
+
+    It is allowed to unless JAX_PLATFORMS or CUDA_VISIBLE_DEVICES excludes them, so also if both are unset; see
+    `is_wanted`. Call this after JAX has started, and `check` before.
 
     Args:
-        platform: platform of JAX's first device.
-        environ: environment variables.
+        platform: platform of JAX's first device, such as "cpu" or "gpu".
+        environ: environment variables, such as os.environ.
     """
     if platform == "cpu" and is_wanted(environ) and gpus():
         raise ConfigError(

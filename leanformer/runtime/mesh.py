@@ -278,10 +278,14 @@ def constrain_replicated(tree: Any) -> Any:
 def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
     """Return {option of XLA: value} for a step on this mesh; {} on one device or without GPUs.
 
-    The options overlap communication with computation. By default XLA combines the collectives of one scan iteration
-    (one layer) into one, at the end of the iteration, when there is nothing left to overlap it with. A large collective
-    that is not combined starts as soon as its input is ready; launch/SCALING.md lists the overlap. Options that
-    XLA_FLAGS names are not set here.
+    The options overlap communication with computation: they turn on XLA's latency-hiding scheduler, and collectives of
+    ALONE (1 MiB) or more are not combined. By default XLA combines those of one scan iteration (one layer) at its end,
+    when there is nothing left to overlap them with; one that is not combined starts as soon as its input is ready.
+    launch/SCALING.md lists the overlap. Options that the environment variable XLA_FLAGS names are left to it.
+
+    Args:
+        mesh: mesh of the step, with an axis `fsdp`.
+        device: device to compile for; only its `platform` is read.
     """
     if device.platform != "gpu" or mesh.size == 1:
         return {}

@@ -18,16 +18,17 @@ Layout = tuple[tuple[Path, ...], Columns]  # files of one split, and their colum
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Published files of one GLUE task.
+    """Names, columns and classes of the published files of one GLUE task; `find` looks for the files.
 
     Attributes:
         folder: name of the task's folder in the download.
-        columns: columns of the files.
-        classes: class names by the label in the files, in the order of the model's outputs; None if labels are numbers.
-        splits: splits with labels, for messages.
+        columns: `Columns` of the files.
+        classes: {label in the files: class name}, in the order of the model's outputs; None if labels are numbers.
+        splits: names of the splits that have labels, such as "train"; only error messages use them.
         highest: largest label if labels are numbers; the smallest is 0.
-        loose: pair (tuples of file names by split, columns) for another published format; None if there is none.
-        torn: largest fraction of lines that may have too few or too many columns.
+        loose: another published form of the task, a pair ({split: names of its files}, their `Columns`); None if there
+            is none.
+        torn: largest fraction of lines with too few or too many columns that is skipped; see `tables.read`.
     """
 
     folder: str

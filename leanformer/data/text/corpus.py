@@ -89,7 +89,13 @@ class Corpus:
         return fingerprints.digest(f"{record['sha256'][TOKENS]} {self.first} {self.last}".encode())
 
     def count_shared(self, other: "Corpus") -> int:
-        """Return the number of tokens that are in this split and in `other`; 0 if files or tokenizers differ."""
+        """Return the number of positions of the token dataset that both splits contain; 0 if their datasets differ.
+
+        Equal texts at different positions do not count. A dataset is of one combination of documents and tokenizer.
+
+        Args:
+            other: another split.
+        """
         same = self.folder == other.folder
         return max(0, min(self.last, other.last) - max(self.first, other.first)) if same else 0
 

@@ -63,13 +63,17 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
 
 
 def rename(tensors: Mapping[str, np.ndarray], **arguments: Any) -> dict[str, np.ndarray]:
-    """Return `NanoChatForCausalLM`'s tensors as those of a Llama without gates with equal outputs; others unchanged.
+    """Return nanochat's tensors as those of a Llama with the same outputs; tensors of any other model unchanged.
 
-    Its norms have no scales, so these are 1. It normalises the token embeddings first, so their rows are normalised
-    here. It rotates queries and keys the other way, so the halves of their channels are exchanged; and it rotates them
-    before it normalises them, which commutes. Training a loaded model also trains the scales.
+    nanochat (`NanoChatForCausalLM`) is recognised by its tensors `model.layers.0.mlp.fc1.*`; the Llama's MLP has no
+    gate projection. Its norms have no scales, so scales of 1 are added. It normalises the token embeddings first, so
+    their rows are normalised here. It rotates queries and keys the other way, so the halves of their channels are
+    exchanged; and it rotates them before it normalises them, which commutes. Training a loaded model also trains the
+    scales.
 
-    `arguments` are the keys of config.model, of which depth, width, head_dim and epsilon are read.
+    Args:
+        tensors: tensors of a file, by name.
+        arguments: keys of config.model; depth, width, head_dim and epsilon are read.
     """
     if not any(name.startswith("model.layers.0.mlp.fc1.") for name in tensors):
         return dict(tensors)

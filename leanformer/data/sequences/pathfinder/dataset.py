@@ -34,17 +34,17 @@ VERSION = 1  # version of the files and of the meaning of a seed
 
 
 class Block(NamedTuple):
-    """Block of BLOCK (1,000) Pathfinder images with the snakes (chains of dashes) they were drawn from.
+    """Block of BLOCK (1,000) Pathfinder images with the snakes (chains of dashes, the paddles) they were drawn from.
 
     Attributes:
-        images: images, uint8 (BLOCK, 32, 32).
+        images: uint8 (BLOCK, 32, 32).
         labels: uint8 (BLOCK,): 1 if both discs are on one target snake, else 0.
-        targets: two long snakes per image, on which the discs are.
-        distractors: short snakes.
+        targets: `Snakes` of (BLOCK, 2, paddles): the two long snakes of each image, which have the discs.
+        distractors: `Snakes` of (BLOCK, distractors, paddles): short snakes, a third as long; -1 if it found no place.
         marks: (BLOCK, 2), numbers 0 or 1 of target snakes: the one with a disc at its start, and the one with a disc at
             its end.
         tried: number of candidate pairs of target snakes that were drawn.
-        accepted: number of these pairs in which both snakes could be completed.
+        accepted: number of these pairs in which both snakes could be completed, at least BLOCK; the first are used.
     """
 
     images: np.ndarray
