@@ -19,7 +19,7 @@ INACCURATE = 0.1  # relative distance from the exact median beyond which the pap
 
 
 def formula(tokens: int, width: int) -> float:
-    """Return the paper's condition number (√D + √N) / |√D − √N| of a Gaussian matrix, D = width, N = tokens.
+    """Return the paper's condition number (√D + √N) / abs(√D − √N) of a Gaussian matrix, D = width, N = tokens.
 
     The paper states it for D > N. For D < N this is the formula of the transpose, whose singular values are the same.
     For D = N it is infinite, although the matrix is invertible with probability one (see `gaussian`).
