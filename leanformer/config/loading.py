@@ -54,7 +54,7 @@ def load(name: str, flag: str = "config") -> ConfigDict:
     """Return the config that the function `get_config` of a config file returns.
 
     Args:
-        name: name or path of the file, see `find`; or FILE:ARGUMENT, with the argument of `get_config`.
+        name: name or path of the file, see `find`; or `FILE:ARGUMENT`, with the argument of `get_config`.
         flag: command-line flag whose value is `name`, for messages.
 
     Raises:
