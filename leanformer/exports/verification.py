@@ -214,15 +214,7 @@ def check_outputs(
 def describe(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> str:
     """Return a line with the result of `compare`, or with the reason why the models were not compared.
 
-    Args:
-        folder: folder of the exported model.
-        description: library and class that load it.
-        model: setup of our model.
-        weights: parameters and batch statistics of our model.
-        sample: inputs.
-
-    Raises:
-        WeightsError: the folder does not load, or computes something else.
+    Arguments and errors are those of `compare`.
     """
     worst = compare(folder, description, model, weights, sample)
     if worst is None:
