@@ -1,11 +1,14 @@
 """The small pairs of shapes of each family: sizes, data that are cut from the novels, and the table."""
 
+import fake_runs
 import jax
 import numpy as np
 import pytest
+from messages import refuses
 
-from experiments import families
+from experiments import common, families
 from experiments.families import FAMILIES, SHAPES
+from leanformer import config
 from leanformer.costs import count
 from leanformer.data.sequences import open_sequences
 from leanformer.runtime.mesh import make_mesh
@@ -27,6 +30,15 @@ def test_lean_shape_has_fewer_layers_more_heads_and_fewer_parameters(name, tmp_p
     differing = {key for key in lean if lean[key] != original[key]}
     assert differing == set(FAMILIES[name].lean)
     assert {key for key, value in configs["lean"].items() if value != configs["original"][key]} == {"model"}
+
+
+def test_finished_run_of_another_config_is_not_read(tmp_path):
+    fake_runs.write_run(tmp_path / "run")
+    c = config.load("quickstart")
+    assert common.train(c, tmp_path / "run")["final"]["top1"] == 0.8
+    c.total_epochs = 2.0
+    with refuses("total_epochs=30.0", "2.0"):
+        common.train(c, tmp_path / "run")
 
 
 def test_passages_have_the_novel_of_their_heroine():
