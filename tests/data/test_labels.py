@@ -210,6 +210,7 @@ def test_edited_classes_are_refused(small_config, pictures, tmp_path, edit):
         artifacts.load_classes(tmp_path)
 
 
+@pytest.mark.slow  # test_fingerprints compares data without runs
 def test_resumed_run_warns_of_changed_data(small_config, pictures, tmp_path, capfd):
     workdir, small_config.checkpoint.every = tmp_path / "run", 0
     assert train(small_config, workdir) == 0

@@ -100,7 +100,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_killed_process_leaves_no_cache_and_no_workers(number, pieces, tmp_path):
     (pieces / "train.txt").write_text("<|end|>".join(f"{i} " + "word " * 400 for i in range(4000)))
     (tmp_path / "maker.py").write_text(SCRIPT)

@@ -29,7 +29,11 @@ def check_case(reference, factor=1):
     return verification.check_outputs(np.asarray(result[name]), reference.arrays[name], "theirs", "Do not use it.")
 
 
-@pytest.mark.parametrize("file", CASES)
+FAST = ("vit_timm", "tnt_timm", "gpt_huggingface")
+FILES = [pytest.param(file, marks=[pytest.mark.slow] * (file not in FAST)) for file in CASES]
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_wrong_epsilon_is_refused(file):
     reference = case(file, CASES[file])
     assert 0 < check_case(reference) < verification.LIMIT / 5

@@ -102,7 +102,11 @@ def test_drop_path_rates_rise_linearly(x):
     assert (np.abs(differences[1]).max(axis=(1, 2)) > 1e-3).any()
 
 
-@pytest.mark.parametrize("how", [{"remat": "light"}, {"remat": "block"}, {"unroll": 2}, {"unroll": DEPTH + 1}])
+HOW = [{"remat": "light"}, {"unroll": 2}]
+SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ({"remat": "block"}, {"unroll": DEPTH + 1})]
+
+
+@pytest.mark.parametrize("how", HOW + SLOW)
 def test_remat_and_unroll_do_not_change_gradients(x, how):
     def grads(**how):
         config = dataclasses.replace(CONFIG, dropout=0.3)  # the backward pass repeats the same dropout

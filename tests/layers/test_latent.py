@@ -84,7 +84,11 @@ def test_output_and_parameter_count_match_formula(x, rng, query_rank, rotary):
     assert sum(leaf.size for leaf in p.values()) == sizes
 
 
-@pytest.mark.parametrize(("query_rank", "rotary"), CASES)
+# Rotary embeddings, with and without a compression of queries; the cases without rotary embeddings are simpler.
+FAST = [pytest.param(*case, marks=[pytest.mark.slow] * (not case[1])) for case in CASES]
+
+
+@pytest.mark.parametrize(("query_rank", "rotary"), FAST)
 def test_gradients_match_formula(rng, query_rank, rotary):
     """In float64, for the tokens and every parameter; another rotary base gives other gradients."""
     base = rotary.get("rotary")

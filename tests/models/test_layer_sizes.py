@@ -97,7 +97,10 @@ def make_block(rngs):
     return Block(MultiHeadAttention(13, 3, 5, attention_dropout=0.2, rngs=rngs), BLOCKS, rngs=rngs)
 
 
-@pytest.mark.parametrize("remat", ["none", "light", "block"])
+REMAT = ["none", pytest.param("light", marks=pytest.mark.slow), pytest.param("block", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("remat", REMAT)
 def test_groups_compute_what_one_stack_does(remat, rng):
     """Rates and random numbers of drop path and dropout are those of the layer's index in the whole stack."""
     whole = fill_weights(lambda: Stack(make_block, 4, drop_path=0.4, rngs=nnx.Rngs(3)))

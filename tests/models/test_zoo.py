@@ -60,12 +60,8 @@ def make_initial_state(run):
     return state.materialise(run.make_state, fill_weights(run.state.weights), run.state)
 
 
-SLOW = ("tnt", "volo", "davit")  # long to compile; faster tests compare their logits with those of timm
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ARCHITECTURES]
-)
+@pytest.mark.slow  # long to compile; faster tests compare logits with those of timm
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture_smoke(name, meshes):
     """A step changes every parameter, and the probe's table shows every stack. Parity tests check values."""
     c = make_config(name)

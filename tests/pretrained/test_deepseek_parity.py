@@ -30,6 +30,7 @@ def test_probed_attention_matrices_match(name):
     np.testing.assert_allclose(taps["blocks"], reference.arrays["attentions"], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow  # sees whether the tolerance would detect a mistake, not whether there is one
 def test_wrong_details_are_detected():
     """Rotary pairs of queries and keys, order of keys and values of all heads, scales of norms, logit scale."""
     tensors, entries = V3.tensors, V3.layout

@@ -89,6 +89,7 @@ def positions_at_the_end(model, patch):
 CHANGES = (gelu_in_the_stem, folds_averaged, unscaled_outlook, head_index_fastest, positions_at_the_end)
 
 
+@pytest.mark.slow  # sees whether the tolerance would detect a mistake, not whether there is one
 @pytest.mark.parametrize("change", CHANGES)
 def test_tolerance_detects_large_changes(change, monkeypatch):
     reference = case("volo_timm", "volo_tiny_odd")

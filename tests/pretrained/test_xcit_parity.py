@@ -113,6 +113,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.slow  # sees whether the tolerance would detect a mistake, not whether there is one
 @pytest.mark.parametrize("change", CHANGES)
 def test_tolerance_detects_large_changes(change, monkeypatch):
     model = TINY.build()

@@ -25,13 +25,14 @@ WITHOUT_CUDNN = {"gpt2_tinystories_12x12"} | {  # head_dim 42, as in the paper; 
     *("quickstart", "quickstart_baseline", "nystromformer_listops_short", "quickstart_gpt", "quickstart_gpt_baseline"),
     *("quickstart_bert", "rank_icl", "rank_nn", "rank_nn_small", "rank_retrieval"),
 }
-# Configs of the fast tier. Every other config differs from one of these only in sizes, such as depth and heads.
+# Every other config differs from one of these only in sizes, such as depth and heads.
 REPRESENTATIVES = {
     *("deit_b_7x16", "vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"),
     *("nystromformer_text", "nystromformer_retrieval", "llama_small", "gpt2_tinystories_12x12", "bert_crammed_16x12"),
     *("glue", "minilm", "rank_nn_small"),
 }
-TIERS = [name if name in REPRESENTATIVES else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+FAST = REPRESENTATIVES - {"volo_d3_lean", "davit_b_lean", "xcit_m_12x16", "tnt_b_8x16"}  # which take the longest
+TIERS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CONFIGS]
 
 
 @functools.cache

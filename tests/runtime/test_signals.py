@@ -52,7 +52,7 @@ def test_training_commands_handle_signals_before_importing_jax(name, tmp_path):
     assert run_and_signal([sys.executable, "-m", f"leanformer.{name}", *words], signal.SIGTERM, cwd=tmp_path) == 75
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("signalled", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
 def test_signal_ends_all_connected_processes_with_its_status(block, signalled):
     program = "import sys; from leanformer.runtime import signals; signals.exit_on_stop()"

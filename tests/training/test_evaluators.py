@@ -24,6 +24,7 @@ evaluators.EXTRA["norm"] = lambda run: Evaluator(2, lambda state: {"l2": optax.g
 """
 
 
+@pytest.mark.slow
 def test_evaluator_recipe_works_from_a_config_file(tmp_path):
     """The recipe of the module docstring works in a config file, with the command."""
     assert 'evaluators.EXTRA["norm"]' in evaluators.__doc__
@@ -57,7 +58,9 @@ def test_evaluator_due_steps(every, at_start, steps):
     assert [step for step in range(8) if evaluator.due(step, last=7)] == steps
 
 
-@pytest.mark.parametrize(("kind", "key"), [("eval", "eval.batch_size"), ("probe", "probe.examples")])
+@pytest.mark.parametrize(
+    ("kind", "key"), [pytest.param("eval", "eval.batch_size", marks=pytest.mark.slow), ("probe", "probe.examples")]
+)
 def test_evaluator_that_exceeds_memory_is_refused_before_training(kind, key, plain, tmp_path, monkeypatch, one_device):
     """The programs of evaluators are compiled before the first step, with the memory of the optimizer's state."""
     sizes = {"eval.batch_size": 16, "probe.examples": 16} | {key: 512}

@@ -201,7 +201,9 @@ def test_convert_writes_a_huggingface_folder(saved_run, tmp_path):
     assert "0.1235" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("words", [[], ["--max_shard_size=50KB"]], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "words", [pytest.param([], marks=pytest.mark.slow), ["--max_shard_size=50KB"]], ids=["whole", "sharded"]
+)
 def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng, words):
     folder, *_ = saved_run
     (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(10)]))

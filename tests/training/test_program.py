@@ -26,7 +26,11 @@ def build_setup(name, device=None):
     return train_setup.build(c, examples=10_000, mesh=mesh.make_mesh(), device=device)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+SLOW = ("davit_b_lean", "volo_d3_lean")  # the longest to trace, of the same stacks of layers
+LOOPED = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("name", LOOPED)
 def test_loops_have_static_lengths_and_fixed_layouts(name, no_shape_checks):
     """Loops count up to a constant, and the memory layout of activations is fixed.
 

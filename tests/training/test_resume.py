@@ -52,8 +52,9 @@ def draw_state(template, seed):
     return jax.tree.map(draw, template)
 
 
+FAST = ("images", "language", "unequal")  # the others have leaves of the same kinds
 STATES = [
-    *((task, "adamw") for task in CONFIG_MAKERS),
+    *(pytest.param(task, "adamw", marks=[pytest.mark.slow] * (task not in FAST)) for task in CONFIG_MAKERS),
     *(("images", name) for name in optimizers.OPTIMIZERS if name != "adamw"),
 ]
 

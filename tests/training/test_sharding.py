@@ -48,7 +48,7 @@ def run_step(run, step, batch):
     return float(metrics["loss"]), leaves_by_name(gradient), leaves_by_name(statistics), state
 
 
-SLOW = ("xcit", "unequal")  # 20 to 30 s to compile
+SLOW = ("xcit", "unequal", "sequences", "sentences", "masked")  # 10 to 30 s to compile
 TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CONFIG_MAKERS]
 
 

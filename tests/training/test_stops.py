@@ -54,7 +54,15 @@ def short(plain):
     return plain
 
 
-@pytest.mark.parametrize("phase", PHASES)
+SLOW = {
+    "data wait",
+    "evaluation",
+    "probe",
+}  # between two steps, as in a checkpoint; with two processes they are tested below
+SIGNALLED = [pytest.param(phase, marks=[pytest.mark.slow] * (phase in SLOW)) for phase in PHASES]
+
+
+@pytest.mark.parametrize("phase", SIGNALLED)
 def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypatch, one_device, capsys):
     sent = signal_in(phase, monkeypatch.setattr)
     assert train.train(short, tmp_path) == 75 and len(sent) == 1
@@ -66,7 +74,10 @@ def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypat
         assert [record["step"] for record in records if record["kind"] == kind] == [*expected], kind
 
 
-@pytest.mark.parametrize("phase", ["restore", "compile", "evaluation", "probe", "checkpoint"])
+HUNG = ["restore", "evaluation", *(pytest.param(p, marks=pytest.mark.slow) for p in ("compile", "probe", "checkpoint"))]
+
+
+@pytest.mark.parametrize("phase", HUNG)
 def test_hang_in_any_phase_is_ended(phase, short, tmp_path, monkeypatch, one_device):
     """Here the watchdog, which ends the process, ends the hang."""
     short.hang_seconds, found, go_on, original = 0.5, [], threading.Event(), timer.Timer.touch
@@ -90,7 +101,7 @@ def test_hang_in_any_phase_is_ended(phase, short, tmp_path, monkeypatch, one_dev
     assert mentions(message, phase) and status == watchdog.HUNG
 
 
-@pytest.mark.parametrize("command", ["evaluate", "probe"])
+@pytest.mark.parametrize("command", ["evaluate", pytest.param("probe", marks=pytest.mark.slow)])
 def test_hang_of_other_commands_is_ended(command, short, tmp_path, monkeypatch, one_device):
     short.total_steps, short.eval.every, short.probe.every = 1, 0, 0
     assert train.train(short, tmp_path) == 0
