@@ -1,11 +1,13 @@
 """Figures on condition numbers, and on whether conditioning mediates the effect of heads."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from experiments import heads, mediation
 from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
 from experiments.front_picture import TOKENS
+from experiments.study import peak
 from experiments.tables import EVIDENCE, Estimate, round_to
 from leanformer import conditioning
 
@@ -31,6 +33,20 @@ def heads_values() -> Mapping[str, Any]:
         "error": [x["error"] for x in (dim, total)],
         "gaussian": {n: conditioning.gaussian(TOKENS, n * h).median for n, h in shapes.items()},
         "gaussian_total": conditioning.gaussian(TOKENS, heads.WIDTH).median,
+    }
+
+
+def peak_values() -> Mapping[str, Any]:
+    """Return log10 κ before training by number of heads, measured and Gaussian, and the differences to 3 heads."""
+    rows = [row for row in peak.read_rows() if row["steps"] == 0]
+    kappa = {n: [row["log10_condition"] for row in rows if row["num_heads"] == n] for n in (2, 3, 4, 8, 16)}
+    differences = peak.compare(rows, 0)
+    return {
+        "kappa": {n: sum(values) / len(values) for n, values in kappa.items()},
+        "gaussian": {n: math.log10(conditioning.formula(peak.TOKENS, n * peak.HEAD_DIM)) for n in kappa},
+        "above": {other: Estimate.of(difference) for (_, other), difference in differences.items()},
+        "images": peak.IMAGES,
+        "exists": {"holds": "the peak exists"}[peak.decide(differences)],
     }
 
 
@@ -81,6 +97,21 @@ PASSAGES = [
                 "| fixed total width | {total[2]:,.0f} | {total[16]:,.0f} | {gain[1]:+.1f} | {error[1]:+.1f} % |",
                 "predicts {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, and {gaussian_total:.1f} at",
                 "where the first table has {error[0]:.1f} and {error[1]:.1f} %",
+            ],
+        },
+    ),
+    Passage(
+        peak_values,
+        {
+            FINDINGS: ["log10 κ is {kappa[2]:.2f} at 2 heads, {kappa[3]:.2f} at 3 heads and {kappa[4]:.2f} at 4 heads"],
+            RESULTS: [
+                "| measured log10 κ | {kappa[2]:.2f} | {kappa[3]:.2f} | {kappa[4]:.2f} | {kappa[8]:.2f} | "
+                "{kappa[16]:.2f} |",
+                "| Gaussian log10 κ | {gaussian[2]:.2f} | {gaussian[3]:.2f} | {gaussian[4]:.2f} | "
+                "{gaussian[8]:.2f} | {gaussian[16]:.2f} |",
+                "3 heads minus 2 heads: {above[2]:+.2f}; 3 heads minus 4 heads: {above[4]:+.2f}.",
+                "median over {images} crops of photographs",
+                "{exists}",
             ],
         },
     ),
