@@ -95,9 +95,9 @@ def test_cached_logits_match_full_sequence(kind, tokens):
     assert np.abs(expected[:, 1:] - expected[:, :-1]).max() > 0.1
 
 
-LONG = ("gpt2", "bert", "crammed")  # the others have rotary embeddings, whose positions restart in each document
+REPEATS = ("llama", "bert", "crammed")  # the others have learned and rotary positions, which both restart
 PACKED = [
-    pytest.param(kind, marks=[pytest.mark.slow] * (kind in LONG)) for kind in ("gpt2", "llama", "deepseek", *BERTS)
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind in REPEATS)) for kind in ("gpt2", "llama", "deepseek", *BERTS)
 ]
 
 
