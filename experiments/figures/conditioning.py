@@ -46,7 +46,7 @@ def peak_values() -> Mapping[str, Any]:
         "gaussian": {n: math.log10(conditioning.formula(peak.TOKENS, n * peak.HEAD_DIM)) for n in kappa},
         "above": {other: Estimate.of(difference) for (_, other), difference in differences.items()},
         "images": peak.IMAGES,
-        "exists": {"holds": "the peak exists"}[peak.decide(differences)],
+        "exists": "the peak exists" if peak.decide(differences) == "holds" else "the peak is not shown",
     }
 
 

@@ -8,10 +8,10 @@ from the photographs in scikit-image's package, whose code is not used (`pip ins
 The same command resumes; rows are in experiments/evidence/study_peak.csv. Without --out, prints what they say.
 """
 
-import csv
 import functools
 import importlib.util
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from experiments.tables import Estimate
 from leanformer import cli, conditioning, config, tasks
 from leanformer.analysis import statistics
 from leanformer.conditioning import formula
-from leanformer.errors import DataError
+from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.training import inference, model_setup, streams
 
@@ -110,15 +110,7 @@ def measure(c: config.ConfigDict, workdir: Path | None) -> dict[str, str]:
 
 def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     """Return the rows, with log10 κ as the mean over layers."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return [
-            {name: int(row[name]) for name in ("num_heads", "steps", "seed")}
-            | {"log10_condition": float(np.mean([float(x) for x in row["log10_condition"].split()]))}
-            | {"bounds": float(row["bounds"])}
-            for row in csv.DictReader(file)
-        ]
+    return [row | {"log10_condition": float(np.mean(row["log10_condition"]))} for row in language.read_rows(path)]
 
 
 def compare(rows: Iterable[Mapping[str, Any]], steps: int) -> dict[tuple[int, int], statistics.Difference]:
@@ -168,10 +160,14 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     cli.Flag("steps", "Steps of training before κ is measured.", int, default=0),
 )
 def main(f: cli.Values) -> None:
+    if invalid := [n for n in f.heads if not (n.isdecimal() and int(n))]:
+        raise ConfigError(f"--heads={','.join(f.heads)}: {invalid[0]!r} is no number of heads.")
     if f.out:
         out = Path(f.out).expanduser()
-        if not (out / "images").is_dir():
-            cut_images(out / "images")
+        if not (out / "images").is_dir():  # renamed when complete
+            shutil.rmtree(out / "partial", ignore_errors=True)
+            cut_images(out / "partial")
+            (out / "partial").rename(out / "images")
         done = {(row["num_heads"], row["steps"], row["seed"]) for row in read_rows()}
         for seed in range(f.seeds):
             for heads in map(int, f.heads):

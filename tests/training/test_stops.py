@@ -54,11 +54,8 @@ def short(plain):
     return plain
 
 
-SLOW = {
-    "data wait",
-    "evaluation",
-    "probe",
-}  # between two steps, as in a checkpoint; with two processes they are tested below
+# Between two steps, as in a checkpoint; with two processes all phases are tested below.
+SLOW = {"data wait", "evaluation", "probe"}
 SIGNALLED = [pytest.param(phase, marks=[pytest.mark.slow] * (phase in SLOW)) for phase in PHASES]
 
 
