@@ -5,9 +5,10 @@
     python benchmarks/gpu.py --minutes=10 --out=DIR --tiny                   # tiny models, to try it, on a CPU too
     python benchmarks/gpu.py --list [--study]
 
-Order: attention backends against the float32 reference; a training step; resuming bit for bit; ten steps of every
-architecture against the CPU; steps of the other models; PyTorch, eager and compiled (--python=INTERPRETER of an
-environment that has it); model.unroll and model.remat; the probe; JPEG files; other batch sizes.
+Order: checks, which run side by side on the CPU cores that there are: attention backends against the float32
+reference, resuming bit for bit, ten steps of every architecture against the CPU. Then, one at a time: training steps,
+each followed by PyTorch's, eager and compiled (--python=INTERPRETER of an environment that has it); model.unroll and
+model.remat; the probe; JPEG files; other models and batch sizes.
 
 Each measurement runs in a process with a time limit. A failed measurement becomes a row with the reason, and the others
 still run. DIR/results.json and DIR/table.md are updated after each row; the same command resumes with missing and
@@ -21,14 +22,17 @@ without a cache; MFU the fraction of the vendor's bfloat16 peak. A step that run
 
 import argparse
 import fnmatch
+import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,7 @@ RESULT_PREFIX = "RESULT "  # of the last output line of a measurement
 ORIGINAL, LEAN, BATCH = "vit_b_12x12", gpu_rows.LEAN, 256
 GPT = ("gpt2_tinystories_4x16", "gpt2_tinystories_12x12")
 NYSTROM = "nystromformer_text"  # 4,096 tokens
+CHECKS = ("attention", "resume", "agree")  # functions whose result does not depend on what else runs
 MEASURED, FAILED, NO_TIME = "measured", "failed", "no time left"
 MIN_SECONDS, MAX_SECONDS = 45, 240  # time left that a measurement needs to start, and its time limit
 GRACE = 120  # seconds that a run of the study has to save after SIGTERM
@@ -79,12 +84,12 @@ def measurements(out: Path, python: str, tiny: bool = False) -> dict[str, tuple[
 
     families = ("vit_b_7x16", "deit_b_7x16", *zoo.LEAN[1:], GPT[0], "bert_crammed_10x24", NYSTROM)
     rows = {f"attention {dtype}": ("attention", {"dtype": dtype}) for dtype in ("bfloat16", "float32")}
-    rows |= [step(LEAN, BATCH)]
     rows |= {f"resume {'deterministic' * d or 'default'}": ("resume", {"deterministic": d}) for d in (True, False)}
     rows |= {f"agree {config}": ("agree", {"config": config}) for config in families}
-    rows |= [step(ORIGINAL, BATCH), *(step(config, 128) for config in GPT), step(NYSTROM, 32)]
-    peers = {config: 128 if config in GPT else BATCH for config in (LEAN, ORIGINAL, *GPT)}
-    rows |= {f"peer {c}": ("peer", {"config": c, "batch": n, "python": python}) for c, n in peers.items()}
+    for config, batch in ((LEAN, BATCH), (ORIGINAL, BATCH), *((config, 128) for config in GPT)):
+        peer = ("peer", {"config": config, "batch": batch, "python": python})
+        rows |= [step(config, batch), (f"peer {config}", peer)]
+    rows |= [step(NYSTROM, 32)]
     rows |= [step(LEAN, BATCH, "auto", **how) for how in ({"unroll": 1}, {"remat": "none"}, {"remat": "block"})]
     rows |= [step(LEAN, BATCH, "xla"), step(ORIGINAL, BATCH, "auto", unroll=1), step(GPT[1], 128, "auto", unroll=1)]
     rows |= {f"probe {config}": ("probe", {"config": config}) for config in (LEAN, ORIGINAL)}
@@ -95,28 +100,61 @@ def measurements(out: Path, python: str, tiny: bool = False) -> dict[str, tuple[
     return rows | dict(step(config, batch) for batch in (512, 128, 64) for config in (LEAN, ORIGINAL))
 
 
-def measure(name: str, function: str, arguments: dict[str, Any], log: Path, seconds_left: float) -> dict[str, Any]:
-    """Run a measurement in a process with at most `seconds_left`, and return its result; a failure is one too."""
-    row = {"name": name, "table": function}
-    if seconds_left < MIN_SECONDS:
-        return row | {"status": NO_TIME}
-    environ = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
-    environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    command = [sys.executable, __file__, "--measure", function, json.dumps(arguments)]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=environ, start_new_session=True)
+class Measurement:
+    """A measurement in a process of its own.
+
+    Args:
+        name: name of the row.
+        function: name of the function in `gpu_rows`.
+        arguments: its keyword arguments.
+        out: folder of the results; the process writes to its `logs`.
+        seconds_left: time that is left; the process does not start if it is too short.
+    """
+
+    def __init__(self, name: str, function: str, arguments: dict[str, Any], out: Path, seconds_left: float):
+        self.row: dict[str, Any] = {"name": name, "table": function}
+        self.log = out / "logs" / f"{name.replace(' ', '_')}.log"
+        self.limit = min(MAX_SECONDS, seconds_left)
+        self.deadline = time.monotonic() + self.limit
+        self.process = None
+        if seconds_left < MIN_SECONDS:
+            return
+        environ = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
+        environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        if function in (*CHECKS, "peer"):  # they share the GPU's memory, with each other or with PyTorch
+            environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        if function in ("train", "peer"):  # a peer's row finds the program of the step before it compiled
+            environ["JAX_COMPILATION_CACHE_DIR"] = str(out / "programs")
+        if function == "train":
+            shutil.rmtree(out / "programs", ignore_errors=True)
+        command = [sys.executable, __file__, "--measure", function, json.dumps(arguments)]
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environ, start_new_session=True)
+
+    def finish(self) -> dict[str, Any]:
+        """Wait at most until the time limit, and return the row; a failure is one too."""
+        if self.process is None:
+            return self.row | {"status": NO_TIME}
         try:
-            status = str(process.wait(min(MAX_SECONDS, seconds_left)))
+            status = str(self.process.wait(max(0.0, self.deadline - time.monotonic())))
         except subprocess.TimeoutExpired:
-            status = f"none after {min(MAX_SECONDS, seconds_left):.0f} s"
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    if lines and lines[-1].startswith(RESULT_PREFIX):
-        result = json.loads(lines[-1].removeprefix(RESULT_PREFIX))
-        return row | {"status": MEASURED, "rows": result if isinstance(result, list) else [result]}
-    return row | {"status": FAILED, "note": f"status {status}: {lines[-1][:300] if lines else 'no output'}"}
+            status = f"none after {self.limit:.0f} s"
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        if lines and lines[-1].startswith(RESULT_PREFIX):
+            result = json.loads(lines[-1].removeprefix(RESULT_PREFIX))
+            return self.row | {"status": MEASURED, "rows": result if isinstance(result, list) else [result]}
+        note = f"status {status}: {lines[-1][:300] if lines else 'no output'}"
+        return self.row | {"status": FAILED, "note": note}
+
+
+def split(todo: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
+    """Yield the names of measurements that run at the same time: checks, one per CPU core, then single ones."""
+    checks = [name for name, (function, _) in todo.items() if function in CHECKS]
+    yield from itertools.batched(checks, len(os.sched_getaffinity(0)))
+    yield from ((name,) for name in todo if name not in checks)
 
 
 def end_with_parent() -> None:
@@ -186,17 +224,22 @@ def main() -> None:
         print("\n".join(todo))
         print("\n".join(shlex.join(study_command(name, out)) for name in STUDY) if f.study else "")
         return
-    facts = measure("machine", "machine", {"tiny": f.tiny}, out / "logs" / "machine.log", MAX_SECONDS)
+    facts = Measurement("machine", "machine", {"tiny": f.tiny}, out, MAX_SECONDS).finish()
     if facts["status"] != MEASURED:
         parser.error(f"The device cannot be used: {facts['note']}")
     result: dict[str, Any] = {"machine": facts["rows"][0], "rows": {}}
     if (path := out / "results.json").is_file():
         result["rows"] = files.read_json(path)["rows"]
-    for name, (function, arguments) in todo.items():
-        if result["rows"].get(name, {}).get("status") != MEASURED:
-            log = out / "logs" / f"{name.replace(' ', '_')}.log"
-            row = measure(name, function, arguments | {"tiny": f.tiny}, log, deadline - time.monotonic())
-            result["rows"][name] = row
+    todo = {name: value for name, value in todo.items() if result["rows"].get(name, {}).get("status") != MEASURED}
+    for names in split(todo):
+        seconds_left = deadline - time.monotonic()
+        started = [
+            Measurement(name, function, arguments | {"tiny": f.tiny}, out, seconds_left)
+            for name, (function, arguments) in ((name, todo[name]) for name in names)
+        ]
+        for measurement in started:
+            row = measurement.finish()
+            result["rows"][row["name"]] = row
             files.write_json(path, result)
             files.write_text(out / "table.md", format_page(result))
             print(json.dumps(row), flush=True)

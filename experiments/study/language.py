@@ -30,7 +30,8 @@ RATES, TUNING_SEED, SEEDS = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2)
 DEPTH, TOKENS, SHORT, LONG = 4, 128, 1000, 4000
 REPAIRED = 32  # dimension of queries and keys in block E
 FIELDS = ("block", "num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "lr", "seed", "loss")
-FIELDS += ("train_loss", "log10_condition", "bounds", "output_rank", "attention_rank", "attention_entropy", "date")
+FIELDS += ("train_loss", "log10_condition", "bounds", "output_rank", "attention_rank", "attention_entropy")
+FIELDS += ("date", "device")
 ROWS_PROBED = 8  # held-out rows of tokens on which conditioning is measured
 
 
@@ -124,12 +125,12 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     """Return the rows of finished runs, numbers as numbers and lists by layer as tuples."""
     if not path.is_file():
         return []
-    words = ("block", "date")
+    words = ("block", "date", "device")
     whole = ("num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "seed")
 
     def parse(key: str, text: str) -> Any:
         kind: Any = str if key in words else int if key in whole else float
-        return tuple(map(kind, text.split())) if " " in text else kind(text)
+        return tuple(map(kind, text.split())) if " " in text and kind is not str else kind(text)
 
     with path.open(newline="") as file:
         return [{key: parse(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
@@ -164,7 +165,10 @@ def train(c: config.ConfigDict, workdir: Path) -> dict[str, Any]:
     return {
         **{"params": summary["params"], "steps": c.total_steps, "lr": c.optim.lr, "seed": c.seed},
         **{"loss": f"{summary['final']['loss']:.5f}", "train_loss": f"{training:.5f}"},
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        **{
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+            "device": jax.devices()[0].device_kind,
+        },
     }
 
 

@@ -34,7 +34,7 @@ ARMS = {  # heads by layer
 }
 PRIMARY = ("uniform", "increasing", "decreasing")
 FIELDS = ("block", "num_heads", "heads", "params", "steps", "lr", "seed", "loss", "train_loss", "log10_condition")
-FIELDS += ("bounds", "attention_entropy", "date")
+FIELDS += ("bounds", "attention_entropy", "date", "device")
 BY_LAYER = ("log10_condition", "attention_entropy")
 
 
