@@ -5,7 +5,7 @@
     python benchmarks/gpu.py --minutes=10 --out=DIR --tiny                   # tiny models, to try it, on a CPU too
     python benchmarks/gpu.py --list [--study]
 
-Order: checks, which run side by side on the CPU cores that there are: attention backends against the float32
+Order: checks, several at a time if there are cores to compile them: attention backends against the float32
 reference, resuming bit for bit, ten steps of every architecture against the CPU. Then, one at a time: training steps,
 each followed by PyTorch's, eager and compiled (--python=INTERPRETER of an environment that has it); model.unroll and
 model.remat; the probe; JPEG files; other models and batch sizes.
@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ NYSTROM = "nystromformer_text"  # 4,096 tokens
 CHECKS = ("attention", "resume", "agree")  # functions whose result does not depend on what else runs
 MEASURED, FAILED, NO_TIME = "measured", "failed", "no time left"
 MIN_SECONDS, MAX_SECONDS = 45, 240  # time left that a measurement needs to start, and its time limit
+CORES = 4  # for each check that runs at the same time: XLA compiles candidates of each matmul side by side
 GRACE = 120  # seconds that a run of the study has to save after SIGTERM
 # The study's runs on a GPU (experiments/study/PLAN.md, part 6): flags of leanformer.train without --workdir.
 WIDE = "--config.model.mlp_dim=8148"  # 4x16 with the parameters of 12x12: 89,160,609 and 89,160,785
@@ -132,28 +133,43 @@ class Measurement:
         with self.log.open("w") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environ, start_new_session=True)
 
-    def finish(self) -> dict[str, Any]:
-        """Wait at most until the time limit, and return the row; a failure is one too."""
+    def is_running(self) -> bool:
+        """Return whether the process runs and may go on; kill it if it is at its limit."""
+        if self.process is None or self.process.poll() is not None:
+            return False
+        if time.monotonic() < self.deadline:
+            return True
+        os.killpg(self.process.pid, signal.SIGKILL)
+        return False
+
+    def read(self) -> dict[str, Any]:
+        """Return the row of a process that has ended; a failure is one too."""
         if self.process is None:
             return self.row | {"status": NO_TIME}
-        try:
-            status = str(self.process.wait(max(0.0, self.deadline - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            status = f"none after {self.limit:.0f} s"
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        status = self.process.wait()
+        reason = f"none after {self.limit:.0f} s" if status == -signal.SIGKILL else status
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         if lines and lines[-1].startswith(RESULT_PREFIX):
             result = json.loads(lines[-1].removeprefix(RESULT_PREFIX))
             return self.row | {"status": MEASURED, "rows": result if isinstance(result, list) else [result]}
-        note = f"status {status}: {lines[-1][:300] if lines else 'no output'}"
+        note = f"status {reason}: {lines[-1][:300] if lines else 'no output'}"
         return self.row | {"status": FAILED, "note": note}
 
 
+def finish(started: Collection[Measurement]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of measurements as they end."""
+    running = list(started)
+    while running:
+        for measurement in [m for m in running if not m.is_running()]:
+            running.remove(measurement)
+            yield measurement.read()
+        time.sleep(0.1)
+
+
 def split(todo: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
-    """Yield the names of measurements that run at the same time: checks, one per CPU core, then single ones."""
+    """Yield the names of measurements that run at the same time: some checks, then single ones."""
     checks = [name for name, (function, _) in todo.items() if function in CHECKS]
-    yield from itertools.batched(checks, len(os.sched_getaffinity(0)))
+    yield from itertools.batched(checks, max(1, len(os.sched_getaffinity(0)) // CORES))
     yield from ((name,) for name in todo if name not in checks)
 
 
@@ -224,7 +240,7 @@ def main() -> None:
         print("\n".join(todo))
         print("\n".join(shlex.join(study_command(name, out)) for name in STUDY) if f.study else "")
         return
-    facts = Measurement("machine", "machine", {"tiny": f.tiny}, out, MAX_SECONDS).finish()
+    (facts,) = finish([Measurement("machine", "machine", {"tiny": f.tiny}, out, MAX_SECONDS)])
     if facts["status"] != MEASURED:
         parser.error(f"The device cannot be used: {facts['note']}")
     result: dict[str, Any] = {"machine": facts["rows"][0], "rows": {}}
@@ -237,8 +253,7 @@ def main() -> None:
             Measurement(name, function, arguments | {"tiny": f.tiny}, out, seconds_left)
             for name, (function, arguments) in ((name, todo[name]) for name in names)
         ]
-        for measurement in started:
-            row = measurement.finish()
+        for row in finish(started):
             result["rows"][row["name"]] = row
             files.write_json(path, result)
             files.write_text(out / "table.md", format_page(result))
