@@ -1,11 +1,12 @@
-"""Registry of the figures on README, findings and results, by subject."""
+"""Registry of the figures on README, findings, results and the page on GPUs, by subject."""
 
 from experiments.figures import conditioning, engineering, families, language, papers, published, shapes, tasks, trained
-from experiments.figures.passages import FINDINGS, README, RESULTS
+from experiments.figures.passages import FINDINGS, GPUS, README, RESULTS
 from experiments.figures.settings import SETTINGS
 
 
 PASSAGES = [*conditioning.PASSAGES, *shapes.PASSAGES, *tasks.PASSAGES, *language.PASSAGES]
 PASSAGES += [*families.PASSAGES, *papers.PASSAGES, *published.PASSAGES, *engineering.PASSAGES, *trained.PASSAGES]
-PAGES = {README: ("What we found",), FINDINGS: (), RESULTS: ()}  # sections in which every figure is checked; () is all
+# Sections in which every figure is checked; () is all.
+PAGES = {README: ("What we found",), FINDINGS: (), RESULTS: (), GPUS: ("Measured",)}
 __all__ = ["PAGES", "PASSAGES", "SETTINGS"]

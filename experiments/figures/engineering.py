@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import tables
-from experiments.figures.passages import RESULTS, Passage
+from experiments.figures.passages import GPUS, README, RESULTS, Passage
 
 
 def records() -> Mapping[str, Any]:
@@ -15,6 +15,34 @@ def records() -> Mapping[str, Any]:
     images = result["images"]
     cached = [images[f"from the cache {n}"] / images[f"per core {n}"] for n in (1, 2)]
     return result | {"cached": sum(cached) / 2}
+
+
+def on_gpu() -> Mapping[str, Any]:
+    """Return what was measured on an H200, by case, and ranges and ratios of it."""
+    values = records()["H200"]
+    ours = values["vit_b_7x16 beside PyTorch"]
+    errors = {
+        f"{backend} {dtype}": sorted(
+            x for case, x in values.items() if case.startswith("attention") and case.endswith(f"{dtype} {backend}")
+        )
+        for dtype, backend in (("bfloat16", "cudnn"), ("bfloat16", "xla"), ("float32", "xla"))
+    }
+    matmuls = sorted(x for case, x in values.items() if case.startswith("matmul"))
+    return {
+        "values": values,
+        "errors": errors,
+        "matmuls": matmuls,
+        "ours": round(ours, -2),
+        "eager": ours / values["vit_b_7x16 PyTorch eager"],
+        "compiled": ours / values["vit_b_7x16 PyTorch compiled"],
+        "lean": values["vit_b_7x16"] / values["vit_b_12x12"],
+        "loop": 100 * (1 - values["vit_b_7x16 with loop"] / values["vit_b_7x16"]),
+        "loop_memory": values["vit_b_7x16 with loop memory"] - values["vit_b_7x16 memory"],
+        "mfu": {name: 100 * values[f"{name} MFU"] for name in values if f"{name} MFU" in values},
+        "tokens": round(values["gpt2_tinystories_4x16 tokens"], -3),
+        "loss": f"{max(x for case, x in values.items() if case.startswith('loss')):.1e}".replace("e-0", "e-"),
+        "float32": f"{errors['xla float32'][-1]:.1e}".replace("e-0", "e-"),
+    }
 
 
 PASSAGES = [
@@ -33,6 +61,34 @@ PASSAGES = [
                 "{timm[TNT-B lean batch 2]:.2f}, {timm[DaViT-B lean batch 2]:.2f}, {timm[VOLO-d3 lean batch 2]:.2f}; "
                 "{timm[TNT-B lean batch 8]:.2f}, {timm[DaViT-B lean batch 8]:.2f}, {timm[VOLO-d3 lean batch 8]:.2f} |",
                 "{kills[SIGTERM]:.0f} random kills of each of",
+            ],
+        },
+    ),
+    Passage(
+        on_gpu,
+        {
+            README: ["ViT-B 7x16 makes {ours:,.0f} images/s, {eager:.2f} times PyTorch eager and {compiled:.2f} of "],
+            RESULTS: [
+                "{values[vit_b_7x16]:,.0f}, {values[vit_b_12x12]:,.0f}; {eager:.2f}, {compiled:.2f} |",
+                "ten steps of nine tiny models | {loss} |",
+            ],
+            GPUS: [
+                *(
+                    f"{{values[{name}]:,.0f}} images | {{mfu[{name}]:.0f}} % | {{values[{name} memory]:.2f}} | "
+                    f"{{values[{name} compilation]:.0f}} |"
+                    for name in ("vit_b_7x16", "vit_b_7x16 with loop", "vit_b_12x12")
+                ),
+                "{tokens:,.0f} tokens | {mfu[gpt2_tinystories_4x16]:.0f} % | "
+                "{values[gpt2_tinystories_4x16 memory]:.2f} | {values[gpt2_tinystories_4x16 compilation]:.0f} |",
+                "reach {matmuls[0]:.0f} to {matmuls[2]:.0f} TFLOP/s",
+                "{values[vit_b_7x16 PyTorch eager]:,.0f} images/s eager, {values[vit_b_7x16 PyTorch compiled]:,.0f} "
+                "compiled; ours {values[vit_b_7x16 beside PyTorch]:,.0f}: {eager:.2f} and {compiled:.2f} times",
+                "is {lean:.2f} times as fast",
+                "costs {loop:.0f} % of the speed and {loop_memory:.1f} GB",
+                "reference {errors[cudnn bfloat16][0]:.4f} to {errors[cudnn bfloat16][5]:.4f} with cuDNN "
+                "and {errors[xla bfloat16][0]:.4f} to {errors[xla bfloat16][5]:.4f} with XLA in bfloat16, at most "
+                "{float32}",
+                "by at most {loss} of the loss",
             ],
         },
     ),

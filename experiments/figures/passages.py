@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-README, FINDINGS, RESULTS = "README.md", "docs/findings.md", "docs/results.md"
+README, FINDINGS, RESULTS, GPUS = "README.md", "docs/findings.md", "docs/results.md", "docs/gpus.md"
 
 
 class Passage(NamedTuple):

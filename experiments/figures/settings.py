@@ -15,6 +15,7 @@ _QUANTITIES = "heads? of|width|dimension|rank|batch|MLP|depth|Tables?|Figures?|T
 SETTINGS = [
     re.compile(pattern)
     for pattern in (
+        r"(?:jax|CUDA|PyTorch) \d+(?:\.\d+)*|989 TFLOP/s",  # versions, and the vendor's number of an H200
         r"`[^`]*`",  # commands and names
         r"\]\([^)]*\)",  # targets of links
         r"\b(?=[0-9a-f]*\d)[0-9a-f]{7}\b",  # commits

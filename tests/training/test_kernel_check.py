@@ -35,6 +35,17 @@ def refused_when_run(*qkv, **options):
     return refused() if qkv[0].shape[0] == kernel_check.BATCH else right(*qkv, **options)
 
 
+def refused_second_time(*qkv, implementation, **options):
+    """Fail in programs that call it twice, as cuDNN's backward pass does with deterministic kernels."""
+    refused_second_time.calls += qkv[0].shape[0] == kernel_check.BATCH
+    if refused_second_time.calls == 2:
+        raise IndexError("raw_hash_map<>::at")
+    return KERNEL(*qkv, **options)
+
+
+refused_second_time.calls = 0
+
+
 @jax.custom_vjp
 def without_gradient(x):
     return x
@@ -71,16 +82,18 @@ def test_correct_kernel_is_kept(build):
     ("kernel", "part"),
     [
         *((without_padding, "head dimension 8"), (not_finite, "inf"), (wrong_gradient, "relative error 1")),
-        *((refused, "INTERNAL"), (refused_when_run, "6 x 6 tokens")),
+        *((refused, "INTERNAL"), (refused_when_run, "6 x 6 tokens"), (refused_second_time, "raw_hash_map<>::at")),
     ],
 )
-def test_wrong_or_failing_kernel_is_replaced_or_refused(build, kernel, part):
+def test_wrong_or_failing_kernel_is_replaced_or_refused(build, monkeypatch, kernel, part):
+    monkeypatch.setattr(refused_second_time, "calls", 0)
     model = build(kernel).model
     assert model.backend == "xla" and mentions(model.backend_reason, part)
     assert model.config.model.backend == "auto"
     with attention.recorded_calls() as calls:
         jax.eval_shape(lambda weights: model.merge(weights).blocks(jnp.zeros((8, 5, 12))), model.weights)
     assert not calls
+    monkeypatch.setattr(refused_second_time, "calls", 0)
     with refuses('model.backend="cudnn"', part, 'model.backend="xla"'):
         build(kernel, configured="cudnn")
 
