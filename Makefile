@@ -55,7 +55,7 @@ $(VENV)/.cuda: $(VENV)/.ready  # XLA's CUDA plugin, alone because a machine with
 # CUDA may be at hand; any newer Python serves. The modules that PyTorch's models need here run on 3.11 too. There JAX is
 # 0.10, whose batched SVDs on a CPU hold a thread each while they wait for free ones: PJRT_NPROC gives it enough.
 TORCH_PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
-TORCH_WITH := numpy jax jaxtyping scipy matplotlib safetensors pytest filelock fsspec jinja2 networkx sympy typing-extensions 'setuptools<82'
+TORCH_WITH := numpy jax jaxtyping scipy threadpoolctl matplotlib safetensors pytest filelock fsspec jinja2 networkx sympy typing-extensions 'setuptools<82'
 $(VENV)/.torch: $(VENV)/.ready
 	$(TORCH_PYTHON) -m venv $(VENV)/torch
 	$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_WITH) torch==2.13.0 transformers==5.24.0

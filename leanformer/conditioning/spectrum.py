@@ -1,23 +1,30 @@
 """Singular values of matrices, and summaries of them: condition number, ranks and validity.
 
-Importing this module sets OPENBLAS_NUM_THREADS=1 unless it is set already.
+Importing this module sets OPENBLAS_NUM_THREADS=1, also for a SciPy that is loaded already, unless it is set.
 """
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+import threadpoolctl
 from jaxtyping import Array, Float, Float64, Int
 from numpy.typing import ArrayLike
 
 
 # On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of BLAS threads only slows matrices
-# this small: 1.6 times on an idle machine, over ten times on a busy one. SciPy is loaded later, at the first SVD.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# this small: 1.6 times on an idle machine, over ten times on a busy one. SciPy reads the variable when it is loaded, at
+# the first SVD, or before by a package such as transformers. NumPy's own library keeps the threads it has.
+if "OPENBLAS_NUM_THREADS" not in os.environ:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    for library in threadpoolctl.ThreadpoolController().lib_controllers:
+        if Path(library.filepath).parent.name == "scipy.libs":
+            library.set_num_threads(1)
 
 # Singular values of at most this many float32 epsilons of the largest are rounding noise. Rounding a singular matrix
 # to float32 raises its smallest value to at most 0.2 epsilons (measured up to 1024 x 1024); computing it adds more.

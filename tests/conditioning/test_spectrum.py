@@ -1,11 +1,14 @@
 """Singular values against given spectra and NumPy in float64, and flags of degenerate matrices."""
 
 import contextlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import ROOT, subprocess_environment
 from messages import refuses
 
 from leanformer.conditioning.spectrum import FLOOR, by_gram, by_reflections, condition, read, singular_values, summarise
@@ -230,3 +233,23 @@ def test_invalid_matrices_are_refused():
         jax.jit(condition)(np.eye(3, dtype=np.complex64))
     with jax.enable_x64(True), refuses("jit", "float64", error=TypeError):
         jax.jit(condition)(np.eye(3))
+
+
+PRINT_THREADS = """
+import os, scipy.linalg, threadpoolctl
+pools = {p.filepath.split("/")[-2]: p for p in threadpoolctl.ThreadpoolController().lib_controllers}
+for pool in pools.values():
+    pool.set_num_threads(3)
+import leanformer.conditioning
+print(pools["scipy.libs"].get_num_threads(), pools["numpy.libs"].get_num_threads(), os.environ["OPENBLAS_NUM_THREADS"])
+"""
+
+
+@pytest.mark.parametrize(("variable", "threads"), [(None, "1 3 1"), ("2", "3 3 2")], ids=["by default", "if it is set"])
+def test_scipy_loaded_before_uses_one_thread(variable, threads):
+    """Otherwise the threads of all cores wait for each other, which is over ten times slower on a busy machine."""
+    environ = subprocess_environment() | {"PYTHONPATH": str(ROOT)}
+    environ = {key: value for key, value in environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    environ |= {"OPENBLAS_NUM_THREADS": variable} if variable else {}
+    command = [sys.executable, "-c", PRINT_THREADS]
+    assert subprocess.check_output(command, text=True, env=environ).strip() == threads
