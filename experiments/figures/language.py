@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from experiments import planner, tables
-from experiments.figures.passages import FINDINGS, RESULTS, Passage
-from experiments.study import layers
-from experiments.study.language import read_rows
+from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.study import layers, verdicts
+from experiments.study.language import BLOCKS, read_rows
 from experiments.tables import Estimate
 from leanformer.analysis import statistics
 
@@ -37,6 +37,25 @@ def heads_by_layer() -> Mapping[str, Any]:
     return losses | differences | verdicts | {"claim": layers.decide(judged)}
 
 
+def heads_at_fixed_width() -> Mapping[str, Any]:
+    """Return losses by total width and head dimension, their changes per doubling of heads, and verdicts."""
+    rows, result = read_rows(), {}
+    for block in ("A", "F"):
+        width = BLOCKS[block].width
+        loss, kappa = (verdicts.read_values(rows, block, key) for key in ("loss", "log10_condition"))
+        slopes = np.polyfit(np.log2(sorted(loss)), [loss[n] for n in sorted(loss)], 1)[0]  # one per seed
+        turn = verdicts.find_turn(loss, width)
+        result[f"w{width}"] = {
+            "loss": {width // n: values.mean() for n, values in loss.items()},
+            "kappa": {width // n: values.mean() for n, values in kappa.items()},
+            "step": {width // few: Estimate.of(d) for (few, _), (d, _) in verdicts.doublings(loss).items()},
+            "verdict": {width // few: word for (few, _), (_, word) in verdicts.doublings(loss).items()},
+            "slope": Estimate.mean(slopes),
+            "turn": "no minimum inside the range" if turn.bound else f"a minimum at {turn.value:.0f}",
+        }
+    return result | {"narrow": verdicts.verdicts(rows)[(verdicts.narrow_heads_lose.__doc__ or "").strip()]}
+
+
 def predictors() -> Mapping[str, Any]:
     """Return least and most over the published tables of Kendall's τ and of the surface's coverage."""
     metrics = [planner.score_predictors(models) for models in planner.read_published().values()]
@@ -58,6 +77,7 @@ def coverage() -> Mapping[str, Any]:
     return {name: [min(values), max(values)] for name, values in shares.items()}
 
 
+DIMENSIONS = (128, 64, 32, 16, 8, 4)
 WORDS = ("none", "one", "two", "three", "four", "five", "six")
 
 PASSAGES = [
@@ -77,6 +97,34 @@ PASSAGES = [
                 "{increasing:.2f ±}; {uniform:.2f ±}; {decreasing:.2f ±} (later minus uniform {later:+.3f}: "
                 "{later_verdict}; earlier minus uniform {earlier:+.3f}: {earlier_verdict}; later minus earlier "
                 "{against:+.3f}: {against_verdict}). That later is better is {claim} by the rule",
+            ],
+        },
+    ),
+    Passage(
+        heads_at_fixed_width,
+        {
+            README: [
+                "total width 128: {w128[slope]:+.3f nats}, although κ falls",
+            ],
+            FINDINGS: [
+                "{w128[loss][128]:.3f} with one head of 128 to {w128[loss][4]:.3f} with 32 heads of 4, while log10 κ "
+                "falls from {w128[kappa][128]:.2f} to {w128[kappa][4]:.2f}",
+            ],
+            RESULTS: [
+                *(
+                    f"| width {width}: {name} |"
+                    + " |" * (width == 64)
+                    + "".join(f" {{w{width}[{key}][{dim}]:{spec}}} |" for dim in DIMENSIONS if dim <= width)
+                    for width in (128, 64)
+                    for name, key, spec in (("loss", "loss", ".3f"), ("log10 κ", "kappa", ".2f"))
+                ),
+                "from dimension 128 to 64 {w128[step][128]:+.3f}, 64 to 32 {w128[step][64]:+.3f}, 32 to 16 "
+                "{w128[step][32]:+.3f}, 16 to 8 {w128[step][16]:+.3f}, 8 to 4 {w128[step][8]:+.3f}. By p values",
+                "the last is {w128[verdict][8]} and the others are {w128[verdict][16]}, so the rule that heads below a "
+                "dimension of 16 lose is {narrow}",
+                "the loss rises by {w128[slope]:+.3f} per doubling",
+                "lowers the loss by {w64[step][64]:.3f}, and every corrected verdict is {w64[verdict][64]}",
+                "The fitted quadratic has {w128[turn]} at width 128",
             ],
         },
     ),

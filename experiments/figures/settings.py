@@ -16,6 +16,7 @@ SETTINGS = [
     re.compile(pattern)
     for pattern in (
         r"(?:jax|CUDA|PyTorch) \d+(?:\.\d+)*|989 TFLOP/s",  # versions, and the vendor's number of an H200
+        r"\| head dimension \|(?: \d+ \|)+",  # columns of a table
         r"`[^`]*`",  # commands and names
         r"\]\([^)]*\)",  # targets of links
         r"\b(?=[0-9a-f]*\d)[0-9a-f]{7}\b",  # commits
