@@ -15,6 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import families, surface, tables
+from experiments.study import verdicts
+from experiments.study.language import read_rows
 from experiments.tables import Estimate
 from leanformer import conditioning
 from leanformer.analysis import statistics
@@ -156,6 +158,24 @@ def draw_language(axes: Axes) -> None:
     axes.set(xlabel="difference in nats per token\n(left is better)")
 
 
+def draw_fixed_width(axes: Axes) -> None:
+    """Plot the loss of small GPTs relative to one head against κ, for numbers of heads at fixed total width."""
+    rows = read_rows()
+    for block, color, label in (("A", FIRST, "total width 128"), ("F", SECOND, "total width 64")):
+        loss, kappa = (verdicts.read_values(rows, block, key) for key in ("loss", "log10_condition"))
+        changes = [Estimate.of(statistics.paired(loss[n], loss[1])) for n in loss if n > 1]
+        y, low, high = np.array([(0.0, 0.0, 0.0), *map(tuple, changes)]).T
+        x = [10 ** values.mean() for values in kappa.values()]
+        axes.errorbar(x, y, yerr=(y - low, high - y), fmt="o-", color=color, markersize=5, capsize=3, label=label)
+        for heads, place in zip(loss, zip(x, y, strict=True), strict=True):
+            axes.annotate(f"{heads}", place, (6, 5), textcoords="offset points", color=color, fontsize=FONT - 3)
+    axes.set(xscale="log", xlabel="condition number\n(left: better conditioned)")
+    axes.set_ylabel("loss minus that of one head, nats")
+    axes.set_xticks([30, 100, 300, 1000], ["30", "100", "300", "1,000"])
+    axes.minorticks_off()
+    axes.legend(title="labels: heads", frameon=False)
+
+
 def draw_families(axes: Axes) -> None:
     """Plot lean minus original of the small pairs of shapes, of those whose score is an accuracy."""
     accuracies = [r for r in families.summarise(families.read_rows()) if r.unit == "%"]
@@ -194,6 +214,7 @@ CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "tasks": draw_tasks,
     "listops": draw_listops,
     "language": draw_language,
+    "fixed_width": draw_fixed_width,
     "families": draw_families,
     "trained": draw_trained,
 }
