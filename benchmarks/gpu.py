@@ -5,19 +5,23 @@
     python benchmarks/gpu.py --minutes=10 --out=DIR --tiny                   # tiny models, to try it, on a CPU too
     python benchmarks/gpu.py --list [--study]
 
-Order: checks, several at a time if there are cores to compile them: attention backends against the float32
-reference, resuming bit for bit, ten steps of every architecture against the CPU. Then, one at a time: training steps,
-each followed by PyTorch's, eager and compiled (--python=INTERPRETER of an environment that has it); model.unroll and
-model.remat; the probe; JPEG files; other models and batch sizes.
+Order: checks, several at a time if there are cores to compile them: attention backends against the float32 reference,
+resuming bit for bit, ten steps of every architecture against the CPU. Then, one at a time: the training steps of four
+configs, each followed by PyTorch's, eager and compiled (--python=INTERPRETER of an environment that has it);
+Nyströmformer; model.unroll, model.remat and XLA's attention; the probe; JPEG files; other models and batch sizes. The
+checks and the first two configs with PyTorch take about ten minutes.
+
+--study: then the runs of part 6 of experiments/study/PLAN.md, in the minutes that are left.
 
 Each measurement runs in a process with a time limit. A failed measurement becomes a row with the reason, and the others
-still run. DIR/results.json and DIR/table.md are updated after each row; the same command resumes with missing and
-failed measurements, also if it was killed. DIR/table.md begins with what to change. With several GPUs, the first one of
-CUDA_VISIBLE_DEVICES is used. Logs are in DIR/logs. `agree`, `attention` and `resume` are the tests for GPUs: the test
-suite uses CPUs alone.
+still run. DIR/results.json and DIR/table.md are updated after each row; the same command runs what is missing or
+failed, also if it was killed. DIR/table.md begins with what to change. With several GPUs, the first one of
+CUDA_VISIBLE_DEVICES is used. Logs are in DIR/logs. `agree`, `attention` and `resume` are the only tests that need a
+GPU: the test suite runs on CPUs.
 
-peak GB is the peak device memory in 1e9 bytes; compile s the time to trace, lower and compile the training step,
-without a cache; MFU the fraction of the vendor's bfloat16 peak. A step that runs out of memory has no values.
+peak GB is the peak device memory in 1e9 bytes; compile s is the time to trace, lower and compile the training
+step, without a cache; MFU the fraction of the vendor's bfloat16 peak. A step that runs out of memory is listed without
+values.
 """
 
 import argparse
@@ -128,7 +132,7 @@ class Measurement:
             environ["JAX_COMPILATION_CACHE_DIR"] = str(out / "programs")
         if function == "train":
             shutil.rmtree(out / "programs", ignore_errors=True)
-        command = [sys.executable, __file__, "--measure", function, json.dumps(arguments)]
+        command = [sys.executable, __file__, "--measure", function, json.dumps(arguments), str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("w") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environ, start_new_session=True)
@@ -173,9 +177,12 @@ def split(todo: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, ..
     yield from ((name,) for name in todo if name not in checks)
 
 
-def end_with_parent() -> None:
-    """End this process and its children if the command is killed, so that they do not keep the GPU's memory."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """End this process and its children if the command is killed, so that they do not keep the GPU's memory.
+
+    Args:
+        parent: process ID of the command, which may have ended while this process loaded JAX.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -226,10 +233,10 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models and few steps; runs on a CPU too")
     parser.add_argument("--study", action="store_true", help="then the runs of the study, in the minutes that are left")
     parser.add_argument("--list", action="store_true", help="print the names, with --study the commands, and exit")
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     f = parser.parse_args()
     if f.measure:
-        end_with_parent()
+        end_with_parent(int(f.measure[2]))
         malloc.keep_freed()  # as every command does
         print(RESULT_PREFIX + json.dumps(gpu_rows.FUNCTIONS[f.measure[0]](**json.loads(f.measure[1]))), flush=True)
         return

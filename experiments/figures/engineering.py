@@ -67,7 +67,9 @@ PASSAGES = [
     Passage(
         on_gpu,
         {
-            README: ["ViT-B 7x16 makes {ours:,.0f} images/s, {eager:.2f} times PyTorch eager and {compiled:.2f} of "],
+            README: [
+                "ViT-B 7x16 trains at {ours:,.0f} images/s, {eager:.2f} times PyTorch eager and {compiled:.2f} of "
+            ],
             RESULTS: [
                 "{values[vit_b_7x16]:,.0f}, {values[vit_b_12x12]:,.0f}; {eager:.2f}, {compiled:.2f} |",
                 "ten steps of nine tiny models | {loss} |",
@@ -85,8 +87,8 @@ PASSAGES = [
                 "compiled; ours {values[vit_b_7x16 beside PyTorch]:,.0f}: {eager:.2f} and {compiled:.2f} times",
                 "is {lean:.2f} times as fast",
                 "costs {loop:.0f} % of the speed and {loop_memory:.1f} GB",
-                "reference {errors[cudnn bfloat16][0]:.4f} to {errors[cudnn bfloat16][5]:.4f} with cuDNN "
-                "and {errors[xla bfloat16][0]:.4f} to {errors[xla bfloat16][5]:.4f} with XLA in bfloat16, at most "
+                "reference, {errors[cudnn bfloat16][0]:.4f} to {errors[cudnn bfloat16][5]:.4f} with cuDNN "
+                "and {errors[xla bfloat16][0]:.4f} to {errors[xla bfloat16][5]:.4f} with XLA in bfloat16; at most "
                 "{float32}",
                 "by at most {loss} of the loss",
             ],
