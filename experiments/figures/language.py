@@ -58,6 +58,20 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
     return result | {"narrow": verdicts.verdicts(rows)[(verdicts.narrow_heads_lose.__doc__ or "").strip()]}
 
 
+def rank_repair() -> Mapping[str, Any]:
+    """Return what 32 heads lose to 8 at width 128, and what queries and keys of dimension 32 recover of it."""
+    rows = read_rows()
+    a, e = (verdicts.read_values(rows, block, "loss") for block in ("A", "E"))
+    params = {row["block"]: row["params"] for row in rows if row["num_heads"] == 32}
+    return {
+        "repaired": Estimate.mean(e[32]),
+        "lost": Estimate.of(statistics.paired(a[32], a[8])),
+        "recovered": Estimate.of(statistics.paired(a[32], e[32])),
+        "params": [params[block] / 1e6 for block in ("A", "E")],
+        "rule": verdicts.verdicts(rows)[(verdicts.rank_explains.__doc__ or "").strip()],
+    }
+
+
 def predictors() -> Mapping[str, Any]:
     """Return least and most over the published tables of Kendall's τ and of the surface's coverage."""
     metrics = [planner.score_predictors(models) for models in planner.read_published().values()]
@@ -129,6 +143,17 @@ PASSAGES = [
                 "At width 64 every corrected verdict is {w64[verdict][64]}",
                 "has {w128[turn]} at width 128",
                 "bootstrap {w128[ends]}, and {w64[ends]})",
+            ],
+        },
+    ),
+    Passage(
+        rank_repair,
+        {
+            RESULTS: [
+                "32 heads lose {lost:.3f nats} to 8 heads at width 128",
+                "loss is {repaired:.3f ±}, lower by {recovered:.3f}",
+                "have {params[1]:.2f} million parameters instead of {params[0]:.2f}",
+                "the rule that rank explains the loss is {rule}",
             ],
         },
     ),
