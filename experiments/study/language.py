@@ -165,10 +165,8 @@ def train(c: config.ConfigDict, workdir: Path) -> dict[str, Any]:
     return {
         **{"params": summary["params"], "steps": c.total_steps, "lr": c.optim.lr, "seed": c.seed},
         **{"loss": f"{summary['final']['loss']:.5f}", "train_loss": f"{training:.5f}"},
-        **{
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
-            "device": jax.devices()[0].device_kind,
-        },
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "device": jax.devices()[0].device_kind,
     }
 
 
