@@ -30,8 +30,8 @@ class RunGroup:
         name: name in reports: the common name of the folders without their seeds, or KEY=VALUE,KEY=VALUE,...
         keys: value of each config key that distinguishes the configurations, such as {"model.num_heads": 8}.
         runs: runs of the configuration.
-        by_block: score of each block, for paired tests. A block is a text of the seed and of the values of the
-            differing keys that are not in `keys`. Runs of two configurations with the same block are a pair.
+        by_block: score of each block, for paired tests. A block is a text of the seed and of the values of the keys
+            that differ within a configuration. Runs of two configurations with the same block are a pair.
     """
 
     name: str
@@ -185,10 +185,10 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
             raise ConfigError(f"--by={key}: no run has this key, or it changes no result.{hint}")
     vary = differing_keys(runs)
     defining = list(by) or vary
-    rest = [key for key in vary if key not in defining]
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(repr([run.keys.get(key) for key in defining]), []).append(run)
+    rest = _list_pooled_keys([*groups.values()])
     names = _make_names([*groups.values()], defining, folders=not by)
     return [
         RunGroup(
@@ -199,6 +199,15 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
         )
         for name, members in zip(names, groups.values(), strict=True)
     ]
+
+
+def _list_pooled_keys(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Return the keys that differ within a configuration.
+
+    A key that only differs between configurations, such as value_dim if heads are varied at fixed total width, does not
+    separate the runs of a pair.
+    """
+    return list(dict.fromkeys(key for runs in groups for key in differing_keys(runs)))
 
 
 def _make_names(groups: Sequence[Sequence[Run]], keys: Sequence[str], folders: bool) -> list[str]:
@@ -295,8 +304,7 @@ def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
     made_by = {run.made_by for shape in shapes for run in shape.runs}
     if len(made_by) > 1:
         notes.append(f"Runs differ in commit or devices ({'; '.join(sorted(made_by))}): seconds may not be comparable.")
-    pooled = dict.fromkeys(key for shape in shapes for key in differing_keys(shape.runs))
-    if pooled:
+    if pooled := _list_pooled_keys([shape.runs for shape in shapes]):
         notes.append(
             f"--by pools runs that differ in {', '.join(pooled)}: means and intervals are over these runs, not only "
             "over seeds. Add these keys to --by to separate them."

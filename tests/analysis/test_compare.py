@@ -78,6 +78,16 @@ def test_groups_by_one_key_are_paired_by_all_others(folder):
     assert tables.shapes(result)[0][1] == "runs" and tables.shapes(result)[1][0][1] == "6"
 
 
+def test_keys_that_differ_only_between_groups_do_not_prevent_pairing(tmp_path):
+    """Heads at fixed total width: the value dimension follows from the heads, and is not named in --by."""
+    for heads in (2, 4):
+        for seed in range(3):
+            value, changes = 0.5 + 0.01 * heads + 0.1 * seed, {"model.num_heads": heads, "model.value_dim": 16 // heads}
+            fake_runs.write_run(tmp_path / f"{heads}-{seed}", value, seed=seed, changes=changes)
+    (pair,) = comparison.compare(runs.read([str(tmp_path)]), by=["model.num_heads"]).pairs
+    assert pair.difference.method == "paired" and pair.difference.value == pytest.approx(0.02)
+
+
 def test_only_keys_that_differ_within_a_configuration_are_reported_as_pooled(folder):
     for by in ((), ["model.depth", "model.num_heads"]):
         assert comparison.compare(runs.read([str(folder)]), by=by).notes == []
