@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.study import language
-from experiments.study.language import BLOCKS, TUNING_SEED
+from experiments.study.language import BLOCKS, SEEDS, TUNING_SEED
 from leanformer import cli
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
@@ -35,14 +35,17 @@ class Turn(NamedTuple):
 
 
 def read_values(rows: Sequence[Mapping[str, Any]], block: str, key: str) -> Values:
-    """Return the values of a block's arms that have all seeds of the block's first arm, without tuning runs."""
+    """Return the values of a block's arms with at least three seeds, of the seeds that all of them have.
+
+    Tuning runs are not counted, and an arm with fewer seeds is left out until it has them.
+    """
     table: dict[int, dict[int, float]] = {}
     for row in rows:
         if row["block"] == block and row["seed"] != TUNING_SEED:
             table.setdefault(row["num_heads"], {})[row["seed"]] = row[key]
+    table = {heads: by_seed for heads, by_seed in sorted(table.items()) if len(by_seed) >= len(SEEDS)}
     seeds = sorted(set.intersection(*map(set, table.values()))) if table else []
-    values = {heads: np.array([by_seed[s] for s in seeds]) for heads, by_seed in sorted(table.items())}
-    return {heads: x for heads, x in values.items() if len(x) >= 3}
+    return {heads: np.array([by_seed[seed] for seed in seeds]) for heads, by_seed in table.items()}
 
 
 def change(values: Values, few: int, many: int) -> Difference | None:

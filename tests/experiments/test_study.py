@@ -59,6 +59,13 @@ def test_tuning_runs_are_in_no_estimate():
     assert not verdicts.read_values(rows[:2], "A", "loss")  # fewer than three seeds
 
 
+def test_an_arm_in_progress_hides_no_other():
+    rows = make_rows({"A": {1: 3.0, 2: 3.1}}) + make_rows({"A": {4: 3.2}}, seeds=(0,))
+    assert set(verdicts.read_values(rows, "A", "loss")) == {1, 2}
+    more = rows + make_rows({"A": {4: 3.2}}, seeds=(1, 2)) + make_rows({"A": {1: 3.3}}, seeds=(3,))
+    assert {n: len(x) for n, x in verdicts.read_values(more, "A", "loss").items()} == {1: 3, 2: 3, 4: 3}
+
+
 def test_tuning_tries_one_rate_beyond_an_edge():
     arm = Arm("A", 4)
 
