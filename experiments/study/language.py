@@ -100,20 +100,22 @@ def widen_mlp(c: config.ConfigDict, params: int) -> int:
     return c.model.mlp_dim + round((params - count_parameters(c)) / per_unit)
 
 
-def plan_tuning(arm: Arm, rows: list[dict[str, Any]]) -> Iterator[float]:
-    """Yield the learning rates that an arm still has to try: three, then one beyond an edge."""
-    tried = {row["lr"]: row["loss"] for row in rows_of(rows, arm, TUNING_SEED)}
-    missing = [lr for lr in RATES if lr not in tried]
+def plan_tuning(
+    arm: Arm, rows: list[dict[str, Any]], rates: Sequence[float] = RATES, score: str = "loss"
+) -> Iterator[float]:
+    """Yield the learning rates that an arm still has to try: those of `rates`, then one beyond an edge."""
+    tried = {row["lr"]: row[score] for row in rows_of(rows, arm, TUNING_SEED)}
+    missing = [lr for lr in rates if lr not in tried]
     yield from missing
-    if not missing and len(tried) == len(RATES):
+    if not missing and len(tried) == len(rates):
         best = min(tried, key=tried.__getitem__)
-        if best in (RATES[0], RATES[-1]):
-            yield best / 2 if best == RATES[0] else best * 2
+        if best in (rates[0], rates[-1]):
+            yield best / 2 if best == rates[0] else best * 2
 
 
-def best_rate(arm: Arm, rows: list[dict[str, Any]]) -> float:
-    """Return the learning rate with the lowest loss of the tuning seed."""
-    return float(min(rows_of(rows, arm, TUNING_SEED), key=lambda row: row["loss"])["lr"])
+def best_rate(arm: Arm, rows: list[dict[str, Any]], score: str = "loss") -> float:
+    """Return the learning rate with the lowest score of the tuning seed."""
+    return float(min(rows_of(rows, arm, TUNING_SEED), key=lambda row: row[score])["lr"])
 
 
 def rows_of(rows: list[dict[str, Any]], arm: Arm, seed: int | None = None) -> list[dict[str, Any]]:
@@ -205,28 +207,37 @@ def measure_at_end(workdir: Path) -> dict[str, float]:
     }
 
 
-def finish_arm(
-    arm: Arm,
-    seeds: tuple[int, ...],
-    out: Path,
-    *,
-    run: Callable[[Arm, float, int, Path], dict[str, Any]] = run,
-    path: Path = ROWS,
-    fields: Sequence[str] = FIELDS,
-) -> None:
-    """Train what is missing of an arm: tuning runs first, then the seeds at the best learning rate.
+class Study(NamedTuple):
+    """How the arms of a part of the study are trained and recorded.
 
-    Args:
-        run: function that trains one run and returns its row.
-        path, fields: table of the rows, and its columns.
+    Attributes:
+        run: function from (arm, learning rate, seed, folder of the runs) that trains one run and returns its row.
+        path: table of the rows.
+        fields: its columns.
+        rates: learning rates of the tuning runs, in increasing order.
+        score: column whose least value chooses the learning rate.
     """
-    while rates := list(plan_tuning(arm, read_rows(path))):
+
+    run: Callable[[Arm, float, int, Path], dict[str, Any]] = run
+    path: Path = ROWS
+    fields: Sequence[str] = FIELDS
+    rates: Sequence[float] = RATES
+    score: str = "loss"
+
+
+LANGUAGE = Study()
+
+
+def finish_arm(arm: Arm, seeds: Sequence[int], out: Path, study: Study = LANGUAGE) -> None:
+    """Train what is missing of an arm: tuning runs first, then the seeds at the best learning rate."""
+    path = study.path
+    while rates := list(plan_tuning(arm, read_rows(path), study.rates, study.score)):
         for lr in rates:
-            record(run(arm, lr, TUNING_SEED, out), path, fields)
-    lr = best_rate(arm, read_rows(path))
+            record(study.run(arm, lr, TUNING_SEED, out), path, study.fields)
+    lr = best_rate(arm, read_rows(path), study.score)
     for seed in seeds:
         if not rows_of(read_rows(path), arm, seed):
-            record(run(arm, lr, seed, out), path, fields)
+            record(study.run(arm, lr, seed, out), path, study.fields)
 
 
 def record(row: dict[str, Any], path: Path = ROWS, fields: Sequence[str] = FIELDS) -> None:

@@ -142,7 +142,7 @@ def main(f: cli.Values) -> None:
         raise ConfigError(f"--arms={','.join(unknown)}: no such arm. Choose from {', '.join(ARMS)}.")
     for name in f.arms if f.out else ():
         out = Path(f.out).expanduser()
-        language.finish_arm(make_arm(name), SEEDS, out, run=run, path=ROWS, fields=FIELDS)
+        language.finish_arm(make_arm(name), SEEDS, out, language.Study(run, ROWS, FIELDS))
     print(*report(language.read_rows(ROWS)), sep="\n")
 
 

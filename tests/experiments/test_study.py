@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.study import language, layers, verdicts
+from experiments.study import language, layers, verdicts, vision
 from experiments.study.language import BLOCKS, TUNING_SEED, Arm
 
 
@@ -146,8 +146,55 @@ def test_runs_by_layer_are_resumed_from_their_table(tmp_path):
         about = {"block": arm.block, "num_heads": arm.heads, "heads": "4 8", "date": "today"}
         return dict.fromkeys(layers.FIELDS, 1) | about | {"lr": lr, "seed": seed, "loss": 3 + lr}
 
-    kept = {"run": run, "path": path, "fields": layers.FIELDS}
+    study = language.Study(run, path, layers.FIELDS)
     for _ in range(2):
-        language.finish_arm(layers.make_arm("increasing"), layers.SEEDS, tmp_path, **kept)
+        language.finish_arm(layers.make_arm("increasing"), layers.SEEDS, tmp_path, study)
     assert tried == [(r, TUNING_SEED) for r in (2e-3, 4e-3, 8e-3, 1e-3)] + [(1e-3, seed) for seed in layers.SEEDS]
     assert language.read_rows(path)[0]["heads"] == (4.0, 8.0)
+
+
+def make_vision_rows(errors, width=48, epochs=5.0, seeds=(0, 1, 2, 3, 4), noise=1e-6):
+    """Return rows of runs with invented errors {arm: error}."""
+    rng = np.random.default_rng(0)
+    arms = {name: vision.make_arm(name, width, epochs) for name in errors}
+    return [
+        {"block": arms[name].block, "num_heads": arms[name].heads, "width": width, "epochs": epochs, "seed": seed}
+        | {"error": error + noise * rng.normal(), "log10_condition": 2.0, "params": 1000, "lr": 1e-3}
+        for (name, error), seed in itertools.product(errors.items(), seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "noise", "word"),
+    [
+        (0.101, 1e-6, "holds"),
+        (0.09, 1e-6, "holds"),  # better
+        (0.104, 1e-6, "refuted"),
+        (0.104, 0.01, "undecided"),
+    ],
+)
+def test_the_trade_is_judged_by_the_margin(error, noise, word):
+    errors = {"original": 0.1} | dict.fromkeys(list(vision.ARMS)[1:], error)
+    rows = make_vision_rows(errors, noise=noise)
+    judged = vision.compare(vision.read_errors(rows, 48, 5.0))
+    assert {verdict for _, verdict in judged.values()} == {word} and len(judged) == 3
+    if noise < 1e-3:
+        assert judged["lean, MLP kept"][0].value == pytest.approx(1000 * error - 100, abs=0.01)  # percent of 0.1
+    assert word in "\n".join(vision.report(rows))
+    assert not vision.read_errors(rows[:-3], 48, 5.0)  # the last arm has two seeds
+    other = make_vision_rows(errors, epochs=15.0, seeds=(TUNING_SEED,))
+    assert not vision.read_errors(other, 48, 15.0)
+
+
+def test_arms_of_the_trade_have_the_shapes_of_the_plan():
+    shapes = {}
+    for name in vision.ARMS:
+        c = vision.get_config(name, 48, 5.0, 1e-3, 0, "bundled:fashion_mnist")
+        m = c.model  # parameters counted by hand: 3,850 outside the layers
+        shapes[name] = (m.depth, m.num_heads, m.head_dim, m.mlp_dim, language.count_parameters(c))
+    assert shapes == {
+        "original": (8, 3, 16, 192, 230_026),
+        "lean, MLP kept": (4, 4, 16, 192, 129_418),
+        "lean, MLP halved": (4, 4, 16, 96, 92_170),
+        "lean, fixed width": (4, 6, 8, 96, 79_690),
+    }
