@@ -118,9 +118,11 @@ def gpu_table(name: str, f: dict[str, Any]) -> str:
 
     rows = {"all": f"{f['launches']:,} ({', '.join(f'{key} {n:,}' for key, n in f['by_group'].items() if n)})"}
     for loop in f["loops"]:
-        label = loop["turns"] and f"{loop['name']} x {loop['turns']}"
-        by = ", ".join(f"{key} {number}" for key, number in sorted(loop["by"].items()))
-        rows |= {f"  {label}": f"{loop['launches_per_iteration']:,} per iteration: {by}"} if label else {}
+        if loop["turns"] is not None:
+            label = f"  {loop['name']} x {loop['turns']}"
+            by = ", ".join(f"{key} {number}" for key, number in sorted(loop["by"].items()))
+            text = f"{loop['launches_per_iteration']:,} per iteration: {by}"
+            rows[label] = f"{rows[label]}; {text}" if label in rows else text  # stacks of equal depth
     pages.append(format_page("kernels and copies launched per step", rows))
 
     rows = {library: f"{number:,} per step" for library, number in f["products"].items()} or {"none": ""}
@@ -136,14 +138,17 @@ def gpu_table(name: str, f: dict[str, Any]) -> str:
 
 
 def _collective_rows(collectives: list[dict[str, Any]]) -> dict[str, str]:
-    """Return one row per group of equal collectives."""
-    groups = collections.Counter(
-        (x["kind"], " x ".join(x["axes"]) or "no axis", x["loop"], x["size"], x["times"], _overlap(x["between"]))
-        for x in collectives
-    )
+    """Return one row per group of collectives of the same kind and size, with the overlaps of all of them."""
+    groups: dict[tuple[Any, ...], collections.Counter[str]] = {}
+    for x in collectives:
+        group = (x["kind"], " x ".join(x["axes"]) or "no axis", x["loop"], x["size"], x["times"])
+        groups.setdefault(group, collections.Counter())[_overlap(x["between"])] += 1
     return {
-        f"{kind} over {axes}, {loop}, {format_bytes(size)}, {times} per step" + f" (x {number})" * (number > 1): overlap
-        for (kind, axes, loop, size, times, overlap), number in groups.items()
+        f"{kind} over {axes}, {loop}, {format_bytes(size)}, {times} per step"
+        + f" (x {overlaps.total()})" * (overlaps.total() > 1): "; ".join(
+            text + f" (x {number})" * (1 < number < overlaps.total()) for text, number in overlaps.items()
+        )
+        for (kind, axes, loop, size, times), overlaps in groups.items()
     }
 
 

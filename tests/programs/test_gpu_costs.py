@@ -50,6 +50,14 @@ def test_costs_of_a_compiled_step(small, monkeypatch):
     assert all(source in page for source in pages.SOURCES.values())
     assert mentions(page, f"forward x {small.model.depth}", "all-reduce", "data", costs["launches"])
 
+    # Rows of equal names: collectives of one size that overlap differently, and stacks of one depth.
+    reduce = {"kind": "all-reduce", "axes": ["data"], "loop": "backward", "size": 7000, "times": 3}
+    stacks = [layers[0] | {"launches_per_iteration": number} for number in (1234, 4321)]
+    equal = [reduce | {"between": {"product": number}} for number in (5, 2, 5)] + [reduce | {"between": {}}]
+    page = " ".join(pages.gpu_table("tiny", costs | {"collectives": equal, "loops": stacks}).split())
+    assert "7 kB, 3 per step (x 4) overlapped with product 5 (x 2); overlapped with product 2; not overlapped" in page
+    assert "1,234 per iteration" in page and "4,321 per iteration" in page
+
 
 def test_cudnn_errors_are_explained_and_other_errors_are_not(monkeypatch, no_shape_checks):
     def fail(message):
