@@ -45,7 +45,7 @@ $(VENV)/.moto: $(VENV)/.ready  # the emulator of Amazon S3, alone because it con
 	$(VENV)/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[s3,server]==5.2.5'
 	touch $@
 
-$(VENV)/.cuda: $(VENV)/.ready  # XLA's CUDA plugin, alone because a machine with it and without a GPU is refused by commands
+$(VENV)/.cuda: $(VENV)/.ready  # XLA's CUDA plugin, alone because without a GPU JAX prints a traceback where it is installed
 	$(PYTHON) -m venv $(VENV)/cuda
 	$(VENV)/cuda/bin/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[dev,gpu-compile]'

@@ -208,7 +208,7 @@ def draw_trained(axes: Axes) -> None:
 
 
 SHORT = {
-    "λI added to queries, keys, values": "λI added",
+    "λI added to the matrices of queries, keys and values": "λI added",
     "initialisation by shifted singular values": "shifted singular\nvalues",
 }
 CLAIMS = {  # names of the pictures in docs/claims, with the panels

@@ -1,6 +1,7 @@
 """Figures on condition numbers, and on whether conditioning mediates the effect of heads."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from leanformer import conditioning
 
 LEVERS = {
     "graying": "token graying",
-    "lambda": "λI added to queries, keys, values",
+    "lambda": "λI added to the matrices of queries, keys and values",
     "sigma": "σReparam",
     "svd": "initialisation by shifted singular values",
     "qk_norm": "QK-norm",
@@ -41,9 +42,11 @@ def peak_values() -> Mapping[str, Any]:
     rows = [row for row in peak.read_rows() if row["steps"] == 0]
     kappa = {n: [row["log10_condition"] for row in rows if row["num_heads"] == n] for n in (2, 3, 4, 8, 16)}
     differences = peak.compare(rows, 0)
+    gaussian = {n: math.log10(conditioning.gaussian(peak.TOKENS, n * peak.HEAD_DIM).median) for n in kappa}
     return {
         "kappa": {n: sum(values) / len(values) for n, values in kappa.items()},
-        "gaussian": {n: math.log10(conditioning.formula(peak.TOKENS, n * peak.HEAD_DIM)) for n in kappa},
+        "gaussian": gaussian,
+        "gaussian_above": {n: gaussian[3] - gaussian[n] for n in (2, 4)},
         "above": {other: Estimate.of(difference) for (_, other), difference in differences.items()},
         "images": peak.IMAGES,
         "exists": "the peak exists" if peak.decide(differences) == "holds" else "the peak is not shown",
@@ -59,6 +62,9 @@ def mediation_values() -> Mapping[str, Any]:
     differences = {name: Estimate.of(d) for name, d in by_rule.effects.items()}
     moved = differences["heads, log10 κ"].value
     rates = {rate: Estimate.of(d) for rate, d in mediation.gains_by_rate(records).items()}
+    many: dict[float, list[float]] = {}  # heads: top-1 by learning rate
+    for run in records["base, many"]["runs"]:
+        many.setdefault(run["rate"], []).append(100 * run["top1"])
     single = [gain.value for rate, gain in rates.items() if rate != "mean"]
     return {
         "score": {name.removesuffix(", score"): d for name, d in differences.items()},
@@ -71,6 +77,12 @@ def mediation_values() -> Mapping[str, Any]:
         "factor": round_to(10**-moved, 1),
         "one_rate": Estimate.of(one_rate.effects["heads, score"]),
         "five": Estimate.of(first_five.effects["heads, score"]),
+        "five_word": first_five.word,
+        "mlp": differences["MLP of equal parameters, score"],
+        "under_sigma": differences["heads under sigma, score"],
+        "under_qk_norm": differences["heads under qk_norm, score"],
+        "two_rates": sorted(map(statistics.fmean, many.values()), reverse=True)[:2],
+        "chosen": mediation.make_condition(records["base, many"]).score.mean(),
         "rates": [min(single), max(single)],
         "mean": rates["mean"],
     }
@@ -83,11 +95,11 @@ PASSAGES = [
             README: [
                 "median κ from {dim[2]:,.0f} to {dim[16]:,.0f} at fixed head dimension, from {total[2]:,.0f} to "
                 "{total[16]:,.0f} at fixed total width",
-                "it predicts {gaussian[2]:.1f} to {gaussian[16]:.1f}, and no change at fixed total width",
+                "Gaussian matrices: {gaussian[2]:.1f} to {gaussian[16]:.1f}, and no change at fixed total width",
             ],
             FINDINGS: [
                 "κ falls {falls[0]:.0f}-fold at fixed head dimension and {falls[1]:.0f}-fold at fixed total width",
-                "it predicts {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, where {dim[2]:,.0f} to "
+                "is {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, where {dim[2]:,.0f} to "
                 "{dim[16]:,.0f} are measured, and an unchanging {gaussian_total:.1f} at fixed total width, where "
                 "{total[2]:,.0f} to {total[16]:,.0f} are measured",
                 "16 heads instead of 2: {gain[0]:+.1f points} at fixed head dimension, {gain[1]:+.1f} at",
@@ -95,7 +107,8 @@ PASSAGES = [
             RESULTS: [
                 "| fixed head dimension | {dim[2]:,.0f} | {dim[16]:,.0f} | {gain[0]:+.1f} | {error[0]:+.1f} % |",
                 "| fixed total width | {total[2]:,.0f} | {total[16]:,.0f} | {gain[1]:+.1f} | {error[1]:+.1f} % |",
-                "predicts {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, and {gaussian_total:.1f} at",
+                "a median κ of {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, and "
+                "{gaussian_total:.1f} at",
                 "where the first table has {error[0]:.1f} and {error[1]:.1f} %",
             ],
         },
@@ -107,10 +120,11 @@ PASSAGES = [
             RESULTS: [
                 "| measured log10 κ | {kappa[2]:.2f} | {kappa[3]:.2f} | {kappa[4]:.2f} | {kappa[8]:.2f} | "
                 "{kappa[16]:.2f} |",
-                "| Gaussian log10 κ | {gaussian[2]:.2f} | {gaussian[3]:.2f} | {gaussian[4]:.2f} | "
-                "{gaussian[8]:.2f} | {gaussian[16]:.2f} |",
+                "| log10 of the median κ of Gaussian matrices | {gaussian[2]:.2f} | {gaussian[3]:.2f} | "
+                "{gaussian[4]:.2f} | {gaussian[8]:.2f} | {gaussian[16]:.2f} |",
                 "3 heads minus 2 heads: {above[2]:+.2f}; 3 heads minus 4 heads: {above[4]:+.2f}.",
                 "median over {images} crops of photographs",
+                "matrices ({gaussian_above[2]:.2f} and {gaussian_above[4]:.2f})",
                 "{exists}",
             ],
         },
@@ -120,13 +134,19 @@ PASSAGES = [
         {
             FINDINGS: [
                 "with more parameters) gain {score[heads]:.1f points}, if",
-                "they gain {mean:.1f}.",
+                "they gain {mean:.1f}. It is not the parameters: an MLP with as many changes accuracy by {mlp:+.1f}.",
                 "σReparam gains {score[sigma beside base]:.1f points}, QK-norm {score[qk_norm beside base]:.1f}, and "
                 "token graying, which lowers κ more than both, {score[graying beside base]:.1f}",
                 "| {score[heads]:+.1f points}, 8 heads instead of 2 |",
             ],
             RESULTS: [
-                "the first five: {five.value:+.1f} points, {five.low:.1f} to {five.high:.1f})",
+                "the first five, heads gain ({five.value:+.1f} points, {five.low:.1f} to {five.high:.1f}), but whether "
+                "graying gains half as much stayed {five_word}",
+                "nearly equal, {two_rates[0]:.1f} and {two_rates[1]:.1f} %, and each seed got the one at which it was "
+                "worse itself: {chosen:.1f} %.",
+                "changes top-1 by {mlp:+.1f points}.",
+                "With σReparam, 8 heads instead of 2 gain {under_sigma:+.1f points}, with QK-norm "
+                "{under_qk_norm:+.1f}.",
                 "by the rule: nothing to mediate | {score[heads]:+.1f} |",
                 "at each of the three learning rates | {rates[0]:+.1f} to {rates[1]:+.1f} |",
                 "mean over the three learning rates, chosen after the runs | {mean:+.1f} |",

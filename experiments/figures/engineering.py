@@ -68,7 +68,8 @@ PASSAGES = [
         on_gpu,
         {
             README: [
-                "ViT-B 7x16 trains at {ours:,.0f} images/s, {eager:.2f} times PyTorch eager and {compiled:.2f} of "
+                "ViT-B 7x16 training steps: {ours:,.0f} images/s, {eager:.2f} times PyTorch eager and {compiled:.2f} "
+                "of "
             ],
             RESULTS: [
                 "{values[vit_b_7x16]:,.0f}, {values[vit_b_12x12]:,.0f}; {eager:.2f}, {compiled:.2f} |",

@@ -126,7 +126,7 @@ PASSAGES = [
             ],
             FINDINGS: [
                 "the loss changes by {w128[slope]:+.3f nats} at total width 128 and by {w64[slope]:+.3f} at width 64",
-                "the planned rule is {narrow}",
+                "the planned rule, that heads of dimensions below 16 lose, is {narrow}",
             ],
             RESULTS: [
                 "the learning rate of each arm: {w128[rates]} at width 128, {w64[rates]} at width 64",

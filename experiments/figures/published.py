@@ -75,8 +75,8 @@ PASSAGES = [
                 "from 256 to 128 {step[256 to 128]:+.3f}, from 128 to 64 {step[128 to 64]:+.3f}, from 64 to 32 "
                 "{step[64 to 32].value:+.3f} ({step[64 to 32].low:.3f} to {step[64 to 32].high:.3f}; five",
                 "in all {narrow[worse]} pairs",
-                "({equal_dims[0]} to {equal_dims[1]}: {equal.value:.3f}, {equal.low:.3f} to {equal.high:.3f}) "
-                "excludes a loss of {openlm[48].value:.3f} too",
+                "({equal_dims[0]} to {equal_dims[1]}: {equal.value:.3f}, {equal.low:.3f} to {equal.high:.3f}) shows "
+                "no loss either",
                 "| {step[64 to 32].value:+.3f} nats when heads of 64 become",
             ],
         },

@@ -34,7 +34,7 @@ SETTINGS = [
         r"1 % of (?:top-1|the mean accuracy)|below 1e-3|1 - R²|1 is (?:the )?best",  # margin and threshold, definitions
         r"(?<= )\d+\. (?=\*\*)",  # items of a list
         r"[Bb]elow 48|48 or below",
-        r"dimensions?,? (?:are |of )?\d+(?: to \d+)?|than at 12 of 4",
+        r"dimensions?,? (?:are |of |below )?\d+(?: to \d+)?|than at 12 of 4",
         r"At 64 and below|48 or less|equivalent at 270,000",
         r"1 layer over 6 by|best of 1, 3 and 6 layers|width 240 against 32",
     )

@@ -27,7 +27,7 @@ from experiments.study import language
 from experiments.tables import Estimate
 from leanformer import cli, conditioning, config, tasks
 from leanformer.analysis import statistics
-from leanformer.conditioning import formula
+from leanformer.conditioning import gaussian
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.training import inference, model_setup, streams
@@ -144,9 +144,9 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             chosen = [row for row in rows if row["steps"] == steps and row["num_heads"] == heads]
             logs, bounds = (np.array([row[name] for row in chosen]) for name in ("log10_condition", "bounds"))
             spread = f" (sd {logs.std(ddof=1):.2f})" if len(logs) > 1 else ""
-            gaussian = f"Gaussian {math.log10(formula(TOKENS, heads * HEAD_DIM)):.2f}"
+            random = f"Gaussian {math.log10(gaussian(TOKENS, heads * HEAD_DIM).median):.2f}"
             count = f"{len(logs)} seeds, {bounds.mean():.0%} bounds"
-            yield f"  {heads:>3} heads: log10 κ {logs.mean():.2f}{spread}, {count}; {gaussian}"
+            yield f"  {heads:>3} heads: log10 κ {logs.mean():.2f}{spread}, {count}; {random}"
         differences = compare(rows, steps)
         for (a, b), difference in differences.items():
             yield f"  {a} minus {b} heads: {Estimate.of(difference):+.2f}"

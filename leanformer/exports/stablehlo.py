@@ -97,7 +97,7 @@ def write_folder(folder: Path, model: ModelSetup, weights: Any, *, largest: int 
     """
     if importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError(
-            "--to=stablehlo needs the package flatbuffers. Install it: pip install leanformer[stablehlo]."
+            "--to=stablehlo needs the package flatbuffers. In the repository, run: pip install -e '.[stablehlo]'."
         )
     content = program(model).serialize()
     tensors = pretrained.export(jax.device_get(weights), model.layout("own"))

@@ -54,7 +54,9 @@ def check_package(url: str, shown: str) -> None:
     """
     package, extra = PACKAGES[url.partition("://")[0]]
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{shown}: the package {package} is not installed. Run: pip install 'leanformer[{extra}]'.")
+        raise ConfigError(
+            f"{shown}: the package {package} is not installed. In the repository, run: pip install -e '.[{extra}]'."
+        )
 
 
 class StoreError(WorkdirError):

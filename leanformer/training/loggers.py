@@ -209,7 +209,8 @@ def check(names: tuple[str, ...]) -> None:
             raise ConfigError(f'loggers={names}: "{name}" is unknown. Choose from {", ".join(LOGGERS)}.')
         if name in OPTIONAL_PACKAGES and importlib.util.find_spec(name) is None:
             raise ConfigError(
-                f"loggers={names}: the package {name} is not installed. Run: pip install 'leanformer[{name}]'."
+                f"loggers={names}: the package {name} is not installed. In the repository, run: "
+                f"pip install -e '.[{name}]'."
             )
 
 

@@ -52,6 +52,6 @@ def test_workdirs_may_be_urls_with_the_package_for_them(command, words, here, mo
     values = COMMANDS[command].parse(words)
     assert "gs://bucket/run" in (values.workdir if hasattr(values, "workdir") else values.words)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with refuses("gs://bucket/run", "gcsfs", "leanformer[gcs]"):
+    with refuses("gs://bucket/run", "gcsfs", "'.[gcs]'"):
         COMMANDS[command].parse(words)
     assert not [*here.iterdir()]

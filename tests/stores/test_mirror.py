@@ -270,7 +270,7 @@ def test_urls_are_checked(monkeypatch):
         with refuses(url):
             stores.check_url(url, url)
     monkeypatch.setattr(stores.importlib.util, "find_spec", lambda _: None)
-    for url, package, extra in (("gs://b/run", "gcsfs", "leanformer[gcs]"), ("s3://b/run", "s3fs", "leanformer[s3]")):
+    for url, package, extra in (("gs://b/run", "gcsfs", "'.[gcs]'"), ("s3://b/run", "s3fs", "'.[s3]'")):
         with refuses(f"--workdir={url}", package, extra):
             stores.check_url(url, f"--workdir={url}")
 

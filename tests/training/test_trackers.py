@@ -110,5 +110,5 @@ def test_tracker_gets_every_record_and_one_run_for_all_attempts(name, tmp_path, 
 @pytest.mark.parametrize("name", loggers.OPTIONAL_PACKAGES)
 def test_trackers_without_their_packages_are_refused(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with refuses("loggers", name, f"leanformer[{name}]"):
+    with refuses("loggers", name, f"'.[{name}]'"):
         loggers.check((name,))
