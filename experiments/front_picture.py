@@ -182,6 +182,17 @@ def draw_fixed_width(axes: Axes) -> None:
     axes.legend(frameon=False, fontsize=FONT - 3)
 
 
+def draw_narrow_heads(axes: Axes) -> None:
+    """Plot what changes the held-out loss of a small decoder with 32 heads of dimension 4."""
+    from experiments.figures import language
+
+    values = language.narrow_heads()
+    names = {"E": "queries, keys\nof dimension 32", "E2": "as many parameters\nin the MLP", "B": "QK-norm"}
+    rows = {"8 heads of 16": values["eight"]} | {text: values["change"][block] for block, text in names.items()}
+    draw_estimates(axes, rows, FIRST)
+    axes.set(xlabel="change of the loss of 32 heads of 4\n(nats per token, left is better)")
+
+
 def draw_families(axes: Axes) -> None:
     """Plot lean minus original of the small pairs of shapes, of those whose score is an accuracy."""
     accuracies = [r for r in families.summarise(families.read_rows()) if r.unit == "%"]
@@ -221,6 +232,7 @@ CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "listops": draw_listops,
     "language": draw_language,
     "fixed_width": draw_fixed_width,
+    "narrow_heads": draw_narrow_heads,
     "families": draw_families,
     "trained": draw_trained,
 }

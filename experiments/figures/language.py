@@ -60,16 +60,20 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
     return result | {"narrow": verdicts.verdicts(rows)[(verdicts.narrow_heads_lose.__doc__ or "").strip()]}
 
 
-def rank_repair() -> Mapping[str, Any]:
-    """Return what 32 heads lose to 8 at width 128, and what queries and keys of dimension 32 recover of it."""
+def narrow_heads() -> Mapping[str, Any]:
+    """Return what 32 heads lose to 8 at width 128, and what other queries and keys, or a wider MLP, change of it."""
     rows = read_rows()
-    a, e = (verdicts.read_values(rows, block, "loss") for block in ("A", "E"))
+    losses = {block: verdicts.read_values(rows, block, "loss") for block in ("A", "B", "E", "E2")}
+    a, e = losses["A"], losses["E"]
     params = {row["block"]: row["params"] for row in rows if row["num_heads"] == 32}
     return {
-        "repaired": Estimate.mean(e[32]),
+        "loss": {block: Estimate.mean(values[32]) for block, values in losses.items()},
+        "change": {block: Estimate.of(statistics.paired(values[32], a[32])) for block, values in losses.items()},
         "lost": Estimate.of(statistics.paired(a[32], a[8])),
-        "recovered": Estimate.of(statistics.paired(a[32], e[32])),
-        "params": [params[block] / 1e6 for block in ("A", "E")],
+        "lost_repaired": Estimate.of(statistics.paired(e[32], e[8])),
+        "eight": Estimate.of(statistics.paired(a[8], a[32])),
+        "beyond": Estimate.of(statistics.paired(e[32], losses["E2"][32])),
+        "params": {block: params[block] / 1e6 for block in ("A", "E", "E2")},
         "rule": verdicts.verdicts(rows)[(verdicts.rank_explains.__doc__ or "").strip()],
     }
 
@@ -150,13 +154,23 @@ PASSAGES = [
         },
     ),
     Passage(
-        rank_repair,
+        narrow_heads,
         {
+            FINDINGS: [
+                "change the loss of 32 heads by {change[E]:+.3f nats}, as many parameters in the MLP by "
+                "{change[E2]:+.3f}",
+                "that rank explains it is {rule}; QK-norm in each head makes it worse, by {change[B]:+.3f}",
+            ],
             RESULTS: [
-                "32 heads lose {lost:.3f nats} to 8 heads at width 128",
-                "loss is {repaired:.3f ±}, lower by {recovered:.3f}",
-                "have {params[1]:.2f} million parameters instead of {params[0]:.2f}",
-                "the rule that rank explains the loss is {rule}",
+                "is {rule}",
+                "32 heads of dimension 4 lose {lost:.3f nats} to 8 heads of 16",
+                "| queries and keys of dimension 32 in each head (block E) | {params[E]:.2f} | {loss[E]:.3f ±} | "
+                "{change[E]:+.3f} |",
+                "| instead, as many parameters in the MLP (E2) | {params[E2]:.2f} | {loss[E2]:.3f ±} | "
+                "{change[E2]:+.3f} |",
+                "| instead, QK-norm (B) | {params[A]:.2f} | {loss[B]:.3f ±} | {change[B]:+.3f} |",
+                "E minus E2 is {beyond:+.3f}",
+                "they still lose {lost_repaired:.3f} to 8 heads",
             ],
         },
     ),
