@@ -12,6 +12,7 @@ import numpy as np
 from leanformer.analysis import statistics
 from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
+from leanformer.config.per_layer import split_values
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.tasks.scores import Score
@@ -224,7 +225,7 @@ def _make_names(groups: Sequence[Sequence[Run]], keys: Sequence[str], folders: b
 
 def _strip_common_words(names: Sequence[str]) -> list[str]:
     """Return names without their common leading words, unless nothing is left of one."""
-    words = [name.split(",") for name in names]
+    words = [split_values(name) for name in names]
     while len({parts[0] for parts in words}) == 1 and all(parts[1:] for parts in words):
         words = [parts[1:] for parts in words]
     return [",".join(parts) for parts in words]

@@ -39,6 +39,7 @@ class Interval:
 
 
 NOTHING = Interval(-math.inf, math.inf)
+ROUNDING = 1e-12  # of the largest score: a smaller standard deviation is that of rounding, not of seeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +118,10 @@ def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
     value, count = float(np.mean(a) - np.mean(b)), min(len(a), len(b))
     if count < 2:
         return Difference("Welch", value, math.nan, math.nan, count, math.nan)
-    error = math.hypot(stats.sem(a), stats.sem(b))
+    stds = [_std(scores, a, b) for scores in (a, b)]
+    error = math.hypot(*(std / math.sqrt(len(scores)) for std, scores in zip(stds, (a, b), strict=True)))
     df = stats.ttest_ind(a, b, equal_var=False).df if error > 0 else math.nan
-    deviation = math.hypot(np.std(a, ddof=1), np.std(b, ddof=1))
+    deviation = math.hypot(*stds)
     return Difference("Welch", value, error, float(df), count, deviation)
 
 
@@ -130,7 +132,7 @@ def paired(a: Scores, b: Scores) -> Difference:
     >>> round(difference.value, 3), round(difference.p_differs(), 3)
     (1.033, 0.001)
     """
-    return _describe_mean("paired", a - b)
+    return _describe_mean("paired", a - b, a, b)
 
 
 def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
@@ -138,7 +140,7 @@ def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
 
     They are NaN and 0 if no group has at least two scores.
     """
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    squares = sum((len(group) - 1) * _std(group, *groups) ** 2 for group in groups if len(group) > 1)
     df = sum(len(group) - 1 for group in groups)
     return (math.sqrt(squares / df) if df else math.nan), df
 
@@ -158,11 +160,17 @@ def pooled_difference(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float
     return Difference("pooled", value, error, float(df), count, deviation * math.sqrt(2))
 
 
-def _describe_mean(method: str, scores: Scores) -> Difference:
-    """Return the mean of one group as a difference from zero."""
+def _std(values: Scores, *sources: np.ndarray) -> float:
+    """Return the standard deviation of values that were computed from `sources`; 0 if it is only their rounding."""
+    deviation, largest = float(np.std(values, ddof=1)), max(float(np.abs(source).max()) for source in sources)
+    return 0.0 if deviation <= ROUNDING * largest else deviation
+
+
+def _describe_mean(method: str, scores: Scores, *sources: np.ndarray) -> Difference:
+    """Return the mean of one group as a difference from zero; `sources` as in `_std`, by default the scores."""
     deviation, error = math.nan, math.nan
     if len(scores) > 1:
-        deviation = float(np.std(scores, ddof=1))
+        deviation = _std(scores, *sources or (scores,))
         error = deviation / math.sqrt(len(scores))
     return Difference(method, float(np.mean(scores)), error, len(scores) - 1.0, len(scores), deviation)
 

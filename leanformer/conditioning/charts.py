@@ -158,8 +158,7 @@ def _panels(
     for axes, (name, entry) in zip(grid, entries.items(), strict=False):
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
         words = name.replace("_", " ")
-        shapes = [] if not shape else sorted(shape) if isinstance(shape[0], list) else [shape]
-        axes.set_title(f"{words}, {_format_shape_range(shapes)}" if shapes else words, fontsize=9)
+        axes.set_title(f"{words}, {format_shape(shape)}" if shape else words, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10)
     return figure, list(zip(grid, entries.items(), strict=False))
@@ -205,6 +204,11 @@ def _theory_curves(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     positions = np.array(list(widths))[order]
     axes.plot(positions, np.array(exact)[order], color=THEORY, ls="--", lw=1.3, label="Gaussian, exact median")
     axes.plot(positions, paper[order], color=FORMULA, ls=":", lw=1.3, label="formula (√D + √N) / |√D - √N|")
+
+
+def format_shape(shape: Sequence[Any]) -> str:
+    """Return "17 x 96" of a shape (tokens, width), or "17 x 64 to 17 x 128" of a list of them by layer."""
+    return _format_shape_range(sorted(shape) if isinstance(shape[0], list | tuple) else [shape])
 
 
 def _format_shape_range(shapes: Sequence[Sequence[int]]) -> str:

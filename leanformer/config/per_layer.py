@@ -12,6 +12,11 @@ from leanformer.errors import ConfigError
 PER_LAYER = ("num_heads", "head_dim", "value_dim", "mlp_dim", "num_kv_heads")  # keys of the section model
 
 
+def split_values(text: str) -> list[str]:
+    """Return values, separated by commas outside of parentheses: "4,(4,8)" are two."""
+    return re.split(r",(?![^(]*\))", text)
+
+
 def allow_per_layer(m: ConfigDict) -> ConfigDict:
     """Let the keys PER_LAYER of a section `model` take one number per layer, or a schedule, such as "linear:4-12".
 

@@ -1,6 +1,7 @@
 """Execution of the runs of a sweep: in parallel processes on this machine, or as one SLURM array."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import SlurmInfoWatcher
 
 from leanformer import cli
+from leanformer.config.key_docs import iterate_keys
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import signals, text
@@ -34,16 +36,22 @@ GONE = "GONE"  # submitit treats every unknown state as the end of a job
 
 
 def check(members: Sequence[SweepRun]) -> None:
-    """Raise ConfigError for the first run with an invalid config, and name the run.
+    """Raise ConfigError for the first run with an invalid config, or with that of another run, and name the run.
 
     Of runs that differ only in the seed, one is checked.
     """
     points = {member.words[:-1]: member for member in reversed(members)}
+    names: dict[str, str] = {}
     for member in reversed(points.values()):
         try:
             checks.check(member.config)
         except ConfigError as error:
             raise ConfigError(f"{member.workdir.name}: {error}\nNo run was started.") from error
+        keys = json.dumps({key: value for key, value in iterate_keys(member.config) if key != "seed"}, default=str)
+        if (other := names.setdefault(keys, member.workdir.name)) != member.workdir.name:
+            raise ConfigError(
+                f"{other} and {member.workdir.name} have the same config. Leave one out.\nNo run was started."
+            )
 
 
 def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[SweepRun, str]:

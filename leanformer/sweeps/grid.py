@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from ml_collections import ConfigDict
 from leanformer import cli, tasks
 from leanformer.config import key_docs, loading
 from leanformer.config.common import current_name
+from leanformer.config.per_layer import split_values
 from leanformer.config.rules import LENGTHS
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
@@ -170,10 +170,12 @@ def make_runs(
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each is required.")
     varied = [parse_assignment(text, "--over") for text in over]
     same = [parse_assignment(text, "--set") for text in fixed]
-    keys = [*(key for key, _ in varied), *{key for key, _ in same}]
+    keys = [key for key, _ in (*varied, *same)]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ConfigError(f"--over={twice[0]} is given more than once. Pass all values in one --over, without --set.")
-    grid = {key: _split_values(values) for key, values in varied}
+        raise ConfigError(
+            f"{twice[0]} is given more than once. Pass one value in one --set, or all values in one --over."
+        )
+    grid = {key: split_values(values) for key, values in varied}
     if "seed" in keys:
         raise ConfigError("A sweep does not take the key seed: its seeds are 0, 1, ... Pass their number as --seeds=N.")
     grid["seed"] = [str(seed) for seed in range(seeds)]
@@ -195,11 +197,6 @@ def make_runs(
             "the same word with --over."
         )
     return result
-
-
-def _split_values(text: str) -> list[str]:
-    """Return the values of --over, separated by commas outside of parentheses: "4,(4,8)" are two."""
-    return re.split(r",(?![^(]*\))", text)
 
 
 def _join_arguments(parts: Sequence[str]) -> list[str]:

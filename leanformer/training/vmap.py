@@ -26,23 +26,32 @@ VARYING_KEYS = ("seed", "optim.lr", "optim.warmup_lr", "optim.final_lr")  # keys
 
 
 def group_key(c: ConfigDict) -> str:
-    """Return a text that is equal for configs that differ only in VARYING_KEYS, so that one program can train them."""
-    return json.dumps({key: value for key, value in iterate_keys(c) if key not in VARYING_KEYS}, default=str)
+    """Return a text that is equal for configs that one program can train, which differ only in `varying_keys`."""
+    varying = varying_keys(c)
+    return json.dumps({key: value for key, value in iterate_keys(c) if key not in varying}, default=str)
+
+
+def varying_keys(c: ConfigDict) -> tuple[str, ...]:
+    """Return the keys in which runs may differ from a config. With a learning rate of the head, whose ratio to optim.lr
+    is a constant of the program, that is not optim.lr."""
+    return VARYING_KEYS if c.optim.head_lr is None else tuple(key for key in VARYING_KEYS if key != "optim.lr")
 
 
 def check(configs: Sequence[ConfigDict]) -> None:
     """Raise ConfigError if the runs of these configs cannot be trained as one program on one device.
 
-    The configs may differ only in VARYING_KEYS, and must have no early stopping and a mesh of one device.
+    The configs may differ only in `varying_keys`, and must have no early stopping and a mesh of one device.
     """
     first = configs[0]
+    varying = varying_keys(first)
     for c in configs[1:]:
         differing = {
             key for (key, a), (_, b) in zip(iterate_keys(first), iterate_keys(c), strict=True) if a != b
-        } - set(VARYING_KEYS)
+        } - set(varying)
         if differing:
             raise ConfigError(
-                f"Runs differ in {min(differing)}. With --vmap they may differ only in {', '.join(VARYING_KEYS)}."
+                f"Runs differ in {min(differing)}. With --vmap they may differ only in {', '.join(varying)}"
+                f"{'' if varying == VARYING_KEYS else ', since optim.head_lr is set'}."
             )
     reasons = {
         f"eval.patience={first.eval.patience} may stop each at another step": first.eval.patience > 0,

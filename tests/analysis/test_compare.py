@@ -286,6 +286,24 @@ def test_headline_shows_a_gain_of_the_lower_score_as_positive(tmp_path):
     assert text.startswith("depth=2 beats depth=3 by 0.3") and "-" not in text and mentions(text, "0.67 times")
 
 
+def test_names_of_sizes_by_layer_are_whole(tmp_path):
+    for heads in ("(4,8)", "(4,12)", "(4,16)"):
+        changes = {"model.depth": 2, "model.num_heads": tuple(map(int, heads[1:-1].split(",")))}
+        fake_runs.write_run(tmp_path / f"q,num_heads={heads},seed=0", changes=changes)
+    result = comparison.compare(runs.read([str(tmp_path)]))
+    assert {shape.name for shape in result.shapes} == {"num_heads=(4,8)", "num_heads=(4,12)", "num_heads=(4,16)"}
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_page_of_a_run_has_shapes_by_layer(depth, tmp_path):
+    workdir = fake_runs.write_run(tmp_path / "run", changes={"model.depth": depth})
+    shapes = [[17, 16 * (i + 2)] for i in range(depth)]
+    path = workdir / "metrics.jsonl"
+    path.write_text(path.read_text().replace(json.dumps([[17, 96]] * depth), json.dumps(shapes)))
+    run_compare(workdir, f"--out={tmp_path}")
+    assert f"Here 17 x 32 to 17 x {16 * (depth + 1)}: rows" in (tmp_path / "run.html").read_text()
+
+
 def test_names_are_escaped(tmp_path):
     for seed in range(2):
         fake_runs.write_run(tmp_path / f"a<b>&_seed{seed}", 0.5 + seed / 10, seed=seed)

@@ -70,6 +70,19 @@ def test_zero_variance_and_single_values_give_no_result(scores):
     assert statistics.seeds_needed(result, 1.0) is None
 
 
+def test_rounding_is_no_variance():
+    """0.8335 - 0.832 and 0.828 - 0.8265 differ by rounding only: two ties, which say nothing of other seeds."""
+    a, b = np.array([0.828, 0.8335]), np.array([0.8265, 0.832])
+    assert np.std(a - b) > 0 and not statistics.paired(a, b).testable
+    equal, other = np.array([0.857] * 3), np.array([0.855] * 3)
+    assert np.std(equal) > 0 and statistics.mean_interval(equal) == NOTHING
+    pooled = statistics.pooled_std([equal, other])
+    for difference in (statistics.welch(equal, other), statistics.pooled_difference(equal, other, pooled)):
+        assert not difference.testable and difference.p_differs() == 1.0
+    tiny = 1e-9 * np.array([1.0, 2.0, 4.0])  # small scores keep their variance
+    assert statistics.mean_interval(tiny).high < 1e-8 and statistics.paired(0.5 + tiny, 0.5 - tiny).testable
+
+
 def adjust_by_closed_testing(p):
     """Return Holm's p by the closed testing principle: the largest Bonferroni p of all sets with this test."""
     sets = [s for n in range(1, len(p) + 1) for s in itertools.combinations(range(len(p)), n)]

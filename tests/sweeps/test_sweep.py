@@ -102,12 +102,20 @@ def test_path_values_make_flat_folder_names(tmp_path):
         (CONFIGS, ["seed=1,2"], [], 1, ["--seeds=N", "seed"]),
         (CONFIGS, ["model.depth=1,2", "model.depth=3"], [], 1, ["model.depth", "--over"]),
         (CONFIGS, ["model.depth=1,2"], ["model.depth=3"], 1, ["model.depth", "--over"]),
+        (CONFIGS, [], ["optim.lr=1e-3", "optim.lr=1e-2"], 1, ["optim.lr", "--set"]),
         (CONFIGS[:1] * 2, ["model.width=1", "optim.width=2"], [], 1, ["--over"]),  # runs of the same name
     ],
 )
 def test_invalid_sweeps_are_refused(configs, over, fixed, seeds, parts, tmp_path):
     with refuses(*parts):
         sweep.make_runs(configs, over, fixed, seeds, tmp_path)
+
+
+def test_runs_of_equal_configs_are_refused(tmp_path):
+    members = sweep.make_runs(CONFIGS[:1], ["optim.lr=1e-3,0.001"], [], 2, tmp_path)
+    with refuses("lr=1e-3", "lr=0.001"):
+        executor.check(members)
+    executor.check(sweep.make_runs(CONFIGS[:1], ["optim.lr=1e-3,0.002"], [], 2, tmp_path))
 
 
 def test_config_with_arguments_is_one_run(tmp_path):
@@ -142,7 +150,8 @@ def unfinished_sweep(tmp_path, monkeypatch):
 
 
 def repeat_sweep(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
-    words = [f"--config={CONFIGS[0]}", f"--over={over}", f"--set=total_epochs={epochs}", f"--workdir={folder}", *words]
+    length = () if any("total_epochs" in word for word in words) else (f"--set=total_epochs={epochs}",)
+    words = [f"--config={CONFIGS[0]}", f"--over={over}", *length, f"--workdir={folder}", *words]
     return run_in_process(["", "", "leanformer.sweep", *words])
 
 

@@ -179,6 +179,18 @@ def test_only_compatible_runs_train_together(tmp_path):
         vmap.check([same])
 
 
+def test_a_rate_of_the_head_keeps_runs_of_other_rates_apart():
+    """The program has head_lr / lr as a constant."""
+    configs = [make_config(seed, lr) for seed, lr in ((0, 0.01), (1, 0.01), (0, 0.003))]
+    assert len({vmap.group_key(c) for c in configs}) == 1
+    for c in configs:
+        c.optim.head_lr = 0.001
+    assert len({vmap.group_key(c) for c in configs}) == 2
+    vmap.check(configs[:2])
+    with refuses("optim.lr", "optim.head_lr"):
+        vmap.check(configs)
+
+
 def test_runs_are_grouped_by_architecture_and_progress(tmp_path):
     result = make_runs(["rank_nn_small:rank=8", "rank_nn_small:rank=4"], ["optim.lr=0.1,0.2"], [], 2, tmp_path)
     groups = group_runs(result)

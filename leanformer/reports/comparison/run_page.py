@@ -165,10 +165,8 @@ def _conditioning(run: Run) -> list[str]:
     for name, entry in measured.from_record(plots.measured_values(probes[-1])).items():
         if not entry["shape"]:
             continue
-        words, (rows, columns) = quantity(name), entry["shape"]
-        caption = (
-            f"{words.sentence} Here {rows} x {columns}: {rows} rows (tokens, for activations) by {columns} columns. "
-        )
+        shape = charts.format_shape(entry["shape"])
+        caption = f"{quantity(name).sentence} Here {shape}: rows (tokens, for activations) x columns. "
         caption += f"Left: by layer at step {probes[-1]['step']:,}. Right: over steps, a line per layer."
         drawn = [charts.plot_by_layer({name: entry})]
         drawn += (
