@@ -39,7 +39,9 @@ def train(
         DataError: too many examples are unreadable.
     """
     c, timer, start, every, peak_examples = run.config, run.timer, run.start, run.intervals, run.peak_examples
-    step, logged, last = start, start, start if run.out_of_patience(start) else every.total
+    step, logged, last = start, start, start if run.out_of_patience(start) else max(start, every.total)
+    if start > every.total:
+        print(f"The run has {start} steps already, more than {every.total}: it is evaluated, not trained.", flush=True)
 
     def log_train() -> None:
         nonlocal logged

@@ -89,6 +89,7 @@ class Run:
 
     vmapped = 1  # number of runs that the step trains; see `vmap.EnsembleRun`
     _logged = 0  # step of the last train record
+    _seen = 0  # training examples until step `start`
     _metrics: Any = None  # metrics of the last step
 
     def __enter__(self) -> "Run":
@@ -150,7 +151,7 @@ class Run:
 
     def examples_and_tokens_seen(self, step: int) -> dict[str, int]:
         """Return {"examples_seen": number} after `step` steps, with "tokens_seen" if the config has `total_tokens`."""
-        examples = step * self.config.batch_size
+        examples = self._seen + (step - self.start) * self.config.batch_size
         tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
         return {"examples_seen": examples, **tokens}
 
@@ -212,12 +213,23 @@ class Run:
         with phases.announce("Reading or initialising the weights"):
             state, seconds = self.checkpoints.restore(self.state) or (self.initial_state(), {})
         self.start = self._logged = int(state.step)
+        self._seen = multihost.broadcast_from_primary(self._count_examples_before())
         self.timer.resume(seconds)
         scores = multihost.broadcast_from_primary(metrics_log.read_scores(self.workdir, self.checkpoints.score.name))
         for step, value in scores.items():
             if int(step) <= self.start:
                 self.checkpoints.report(int(step), value)
         return state
+
+    def _count_examples_before(self) -> int:
+        """Return the number of training examples until step `start`, of which some may have had another batch size."""
+        records = metrics_log.read_records(self.workdir / "metrics.jsonl") if self.start else []
+        seen = [(r["step"], r["examples_seen"]) for r in records if r["kind"] == "train" and r["step"] <= self.start]
+        step, examples = seen[-1] if seen else (0, 0)
+        started = (self.workdir / "config.json").is_file()
+        changes = run_files.config_changes(self.workdir, self.config) if started else {}
+        batch_size, _ = changes.get("batch_size", (self.config.batch_size, None))
+        return examples + (self.start - step) * batch_size
 
     def members(self, state: TrainState) -> list[tuple["Run", TrainState]]:
         """Return the runs that the training step trains, each with its state; here this run alone."""

@@ -66,6 +66,30 @@ def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypa
 
 
 @pytest.mark.slow
+def test_run_longer_than_its_config_is_evaluated_where_it_is(two_steps, tmp_path, capfd):
+    """Otherwise an older score, or none, would be that of its last step."""
+    two_steps.total_steps = 4
+    two_steps.checkpoint.every = 3
+    assert train(two_steps, tmp_path) == 0
+    summary = files.read_json(tmp_path / "summary.json")
+    (tmp_path / "summary.json").unlink()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(line for line in lines if '"eval"' not in line))
+    two_steps.total_steps = 2
+    assert train(two_steps, tmp_path) == 0 and mentions(capfd.readouterr().out, "4 steps", 2, "not trained")
+    again = files.read_json(tmp_path / "summary.json")
+    assert again["steps"] == again["final"]["step"] == 4 and again["final"]["loss"] == summary["final"]["loss"]
+
+
+@pytest.mark.slow
+def test_examples_are_counted_over_changes_of_the_batch_size(two_steps, tmp_path):
+    assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["examples_seen"] == 2 * 8
+    two_steps.update(total_steps=5, batch_size=16)
+    assert train(two_steps, tmp_path) == 0
+    assert files.read_json(tmp_path / "summary.json")["examples_seen"] == 2 * 8 + 3 * 16
+
+
+@pytest.mark.slow
 def test_run_with_deleted_records_still_ends(two_steps, tmp_path):
     """Without a training record there is no speed to report."""
     assert train(two_steps, tmp_path) == 0
