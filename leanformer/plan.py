@@ -244,6 +244,13 @@ def main(f: cli.Values) -> None:
         raise ConfigError(
             f"model.{min(several)}={several[min(several)]}: plan lists models of equal layers. Set one number for all."
         )
+    kv_heads, points = c.model.get("num_kv_heads"), c.task == "points"
+    require(kv_heads is None, f"model.num_kv_heads={kv_heads}: plan varies the number of heads. Leave it unset.")
+    if points and None in (c.model.inputs, c.model.outputs):
+        raise ConfigError(
+            "model.inputs and model.outputs are not both set: plan varies the width, which is data.dim then. Set "
+            f"model.inputs={c.data.dim}, and model.outputs to the dimension of a target."
+        )
     out = None if f.out is None else Path(f.out).expanduser()
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} requires a folder. Pass --out=DIR.")
     require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: use {surface.FEWEST} or more.")

@@ -25,7 +25,7 @@ def common(task: str) -> ConfigDict:
     c.seed = 0  # random seed of initial weights, data order, augmentation, mixup and drop path
     c.batch_size = 1024  # global batch size: the sum over devices, processes and gradient accumulation steps
     # gradient accumulation steps per optimizer step; less memory, equal result, except for batch norm (XCiT, VOLO),
-    # which normalises each micro-batch
+    # which normalises each micro-batch, and sigma_reparam, whose estimate of σ₁ moves in each
     c.accumulate = 1
     # training length in epochs; exactly one of total_epochs, total_steps and total_tokens is above 0
     c.total_epochs = 300.0

@@ -24,7 +24,8 @@ def texts(task: str) -> ConfigDict:
     c.data.train_split = "train"
     # evaluation split: stem of files, name of a folder of files, or "all"; with a fraction: "all[90%:]"
     c.data.eval_split = "test"
-    c.data.tokenizer = "data/gpt2"  # tokenizer: a folder or file, "bytes", or "bpe:1024" (trained on train_split)
+    # tokenizer: a folder or file, "bytes", or "bpe:1024" (trained on all files of train_split)
+    c.data.tokenizer = "data/gpt2"
     # separator between the documents of a .txt file; one document per file if unset
     c.data.separator = placeholder(str)
     c.data.documents = 0  # number of documents read from the start of each split; 0 = all
@@ -83,7 +84,7 @@ def masked() -> ConfigDict:
     c.mask_share = 0.25  # fraction of the tokens of a row that the model predicts, see leanformer/data/text/masking.py
 
     c.data.name = "text:data/pile"  # training data: text:<folder> or bundled:austen, see leanformer/data/text
-    # tokenizer: "wordpiece:SIZE" (trained on train_split), or a tokenizer.json with a mask token
+    # tokenizer: "wordpiece:SIZE" (trained on all files of train_split), or a tokenizer.json with a mask token
     c.data.tokenizer = "wordpiece:32768"
 
     c.model = bert()
