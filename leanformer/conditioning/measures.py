@@ -3,7 +3,8 @@
 Axes B T S N H D F L are those of `layers.attention`. Every measure states its matrix as rows x columns. Biases are not
 part of any weight matrix. A measure requires arrays by name. A block passes `q` and `k` to a tap only if its attention
 is softmax(Q Kᵀ / √H) over tokens, so that a name has one meaning in every architecture. If a block's `mask` hides keys,
-measures of logits and probabilities use only the visible keys, and only queries that are not padding.
+measures of logits and probabilities use only the visible keys, and only queries that are not padding. Rows of padding
+are zero; the singular values of zero that they add do not count.
 """
 
 import dataclasses
@@ -15,13 +16,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from leanformer.conditioning import attention_matrix
-from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read
+from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read, with_spectrum
 from leanformer.errors import ConfigError
-from leanformer.layers.masks import ALL
+from leanformer.layers.masks import ALL, Mask
 from leanformer.quantities import Quantity
 
 
 Named = Mapping[str, Any]  # arrays by name; also "mask", a `masks.Mask`, and "soft_cap", the soft cap of logits or None
+TOKEN_ROWS = {"out", "tokens", "attention", "middle", "block", "hidden"}  # arrays with a row per token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,8 @@ def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Cal
 
     Args:
         names: names of measures in ACTIVATIONS.
-        reduce: function of a batch of matrices; `singular_values` gives spectra instead of summaries.
+        reduce: function of a batch of matrices; `singular_values` gives spectra instead of summaries. Only `condition`
+            and `with_spectrum` leave out the singular values of padding.
 
     Returns:
         A function from a block's arrays (`blocks.Block`) to {name: Summary or Reading} with leading axis B, followed
@@ -184,8 +187,19 @@ def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Arr
         with jax.default_matmul_precision("highest"):
             needed = {need: arrays[need].astype(jnp.float32) for need in needs}
             result = spec.take(needed | context) if spec.take else needed[needs[0]]
-            values[name] = result if isinstance(result, Reading) else reduce(result)
+            rows = mask if padded and TOKEN_ROWS.issuperset(spec.needs) else ALL
+            values[name] = result if isinstance(result, Reading) else _reduce(result, reduce, rows)
     return values
+
+
+def _reduce(x: Float[Array, "b *n t d"], reduce: Callable[[Array], Any], mask: Mask) -> Any:
+    """Reduce matrices whose rows are tokens, without the singular values of padding where `reduce` can do so."""
+    valid = mask.valid_tokens(x.shape[-2])
+    if valid is None or reduce not in (condition, with_spectrum):
+        return reduce(x)
+    rank = jnp.clip(valid.sum(axis=1), 1, min(x.shape[-2:])).reshape(-1, *(1,) * (x.ndim - 3))
+    spectrum, summary = with_spectrum(x, rank)
+    return summary if reduce is condition else (spectrum, summary)
 
 
 def _join(out: Float[Array, "b t n h"]) -> Float[Array, "b t nh"]:

@@ -227,13 +227,15 @@ def _on_host(x: np.ndarray) -> Summary:
         return jax.device_get(summary)  # float64 JAX arrays would warn when used outside enable_x64
 
 
-def with_spectrum(x: Float[Array | np.ndarray, "*b m n"]) -> tuple[Float[Array, "*b r"], Summary]:
+def with_spectrum(
+    x: Float[Array | np.ndarray, "*b m n"], rank: Int[Array, "*#b"] | None = None
+) -> tuple[Float[Array, "*b r"], Summary]:
     """Return the singular values of each matrix in a batch, float32, largest first, and their summary; r = min(m, n).
 
-    Raises the errors of `singular_values`.
+    `rank` is that of `summarise`. Raises the errors of `singular_values`.
     """
     s = singular_values(x)
-    return s, summarise(s, (x.shape[-2], x.shape[-1]))
+    return s, summarise(s, (x.shape[-2], x.shape[-1]), rank=rank)
 
 
 def read(value: Float[Array, "*b"], defined: bool = True) -> Reading:

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Array, Bool
 
-from leanformer.conditioning import ACTIVATIONS, Reading, Summary, singular_values, summarise, tap
+from leanformer.conditioning import ACTIVATIONS, Reading, Summary, tap
 from leanformer.conditioning.spectrum import FLOOR, QUANTILES
 from leanformer.conditioning.tables import gaussian_prediction
 from leanformer.errors import ConfigError
@@ -65,28 +65,10 @@ def reduce(arrays: Mapping[str, Array], valid: Bool[Array, "b t"] | None, names:
         valid: tokens that are not padding. Rows of padding do not count: neither as rows nor as singular values.
         names: names of measures. One whose arrays are missing is left out.
     """
-    return reduce_block(dict(arrays) | {"mask": ALL if valid is None else Mask(keep=valid)}, valid, names)
-
-
-def reduce_block(arrays: Mapping[str, Any], valid: Bool[Array, "b t"] | None, names: Sequence[str]) -> dict[str, Any]:
-    """Return {measure: Summary or Reading} of one call of a block of `leanformer.layers`, from the arrays for its tap.
-
-    Args:
-        arrays: arrays as in `reduce`, and a `masks.Mask` named "mask" if keys are hidden.
-        valid: tokens that are not padding, as in `reduce`; None if all are.
-        names: names of measures. One whose arrays are missing is left out.
-    """
     if valid is not None:
         rows = {name: valid.reshape(*valid.shape, *(1,) * (arrays[name].ndim - 2)) for name in ROWS & arrays.keys()}
         arrays = dict(arrays) | {name: jnp.where(keep, arrays[name], 0) for name, keep in rows.items()}
-
-    def summary(x: Array) -> Summary:
-        rank = None
-        if valid is not None:
-            rank = jnp.clip(valid.sum(axis=1), 1, min(x.shape[-2:])).reshape(-1, *(1,) * (x.ndim - 3))
-        return summarise(singular_values(x), (x.shape[-2], x.shape[-1]), rank=rank)
-
-    return tap(names, reduce=summary)(arrays)
+    return tap(names)(dict(arrays) | {"mask": ALL if valid is None else Mask(keep=valid)})
 
 
 def unit_roundoff(dtype: Any) -> float:

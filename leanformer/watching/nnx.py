@@ -13,10 +13,10 @@ from typing import Any
 import jax
 from flax import nnx
 
+from leanformer.conditioning import tap
 from leanformer.errors import ConfigError
 from leanformer.layers.masks import ALL
 from leanformer.layers.model_base import Family
-from leanformer.watching.measures import reduce_block
 from leanformer.watching.session import Watch
 from leanformer.watching.traced import Arrivals, Attention, count_rows
 
@@ -132,7 +132,7 @@ def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
         if limit is not None:
             arrays = jax.tree.map(lambda x: x[:limit], {name: x for name, x in arrays.items() if x is not None})
             valid = valid if valid is None else valid[:limit]
-        return reduce_block(arrays, valid, watch.options.measures), count_rows(valid, *arrays["tokens"].shape[:2])
+        return tap(watch.options.measures)(arrays), count_rows(valid, *arrays["tokens"].shape[:2])
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("tap") is not None:

@@ -10,7 +10,18 @@ from random_weights import fill_weights
 from scipy.special import entr
 
 from leanformer import models
-from leanformer.conditioning import ACTIVATIONS, WEIGHTS, block_jacobian, by_name, measure, tap, weights
+from leanformer.conditioning import (
+    ACTIVATIONS,
+    WEIGHTS,
+    Summary,
+    block_jacobian,
+    by_name,
+    condition,
+    measure,
+    tap,
+    weights,
+    with_spectrum,
+)
 
 
 BATCH, DEPTH, TOKENS, WIDTH, HEADS, HEAD_DIM, VALUE_DIM = 3, 2, 17, 23, 3, 5, 7
@@ -275,3 +286,27 @@ def test_output_jacobian_is_not_squared(rng):
     result = block_jacobian(function, blocks, jacobian.swapaxes(0, 1))
     assert result.shape == (6, 18)
     np.testing.assert_allclose(result.condition_number, [1e6, 1e2], rtol=2e-2)
+
+
+@pytest.mark.parametrize("reduce", [condition, with_spectrum])
+def test_padding_adds_no_singular_values(reduce):
+    """Rows shorter than the width, padded, have the condition numbers that they have alone."""
+    sizes = {"vocabulary": 41, "max_length": 19, "num_classes": 2, "width": WIDTH, "depth": DEPTH}
+    sizes |= {"num_heads": HEADS, "head_dim": HEAD_DIM, "mlp_dim": 29}
+    model = fill_weights(lambda: models.build("bert", **sizes, rngs=nnx.Rngs(0)))
+    lengths = jnp.array([5, 11, 19])
+    tokens = jnp.asarray(np.random.default_rng(2).integers(1, 41, (3, 19)))
+    names = ("attention_output", "head_output", "tokens", "block_output", "mlp_hidden")
+    measured = tap(names, reduce)
+
+    def read(tokens, lengths):
+        values = by_name(model(tokens, lengths, tap=measured)[1], names)
+        return {name: x if isinstance(x, Summary) else x[1] for name, x in values.items()}
+
+    padded = read(tokens, lengths)
+    for i, length in enumerate(lengths.tolist()):
+        for name, alone in read(tokens[i : i + 1, :length], None).items():
+            for field in ("log10_condition", "effective_rank"):
+                result, expected = getattr(padded[name], field)[:, i], getattr(alone, field)[:, 0]
+                np.testing.assert_allclose(result, expected, rtol=2e-3, err_msg=f"{name} {field}")
+            np.testing.assert_array_equal(padded[name].negligible[:, i], alone.negligible[:, 0])
