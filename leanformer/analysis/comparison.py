@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.analysis import statistics
-from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
+from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys, evaluation_data
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.config.per_layer import split_values
 from leanformer.costs.count import format_count
@@ -310,6 +310,16 @@ def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
             f"--by pools runs that differ in {', '.join(pooled)}: means and intervals are over these runs, not only "
             "over seeds. Add these keys to --by to separate them."
         )
+    evaluated: dict[Any, dict[str, Run]] = {}  # by tokenizer, which changes the fingerprint: a run of each fingerprint
+    for run in (run for shape in shapes for run in shape.runs):
+        if fingerprint := evaluation_data(run):
+            evaluated.setdefault(run.keys.get("data.tokenizer"), {}).setdefault(fingerprint, run)
+    for first, *others in (runs.values() for runs in evaluated.values()):
+        if others:
+            notes.append(
+                f"Evaluation data differ: {first.workdir.name} and {others[0].workdir.name} recorded other examples in "
+                f"{first.keys.get('data.eval_split')}. Their scores may not be comparable."
+            )
     alone = [shape.name for shape in shapes if len(shape.runs) == 1]
     if alone:
         notes.append(

@@ -286,6 +286,16 @@ def test_headline_shows_a_gain_of_the_lower_score_as_positive(tmp_path):
     assert text.startswith("depth=2 beats depth=3 by 0.3") and "-" not in text and mentions(text, "0.67 times")
 
 
+def test_other_evaluation_data_are_noted(tmp_path):
+    for seed, examples in enumerate((64, 19, 64)):
+        workdir = fake_runs.write_run(tmp_path / f"g{seed}", 0.5 + seed / 10, seed=seed)
+        splits = {"t10k": {"examples": examples}, "train": {"examples": 100 + seed}}
+        (workdir / "data.json").write_text(json.dumps({"splits": splits}))
+    assert comparison.compare(runs.read([str(tmp_path / name) for name in ("g0", "g2")])).notes == []
+    (note,) = comparison.compare(runs.read([str(tmp_path)])).notes
+    assert mentions(note, "g0", "g1", "t10k")
+
+
 def test_names_of_sizes_by_layer_are_whole(tmp_path):
     for heads in ("(4,8)", "(4,12)", "(4,16)"):
         changes = {"model.depth": 2, "model.num_heads": tuple(map(int, heads[1:-1].split(",")))}
