@@ -197,8 +197,7 @@ def _reduce(x: Float[Array, "b *n t d"], reduce: Callable[[Array], Any], mask: M
     valid = mask.valid_tokens(x.shape[-2])
     if valid is None or reduce not in (condition, with_spectrum):
         return reduce(x)
-    rank = jnp.clip(valid.sum(axis=1), 1, min(x.shape[-2:])).reshape(-1, *(1,) * (x.ndim - 3))
-    spectrum, summary = with_spectrum(x, rank)
+    spectrum, summary = with_spectrum(x, valid.sum(axis=1).reshape(-1, *(1,) * (x.ndim - 3)))
     return summary if reduce is condition else (spectrum, summary)
 
 

@@ -112,6 +112,7 @@ class Summary:
         negligible: number of singular values of at most FLOOR σ_1, integers.
         finite: True if no entry is NaN or infinite, booleans.
         shape: rows and columns of a matrix, static under `jit`.
+        rows: number of rows that are not padding, integers; None if no row is.
     """
 
     condition_number: Any
@@ -121,6 +122,7 @@ class Summary:
     negligible: Any
     finite: Any
     shape: tuple[int, int] = dataclasses.field(metadata={"static": True})
+    rows: Any = None
 
     @property
     def valid(self) -> Any:
@@ -143,7 +145,7 @@ class Reading:
 
 
 def summarise(
-    s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FLOOR, rank: Int[Array, "*#b"] | None = None
+    s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FLOOR, rows: Int[Array, "*#b"] | None = None
 ) -> Summary:
     """Summarise singular values, largest first, of matrices of `shape`.
 
@@ -155,8 +157,8 @@ def summarise(
         shape: rows and columns of a matrix.
         floor: fraction of the largest value up to which others are negligible; the condition number is at most 1 /
             floor.
-        rank: number of singular values that each matrix has without its rows of padding, at least 1; r if None. Rows
-            of zeros add singular values of zero and change no other.
+        rows: number of rows of each matrix that are not padding; all if None. Rows of zeros add singular values of
+            zero, which do not count, and change no other.
 
     >>> bool(summarise(jnp.array([2.0, 1.0, 0.0]), (3, 3)).valid)
     False
@@ -168,10 +170,11 @@ def summarise(
     largest = s[..., :1]
     # Divided by the largest, so that neither squares nor sums overflow.
     relative = s / jnp.where(largest > 0, largest, 1)
-    if rank is None:
+    if rows is None:
         smallest, counted = relative[..., -1], True
     else:
-        rank = jnp.broadcast_to(rank, s.shape[:-1])[..., None]
+        rows = jnp.broadcast_to(rows, s.shape[:-1])
+        rank = jnp.clip(rows, 1, min(shape))[..., None]
         smallest = jnp.take_along_axis(relative, rank - 1, axis=-1)[..., 0]
         counted = jax.lax.broadcasted_iota(rank.dtype, s.shape, s.ndim - 1) < rank
     ratio = 1 / jnp.maximum(smallest, floor)
@@ -186,6 +189,7 @@ def summarise(
         negligible=jnp.where(finite, jnp.sum((relative <= floor) & counted, axis=-1), 0),
         finite=finite,
         shape=shape,
+        rows=rows,
     )
 
 
@@ -228,14 +232,14 @@ def _on_host(x: np.ndarray) -> Summary:
 
 
 def with_spectrum(
-    x: Float[Array | np.ndarray, "*b m n"], rank: Int[Array, "*#b"] | None = None
+    x: Float[Array | np.ndarray, "*b m n"], rows: Int[Array, "*#b"] | None = None
 ) -> tuple[Float[Array, "*b r"], Summary]:
     """Return the singular values of each matrix in a batch, float32, largest first, and their summary; r = min(m, n).
 
-    `rank` is that of `summarise`. Raises the errors of `singular_values`.
+    `rows` are those of `summarise`. Raises the errors of `singular_values`.
     """
     s = singular_values(x)
-    return s, summarise(s, (x.shape[-2], x.shape[-1]), rank=rank)
+    return s, summarise(s, (x.shape[-2], x.shape[-1]), rows=rows)
 
 
 def read(value: Float[Array, "*b"], defined: bool = True) -> Reading:
@@ -252,9 +256,9 @@ def digest(measured: Summary | Reading | list[Any]) -> list[dict[str, Any]]:
     """Return one dictionary per layer (leading axis L), ready for JSON, over all the layer's examples and heads.
 
     Keys for a `Summary`: q10, median and q90 of the condition number; medians effective_rank and stable_rank; shape of
-    a matrix; numbers of matrices count, not_finite and singular; negligible, the largest number of negligible singular
-    values of one matrix; and flags, sentences about problems. Keys for a `Reading`: q10, median, q90, count,
-    not_finite, flags.
+    a matrix, without rows of padding (the median of the examples); numbers of matrices count, not_finite and singular;
+    negligible, the largest number of negligible singular values of one matrix; and flags, sentences about problems.
+    Keys for a `Reading`: q10, median, q90, count, not_finite, flags.
 
     Quantiles are used since condition numbers have a heavy tail, which makes a mean misleading. Matrices with a NaN or
     an infinity are left out and counted. Singular ones stay in at their lower bound, since leaving out the worst would
@@ -286,7 +290,8 @@ def _layer(values: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
     if isinstance(values, Reading):
         flags = [f"undefined or not finite in {not_finite} of {count}"] if not_finite else []
         return _quantiles(values.value[usable]) | {"count": count, "not_finite": not_finite, "flags": flags}
-    rank, singular = min(values.shape), int((values.negligible > 0).sum())
+    shape = list(values.shape) if values.rows is None else [int(np.median(values.rows)), values.shape[1]]
+    rank, singular = min(shape), int((values.negligible > 0).sum())
     flags = []
     if not_finite:
         flags.append(f"{not_finite} of {count} matrices hold a NaN or an infinity and are left out")
@@ -300,7 +305,7 @@ def _layer(values: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
     return _quantiles(values.condition_number[usable]) | {
         "effective_rank": _median(values.effective_rank[usable]),
         "stable_rank": _median(values.stable_rank[usable]),
-        "shape": list(values.shape),
+        "shape": shape,
         "count": count,
         "not_finite": not_finite,
         "singular": singular,

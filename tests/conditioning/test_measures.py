@@ -17,6 +17,7 @@ from leanformer.conditioning import (
     block_jacobian,
     by_name,
     condition,
+    digest,
     measure,
     tap,
     weights,
@@ -310,3 +311,4 @@ def test_padding_adds_no_singular_values(reduce):
                 result, expected = getattr(padded[name], field)[:, i], getattr(alone, field)[:, 0]
                 np.testing.assert_allclose(result, expected, rtol=2e-3, err_msg=f"{name} {field}")
             np.testing.assert_array_equal(padded[name].negligible[:, i], alone.negligible[:, 0])
+    assert [layer["shape"] for layer in digest(padded["tokens"])] == [[11, WIDTH]] * DEPTH  # the median length
