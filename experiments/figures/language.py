@@ -72,6 +72,9 @@ def narrow_heads() -> Mapping[str, Any]:
         "lost": Estimate.of(statistics.paired(a[32], a[8])),
         "lost_repaired": Estimate.of(statistics.paired(e[32], e[8])),
         "eight": Estimate.of(statistics.paired(a[8], a[32])),
+        "qk_norm_at_8": Estimate.of(statistics.paired(losses["B"][8], a[8])),
+        "lost_with_qk_norm": Estimate.of(statistics.paired(losses["B"][32], losses["B"][8])),
+        "qk_norm_halves": verdicts.halves_loss(losses, "B", 8),
         "beyond": Estimate.of(statistics.paired(e[32], losses["E2"][32])),
         "params": {block: params[block] / 1e6 for block in ("A", "E", "E2")},
         "rule": verdicts.verdicts(rows)[(verdicts.rank_explains.__doc__ or "").strip()],
@@ -159,7 +162,8 @@ PASSAGES = [
             FINDINGS: [
                 "change the loss of 32 heads by {change[E]:+.3f nats}, as many parameters in the MLP by "
                 "{change[E2]:+.3f}",
-                "that rank explains it is {rule}; QK-norm in each head makes it worse, by {change[B]:+.3f}",
+                "that rank explains it is {rule}. QK-norm makes 8 and 32 heads worse alike, and they still differ by "
+                "{lost_with_qk_norm:.3f}; that it halves the difference is {qk_norm_halves}",
             ],
             RESULTS: [
                 "is {rule}",
@@ -171,6 +175,8 @@ PASSAGES = [
                 "| instead, QK-norm (B) | {params[A]:.2f} | {loss[B]:.3f ±} | {change[B]:+.3f} |",
                 "E minus E2 is {beyond:+.3f}",
                 "they still lose {lost_repaired:.3f} to 8 heads",
+                "raises the loss of 8 heads as much, by {qk_norm_at_8:.3f}, so that 32 heads lose "
+                "{lost_with_qk_norm:.3f} to 8 heads, as without it. That it halves this loss is {qk_norm_halves}",
             ],
         },
     ),

@@ -107,18 +107,20 @@ def rank_explains(loss: Mapping[str, Values]) -> str:
     return "holds" if both else "refuted" if recovered.interval().high < 0 else "undecided"
 
 
+def halves_loss(loss: Mapping[str, Values], block: str, few: int) -> str:
+    """Return whether a block at least halves what A loses from `few` to 32 heads."""
+    if not all(n in loss[b] for b in ("A", block) for n in (few, 32)):
+        return "not run"
+    lost, rest = (loss[b][32] - loss[b][few] for b in ("A", block))
+    halved = statistics.paired(lost - rest, 0.5 * lost)
+    holds = halved.value >= 0 and statistics.paired(lost, rest).interval().low > 0
+    return "holds" if holds else "refuted" if halved.interval().high < 0 else "undecided"
+
+
 def optimisation_explains(loss: Mapping[str, Values]) -> str:
     """Temperature or optimisation explains it: QK-norm (B) or length (D) at least halves what A loses."""
-    results = []
-    for block, few in (("B", 8), ("D", 4)):
-        if few in loss["A"] and all(n in loss[block] for n in (few, 32)) and 32 in loss["A"]:
-            lost, rest = loss["A"][32] - loss["A"][few], loss[block][32] - loss[block][few]
-            halved = statistics.paired(lost - rest, 0.5 * lost)
-            holds = halved.value >= 0 and statistics.paired(lost, rest).interval().low > 0
-            results.append("holds" if holds else "refuted" if halved.interval().high < 0 else "undecided")
-    if len(results) < 2 and "holds" not in results:
-        return "not run"
-    return "holds" if "holds" in results else "refuted" if set(results) == {"refuted"} else "undecided"
+    words = {halves_loss(loss, "B", 8), halves_loss(loss, "D", 4)}
+    return next(word for word in ("holds", "not run", "undecided", "refuted") if word in words)
 
 
 def positions_move_it(loss: Mapping[str, Values]) -> str:
