@@ -233,15 +233,17 @@ def finish_arm(arm: Arm, seeds: Sequence[int], out: Path, study: Study = LANGUAG
     path = study.path
     while rates := list(plan_tuning(arm, read_rows(path), study.rates, study.score)):
         for lr in rates:
-            record(study.run(arm, lr, TUNING_SEED, out), path, study.fields)
+            record(arm, study.run(arm, lr, TUNING_SEED, out), path, study.fields)
     lr = best_rate(arm, read_rows(path), study.score)
     for seed in seeds:
         if not rows_of(read_rows(path), arm, seed):
-            record(study.run(arm, lr, seed, out), path, study.fields)
+            record(arm, study.run(arm, lr, seed, out), path, study.fields)
 
 
-def record(row: dict[str, Any], path: Path = ROWS, fields: Sequence[str] = FIELDS) -> None:
-    """Print a row and add it to the table."""
+def record(arm: Arm, row: dict[str, Any], path: Path = ROWS, fields: Sequence[str] = FIELDS) -> None:
+    """Print a row and add it to the table, unless another process that waited for the same run has done so."""
+    if row["lr"] in [other["lr"] for other in rows_of(read_rows(path), arm, row["seed"])]:
+        return
     append_row(row, path, fields)
     names = ("block", "num_heads", "lr", "seed", "loss", "log10_condition")
     print("  ".join(f"{name} {row[name]}" for name in names), flush=True)

@@ -150,7 +150,13 @@ def test_runs_by_layer_are_resumed_from_their_table(tmp_path):
     for _ in range(2):
         language.finish_arm(layers.make_arm("increasing"), layers.SEEDS, tmp_path, study)
     assert tried == [(r, TUNING_SEED) for r in (2e-3, 4e-3, 8e-3, 1e-3)] + [(1e-3, seed) for seed in layers.SEEDS]
-    assert language.read_rows(path)[0]["heads"] == (4.0, 8.0)
+    rows = language.read_rows(path)
+    assert rows[0]["heads"] == (4.0, 8.0)
+    arm = layers.make_arm("increasing")
+    language.record(
+        arm, run(arm, 1e-3, 0, tmp_path), path, layers.FIELDS
+    )  # as by a process that waited for the same run
+    assert language.read_rows(path) == rows
 
 
 def make_vision_rows(errors, width=48, epochs=5.0, seeds=(0, 1, 2, 3, 4), noise=1e-6):
