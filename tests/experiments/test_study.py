@@ -153,9 +153,7 @@ def test_runs_by_layer_are_resumed_from_their_table(tmp_path):
     rows = language.read_rows(path)
     assert rows[0]["heads"] == (4.0, 8.0)
     arm = layers.make_arm("increasing")
-    language.record(
-        arm, run(arm, 1e-3, 0, tmp_path), path, layers.FIELDS
-    )  # as by a process that waited for the same run
+    language.record(arm, run(arm, 1e-3, 0, tmp_path), path, layers.FIELDS)  # as if another process had waited
     assert language.read_rows(path) == rows
 
 
