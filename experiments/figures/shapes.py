@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments import surface
 from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.study import language, vision
 from experiments.tables import EVIDENCE, Estimate
 
 
@@ -47,8 +48,47 @@ def budget() -> Mapping[str, Any]:
     return {"gain": Estimate(*map(float, (row[1], low, high)))}
 
 
+def trade() -> Mapping[str, Any]:
+    """Return errors in percent, log10 κ, parameters and verdicts of the study's lean ViTs of width 48, by arm."""
+    rows = language.read_rows(vision.ROWS)
+    errors, kappa = (vision.read_errors(rows, 48, 5.0, key) for key in ("error", "log10_condition"))
+    arms = {name: language.rows_of(rows, vision.make_arm(name, 48, 5.0)) for name in vision.ARMS}
+    judged = vision.compare(errors)
+    return {
+        "error": {name: Estimate.mean(100 * values) for name, values in errors.items()},
+        "kappa": {name: values.mean() for name, values in kappa.items()},
+        "params": {name: runs[0]["params"] for name, runs in arms.items()},
+        "share": {name: 100 * runs[0]["params"] / arms["original"][0]["params"] for name, runs in arms.items()},
+        "rate": {name: language.best_rate(vision.make_arm(name, 48, 5.0), rows, "error") for name in arms},
+        "change": {name: Estimate.of(change) for name, (change, _) in judged.items()},
+        "verdict": {name: word for name, (_, word) in judged.items()},
+        "margin": vision.MARGIN,
+    }
+
+
+ARM = "| {{params[{0}]:,}} | {{rate[{0}]:g}} | {{error[{0}]:.2f ±}} | "
+LEAN_ARM = ARM + "{{change[{0}]:+.1f}} | {{verdict[{0}]}} | {{kappa[{0}]:.2f}} |"
 PASSAGES = [
     Passage(budget, {FINDINGS: ["1 layer over 6 by {gain:.1f points} |"]}),
+    Passage(
+        trade,
+        {
+            README: [
+                "error {change[lean, MLP kept]:+.1f %} with {share[lean, MLP kept]:.0f} % of the parameters",
+            ],
+            FINDINGS: [
+                "with {share[lean, MLP kept]:.0f} and {share[lean, fixed width]:.0f} % of the parameters",
+                "the MLP kept {change[lean, MLP kept]:+.1f %}, halved {change[lean, MLP halved]:+.1f %}, with twice as "
+                "many heads of half the dimension {change[lean, fixed width]:+.1f %}",
+            ],
+            RESULTS: [
+                "ends below +{margin:.0f} % of the error",
+                f"{ARM.format('original')}| | {{kappa[original]:.2f}} |",
+                *(LEAN_ARM.format(name) for name in list(vision.ARMS)[1:]),
+                "with {share[lean, MLP kept]:.0f} and {share[lean, fixed width]:.0f} % of the parameters",
+            ],
+        },
+    ),
     Passage(
         values,
         {
@@ -56,7 +96,6 @@ PASSAGES = [
                 "error per doubling: {params[0][narrower heads]:+.1f %}, {params[1][narrower heads]:+.1f %}",
                 "heads {params[0][num_heads]:+.1f %}, {params[1][num_heads]:+.1f %}, depth "
                 "{params[0][depth].value:+.1f}, {params[1][depth].value:+.1f} %;",
-                "MLP held {sizes[lean]:+.1f %}; halved as in ViT-B {sizes[vit_b]:+.1f %}",
             ],
             FINDINGS: [
                 "the error changes by {params[0][narrower heads]:+.1f %} and {params[1][narrower heads]:+.1f %} per",
