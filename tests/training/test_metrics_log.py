@@ -72,7 +72,7 @@ def test_unknown_task_gets_only_shared_defaults(tmp_path, tiny):
 @pytest.mark.parametrize(("c", "seen"), [(config.base(), {}), (config.language(), {"tokens_seen": 1536 * 64})])
 def test_examples_and_tokens_seen(c, seen):
     c.batch_size = 512
-    run = types.SimpleNamespace(config=c)
+    run = types.SimpleNamespace(config=c, start=2, _seen=1024)
     assert train_setup.Run.examples_and_tokens_seen(run, 3) == {"examples_seen": 1536} | seen
 
 
