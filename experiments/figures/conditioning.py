@@ -149,7 +149,8 @@ PASSAGES = [
         {
             FINDINGS: [
                 "with more parameters) gain {score[heads]:.1f points}, if",
-                "they gain {mean:.1f}. It is not the parameters: an MLP with as many changes accuracy by {mlp:+.1f}.",
+                "they gain {mean:.1f}. More parameters alone do not do it: an MLP with as many changes accuracy by "
+                "{mlp:+.1f}.",
                 "σReparam gains {score[sigma beside base]:.1f points}, QK-norm {score[qk_norm beside base]:.1f}, and "
                 "token graying, which lowers κ more than both, {score[graying beside base]:.1f}",
                 "| {score[heads]:+.1f points}, 8 heads instead of 2 |",

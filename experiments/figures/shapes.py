@@ -74,6 +74,7 @@ PASSAGES = [
         trade,
         {
             README: [
+                "within {margin:.0f} % in a small ViT",
                 "error {change[lean, MLP kept]:+.1f %} with {share[lean, MLP kept]:.0f} % of the parameters",
             ],
             FINDINGS: [

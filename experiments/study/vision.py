@@ -81,7 +81,7 @@ def run(
     c = get_config(name, width, epochs, lr, seed, images)
     workdir = out / f"{name}-width={width}-epochs={epochs:g}-lr={lr:g}-seed={seed}".replace(", ", "-").replace(" ", "-")
     trained, m = language.train(c, workdir), c.model
-    records = list(metrics_log.read_records(workdir / "metrics.jsonl"))
+    records = metrics_log.read_records(workdir / "metrics.jsonl")
     top1 = [r["top1"] for r in records if r["kind"] == "eval"][-1]
     output = [r["attention_output"] for r in records if r["kind"] == "probe"][-1]
     bounds = sum(output["singular"]) / (c.probe.examples * len(output["singular"]))

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from leanformer.analysis import statistics
-from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys, evaluation_data
+from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.config.per_layer import split_values
 from leanformer.costs.count import format_count
+from leanformer.data import fingerprints
 from leanformer.errors import ConfigError
+from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
 
 
@@ -299,6 +301,24 @@ def _suggest_pooled_test(pairs: Sequence[Pair], df: int) -> list[str]:
     ]
 
 
+def _list_changed_data(runs: Sequence[Run]) -> list[str]:
+    """Return a warning for runs that recorded other evaluation data than the first; one per tokenizer, as with another
+    the same text has another fingerprint."""
+    first: dict[Any, tuple[Run, dict[str, Any]]] = {}
+    notes: dict[Any, str] = {}
+    for run in runs:
+        split, tokenizer = run.keys.get("data.eval_split", ""), run.keys.get("data.tokenizer")
+        if fingerprint := artifacts.read_fingerprint(run.workdir, split):
+            other, before = first.setdefault(tokenizer, (run, fingerprint))
+            if change := fingerprints.describe_changes(before, fingerprint):
+                notes.setdefault(
+                    tokenizer,
+                    f"Evaluation data differ in {split}, {other.workdir.name} against {run.workdir.name}: {change}. "
+                    "Their scores may not be comparable.",
+                )
+    return [*notes.values()]
+
+
 def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
     """Return warnings that limit the conclusions from the numbers."""
     notes = []
@@ -310,16 +330,7 @@ def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
             f"--by pools runs that differ in {', '.join(pooled)}: means and intervals are over these runs, not only "
             "over seeds. Add these keys to --by to separate them."
         )
-    evaluated: dict[Any, dict[str, Run]] = {}  # by tokenizer, which changes the fingerprint: a run of each fingerprint
-    for run in (run for shape in shapes for run in shape.runs):
-        if fingerprint := evaluation_data(run):
-            evaluated.setdefault(run.keys.get("data.tokenizer"), {}).setdefault(fingerprint, run)
-    for first, *others in (runs.values() for runs in evaluated.values()):
-        if others:
-            notes.append(
-                f"Evaluation data differ: {first.workdir.name} and {others[0].workdir.name} recorded other examples in "
-                f"{first.keys.get('data.eval_split')}. Their scores may not be comparable."
-            )
+    notes += _list_changed_data([run for shape in shapes for run in shape.runs])
     alone = [shape.name for shape in shapes if len(shape.runs) == 1]
     if alone:
         notes.append(

@@ -1,7 +1,6 @@
 """Finished runs read from their folders, and checks that they can be compared."""
 
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -247,14 +246,6 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     """
     keys = dict.fromkeys(key for run in runs for key in run.keys)
     return [key for key in keys if len({repr(run.keys.get(key)) for run in runs}) > 1]
-
-
-def evaluation_data(run: Run) -> str | None:
-    """Return the fingerprint of a run's evaluation split as text; None if the run recorded none."""
-    path = run.workdir / "data.json"
-    splits = files.read_json(path).get("splits", {}) if path.is_file() else {}
-    fingerprint = splits.get(run.keys.get("data.eval_split"))
-    return None if fingerprint is None else json.dumps(fingerprint, sort_keys=True)
 
 
 def error_limit(score: Score) -> float:

@@ -112,7 +112,7 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
         axes.xaxis.set_major_locator(FixedLocator(heads))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.set_title(f"{trade}: {_format_shape_range([point['shape'] for point in points])}", fontsize=9)
+        axes.set_title(f"{trade}: {format_shape([point['shape'] for point in points])}", fontsize=9)
     for axes, _ in panels:  # only after all panels are drawn, since they share an axis
         _finish(axes, "number of heads", CONDITION.label)
     return _legend(figure)
@@ -208,10 +208,7 @@ def _theory_curves(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
 
 def format_shape(shape: Sequence[Any]) -> str:
     """Return "17 x 96" of a shape (tokens, width), or "17 x 64 to 17 x 128" of a list of them by layer."""
-    return _format_shape_range(sorted(shape) if isinstance(shape[0], list | tuple) else [shape])
-
-
-def _format_shape_range(shapes: Sequence[Sequence[int]]) -> str:
+    shapes = sorted(shape) if isinstance(shape[0], list | tuple) else [shape]
     first, last = (f"{tokens} x {width}" for tokens, width in (shapes[0], shapes[-1]))
     return first if first == last else f"{first} to {last}"
 

@@ -63,8 +63,8 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
         after: present result of `compute`.
     """
     changes = [f"other {key}" for key in before if key != "examples" and after.get(key, before[key]) != before[key]]
-    if before.get("examples") != after["examples"]:
-        changes.insert(0, f"{before.get('examples')} -> {after['examples']} examples")
+    if before.get("examples") != after.get("examples"):
+        changes.insert(0, f"{before.get('examples')} -> {after.get('examples')} examples")
     return ", ".join(changes)
 
 

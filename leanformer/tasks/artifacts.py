@@ -169,6 +169,14 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return content
 
 
+def read_fingerprint(folder: Path, split: str) -> dict[str, Any]:
+    """Return the fingerprint of a split that a run recorded when it started; empty if it is not recorded.
+
+    Raises WorkdirError if the record, data.json, is broken.
+    """
+    return _read_record(folder).get("splits", {}).get(split, {})
+
+
 def count_examples(folder: Path, split: str) -> int | None:
     """Return the number of examples of a split that a run recorded when it started.
 
@@ -181,7 +189,7 @@ def count_examples(folder: Path, split: str) -> int | None:
     Raises:
         WorkdirError: the record, data.json, is broken.
     """
-    return _read_record(folder).get("splits", {}).get(split, {}).get("examples")
+    return read_fingerprint(folder, split).get("examples")
 
 
 def _check_unchanged(path: Path) -> None:

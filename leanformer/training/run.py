@@ -224,8 +224,8 @@ class Run:
     def _count_examples_before(self) -> int:
         """Return the number of training examples until step `start`, of which some may have had another batch size."""
         records = metrics_log.read_records(self.workdir / "metrics.jsonl") if self.start else []
-        seen = [(r["step"], r["examples_seen"]) for r in records if r["kind"] == "train" and r["step"] <= self.start]
-        step, examples = seen[-1] if seen else (0, 0)
+        counted = [r for r in records if "examples_seen" in r and r["step"] <= self.start]  # not in runs of old commits
+        step, examples = (counted[-1]["step"], counted[-1]["examples_seen"]) if counted else (0, 0)
         started = (self.workdir / "config.json").is_file()
         changes = run_files.config_changes(self.workdir, self.config) if started else {}
         batch_size, _ = changes.get("batch_size", (self.config.batch_size, None))

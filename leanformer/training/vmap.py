@@ -100,7 +100,7 @@ class EnsembleRun(Run):
         """
         states = stack_trees([run.restore() for run in self.runs])
         starts = {run.workdir.name: run.start for run in self.runs}
-        self.start = self.runs[0].start
+        self.start, self._seen = self.runs[0].start, self.runs[0]._seen
         if len(set(starts.values())) > 1 or self.start >= self.intervals.total:
             shown = ", ".join(f"{name} {step}" for name, step in starts.items())
             raise ConfigError(
