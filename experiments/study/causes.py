@@ -1,0 +1,202 @@
+"""Is conditioning a cause of accuracy? Interventions, their dose and their response: part 3 of PLAN.md.
+
+    python -m experiments.study.causes [--out=DIR]
+
+With --out, trains the small ViT of `experiments.mediation` under every condition, at three learning rates with ten
+seeds that no other study used; the 30 runs of a condition are one program. The same command resumes; every run is a row
+of experiments/evidence/study_causes.csv. Without --out, prints what the rows say.
+"""
+
+import contextlib
+import datetime
+import io
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import mediation
+from experiments.study import language
+from experiments.tables import Estimate
+from leanformer import cli, config, train_vmap
+from leanformer.analysis import statistics
+from leanformer.runtime import files
+from leanformer.training import metrics_log
+
+
+ROWS = language.ROWS.with_name("study_causes.csv")
+FIELDS = ("block", "params", "lr", "seed", "top1", "loss", "log10_condition", "bounds", "entropy", "date", "device")
+PROBED = 64  # images on which conditioning is measured
+RATES, SEEDS = (1e-3, 3e-3, 9e-3), tuple(range(100, 110))
+BASE = "2 heads"
+HEADS = {"4 heads": {"num_heads": 4}, "8 heads": {"num_heads": 8}}
+INTERVENTIONS: dict[str, dict[str, Any]] = {
+    **{f"graying {power:g}": {"graying": power, "graying_by": "svd"} for power in (0.75, 0.5, 0.25)},
+    "sigma, attention": {"sigma_reparam": True},
+    "sigma, all layers": {"sigma_reparam": True, "mlp_sigma_reparam": True},
+    "QK-norm": {"qk_norm": "rmsnorm"},
+    **{f"spectral {weight:g}": {"spectral": weight} for weight in (0.5, 1.0, 2.0)},
+    "orthogonal Q and K": {"qkv_init": "orthogonal", "levers_on": "qk"},
+}
+CONDITIONS = {BASE: {}} | HEADS | INTERVENTIONS  # keys of the section model
+
+
+class Effect(NamedTuple):
+    """Change from the base, paired by seed, of means over the learning rates."""
+
+    dose: statistics.Difference  # of log10 κ of the attention output after training
+    response: statistics.Difference  # of top-1, in points
+    by_seed: np.ndarray  # the response of each seed
+
+
+class Slopes(NamedTuple):
+    """Points of top-1 per unit of log10 κ: least squares through the base, and the rule's difference, by seed."""
+
+    heads: statistics.Difference
+    interventions: statistics.Difference
+    beyond: statistics.Difference  # slope of interventions minus half the slope of heads
+
+
+def get_config(condition: str, lr: float, seed: int) -> config.ConfigDict:
+    """Return the config of a run."""
+    c = mediation.get_config("lever=base,heads=few").unlock()
+    c.model.update(CONDITIONS[condition])
+    c.update(seed=seed)
+    c.probe.examples = PROBED
+    c.optim.lr = lr
+    return c.lock()
+
+
+def run(condition: str, out: Path) -> list[dict[str, Any]]:
+    """Train the runs of a condition that have not finished, and return the rows of all of them."""
+    runs = {(lr, seed): out / f"{condition}-lr={lr:g}-seed={seed}" for lr in RATES for seed in SEEDS}
+    members = [
+        (folder, get_config(condition, *about))
+        for about, folder in runs.items()
+        if not (folder / "summary.json").is_file()
+    ]
+    if members:
+        for _, c in members:
+            config.check(c)
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = train_vmap.train(members)
+        if status:
+            sys.exit(status)
+    return [make_row(condition, *about, folder) for about, folder in runs.items()]
+
+
+def make_row(condition: str, lr: float, seed: int, workdir: Path) -> dict[str, Any]:
+    """Return the row of a finished run: log10 κ is that of the median image, averaged over layers."""
+    summary = files.read_json(workdir / "summary.json")
+    probe = [r for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == "probe"][-1]
+    output, entropy = probe["attention_output"], probe["relative_attention_entropy"]
+    return {
+        **{"block": condition, "params": summary["params"], "lr": lr, "seed": seed},
+        **{"top1": f"{summary['final']['top1']:.5f}", "loss": f"{summary['final']['loss']:.5f}"},
+        "log10_condition": f"{np.mean(np.log10(output['median'])):.4f}",
+        "bounds": f"{np.mean(output['singular']) / PROBED:.4f}",
+        "entropy": f"{np.mean(entropy['median']):.4f}",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def average(rows: Sequence[Mapping[str, Any]], condition: str, key: str) -> np.ndarray:
+    """Return the mean over the learning rates for each seed; empty unless every rate has every seed."""
+    values = {(row["lr"], row["seed"]): row[key] for row in rows if row["block"] == condition}
+    if set(values) != {(lr, seed) for lr in RATES for seed in SEEDS}:
+        return np.empty(0)
+    return np.array([[values[lr, seed] for seed in SEEDS] for lr in RATES]).mean(0)
+
+
+def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Effect]:
+    """Return the effects of the conditions that have all runs."""
+    result = {}
+    kappa, top1 = (average(rows, BASE, key) for key in ("log10_condition", "top1"))
+    for name in list(CONDITIONS)[1:]:
+        dose, response = average(rows, name, "log10_condition"), 100 * average(rows, name, "top1")
+        if kappa.size and dose.size:
+            changes = statistics.paired(dose, kappa), statistics.paired(response, 100 * top1)
+            result[name] = Effect(*changes, response - 100 * top1)
+    return result
+
+
+def find_slopes(effects: Mapping[str, Effect]) -> Slopes | None:
+    """Return the slopes of response on dose; None unless every condition was run.
+
+    A dose is the mean over seeds, so that its scatter does not flatten the slope; a slope has one value per seed.
+    """
+    if set(effects) != set(HEADS) | set(INTERVENTIONS):
+        return None
+
+    def slope(names: Mapping[str, Any]) -> np.ndarray:
+        dose = np.array([effects[name].dose.value for name in names])
+        return dose @ np.array([effects[name].by_seed for name in names]) / (dose @ dose)
+
+    heads, interventions = slope(HEADS), slope(INTERVENTIONS)
+    zero = np.zeros_like(heads)
+    return Slopes(
+        statistics.paired(heads, zero),
+        statistics.paired(interventions, zero),
+        statistics.paired(interventions, heads / 2),
+    )
+
+
+def decide(slopes: Slopes | None) -> str:
+    """Return the verdict on conditioning as a cause, by the rule and its dated lines in PLAN.md."""
+    if slopes is None:
+        return "not run"
+    if slopes.heads.interval().contains(0.0):
+        return "undecided"  # heads have no effect that conditioning could explain
+    sign = math.copysign(1.0, slopes.heads.value)
+    beyond, own = slopes.beyond.interval(), slopes.interventions.interval()
+    if max(sign * beyond.low, sign * beyond.high) < 0:
+        return "refuted"
+    near = 0.5 <= slopes.interventions.value / slopes.heads.value <= 2
+    return "holds" if near and not own.contains(0.0) else "undecided"
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the report."""
+    effects = compare(rows)
+    for name in CONDITIONS:
+        chosen = [row for row in rows if row["block"] == name]
+        if not average(rows, name, "top1").size:
+            yield f"{name}: {len(chosen)} of {len(RATES) * len(SEEDS)} runs"
+            continue
+        top1, kappa = (average(rows, name, key).mean() for key in ("top1", "log10_condition"))
+        line = f"{name:<20}top-1 {100 * top1:.2f} %, log10 κ {kappa:.2f} ({np.mean([r['bounds'] for r in chosen]):.0%} "
+        if name in effects:
+            effect = effects[name]
+            line += f"bounds); change of top-1 {Estimate.of(effect.response):+.2f} points, "
+            yield f"{line}of log10 κ {Estimate.of(effect.dose):+.2f}"
+        else:
+            yield f"{line}bounds)"
+    slopes = find_slopes(effects)
+    if slopes is not None:
+        yield f"Points per unit of log10 κ: heads {Estimate.of(slopes.heads):+.2f}"
+        yield f"  interventions {Estimate.of(slopes.interventions):+.2f}"
+        yield f"  interventions minus half of heads {Estimate.of(slopes.beyond):+.2f}"
+    yield f"Conditioning is the cause of what heads gain: {decide(slopes)}"
+
+
+@cli.command(cli.Flag("out", "Folder for the runs; without it the rows are reported.", writes=True))
+def main(f: cli.Values) -> None:
+    if f.out:
+        for condition in CONDITIONS:
+            done = {(row["lr"], row["seed"]) for row in language.read_rows(ROWS) if row["block"] == condition}
+            if len(done) == len(RATES) * len(SEEDS):
+                continue
+            for row in run(condition, Path(f.out).expanduser()):
+                if (row["lr"], row["seed"]) not in done:
+                    language.append_row(row, ROWS, FIELDS)
+            print(condition, flush=True)
+    print(*report(language.read_rows(ROWS)), sep="\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)
