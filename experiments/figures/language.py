@@ -54,7 +54,7 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
             "none": "none" if turn.bound else "one",
             "best": "one head" if min(loss, key=lambda n: loss[n].mean()) == 1 else "several heads",
             "turn": "no minimum inside the range" if turn.bound else f"a minimum at {turn.value:.0f}",
-            "ends": " to ".join(f"{x:.0f}" for x in sorted({round(turn.low), round(turn.high)})),
+            "ends": turn.interval,
             "rates": " or ".join(f"{x:g}" for x in sorted({verdicts.language.best_rate(arm, rows) for arm in arms})),
         }
     return result | {"narrow": verdicts.verdicts(rows)[(verdicts.narrow_heads_lose.__doc__ or "").strip()]}
@@ -152,7 +152,7 @@ PASSAGES = [
                 "At width 64 every corrected verdict is {w64[verdict][64]}",
                 "has {w128[turn]} at width 128 and {w64[none]} at width 64: {w128[best]} has the lowest mean loss",
                 "{w64[best]} has the lowest mean loss at both",
-                "bootstrap {w128[ends]}, and {w64[ends]})",
+                "by bootstrap {w128[ends]}, and {w64[ends]})",
             ],
         },
     ),

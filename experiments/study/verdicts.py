@@ -26,12 +26,22 @@ Values = Mapping[int, np.ndarray]  # by number of heads: one value per seed, in 
 
 
 class Turn(NamedTuple):
-    """Head dimension at which heads stop paying: minimum of a quadratic in log2(head dimension), 95 % interval."""
+    """Head dimension at which heads stop paying: minimum of a quadratic in log2(head dimension), 95 % interval.
+
+    `low` is 0 and `high` infinite where the interval reaches an end of the range, beyond which nothing was trained.
+    """
 
     value: float
     low: float
     high: float
     bound: bool  # True if the quadratic has no minimum inside the range: `value` is the end with the lower loss
+
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        if self.high == np.inf:
+            return f"at least {self.low:.0f}" if self.low else "not determined"
+        return f"{self.low:.0f} to {self.high:.0f}" if self.low else f"at most {self.high:.0f}"
 
 
 def read_values(rows: Sequence[Mapping[str, Any]], block: str, key: str) -> Values:
@@ -75,16 +85,19 @@ def find_turn(values: Values, width: int) -> Turn:
     x = np.log2(width / np.array(heads))
     losses = np.array([values[n] for n in heads])  # arms x seeds
 
-    def minimum(mean: np.ndarray) -> tuple[float, bool]:
+    def minimum(mean: np.ndarray) -> float:
         curve, slope, _ = np.polyfit(x, mean, 2)
-        inside = curve > 0 and x.min() < -slope / (2 * curve) < x.max()
-        return (float(-slope / (2 * curve)), False) if inside else (float(x[np.argmin(mean)]), True)
+        if curve > 0 and x.min() < -slope / (2 * curve) < x.max():
+            return float(-slope / (2 * curve))
+        return np.inf if mean[x.argmax()] < mean[x.argmin()] else -np.inf
 
+    value = minimum(losses.mean(1))
     rng = np.random.default_rng(0)
     draws = rng.integers(losses.shape[1], size=(DRAWS, losses.shape[1]))
-    value, bound = minimum(losses.mean(1))
-    low, high = np.quantile([minimum(losses[:, d].mean(1))[0] for d in draws], QUANTILES)
-    return Turn(2**value, float(2**low), float(2**high), bound)
+    minima = [minimum(losses[:, draw].mean(1)) for draw in draws]
+    low, high = np.quantile(minima, QUANTILES, method="inverted_cdf")  # interpolates between no two infinities
+    inside, low, high = np.clip(value, x.min(), x.max()), min(low, x.max()), max(high, x.min())
+    return Turn(float(2**inside), float(2**low), float(2**high), bool(np.isinf(value)))
 
 
 def narrow_heads_lose(loss: Mapping[str, Values]) -> str:
@@ -135,16 +148,21 @@ def positions_move_it(loss: Mapping[str, Values]) -> str:
     return "refuted" if inside.low > -POSITIONS_MARGIN and inside.high < POSITIONS_MARGIN else "undecided"
 
 
+def coincide(a: Turn, b: Turn) -> bool | None:
+    """Return whether two turns are within one doubling; None if bounds leave it open."""
+    apart = abs(np.log2(a.value / b.value)) > 1  # bounds at two ends are further apart than their values
+    if a.bound and b.bound and a.value == b.value:
+        return None
+    return False if apart else None if a.bound or b.bound else True
+
+
 def conditioning_coincides(loss: Mapping[str, Values], kappa: Mapping[str, Values]) -> str:
     """Conditioning coincides with the turn: minima of loss and log10 κ within one doubling in two of A, F and G."""
     blocks = [b for b in ("A", "F", "G") if len(loss[b]) >= 3]
     if len(blocks) < 3:
         return "not run"
-    near = [
-        abs(np.log2(find_turn(loss[b], BLOCKS[b].width).value / find_turn(kappa[b], BLOCKS[b].width).value)) <= 1
-        for b in blocks
-    ]
-    return "holds" if sum(near) >= 2 else "refuted"
+    near = [coincide(*(find_turn(values[b], BLOCKS[b].width) for values in (loss, kappa))) for b in blocks]
+    return "holds" if near.count(True) >= 2 else "refuted" if near.count(False) >= 2 else "undecided"
 
 
 def width_moves_it(loss: Mapping[str, Values]) -> str:
@@ -187,7 +205,7 @@ def main(_: cli.Values) -> None:
         if len(loss) >= 3:
             turn = find_turn(loss, about.width)
             word = "no minimum inside the range; best end" if turn.bound else "heads stop paying at a dimension of"
-            print(f"  {word} {turn.value:.0f} ({turn.low:.0f} to {turn.high:.0f})")
+            print(f"  {word} {turn.value:.0f} (95 % interval: {turn.interval})")
     print(f"\n{len(RULES) + 1} rules, not corrected for their number")
     for sentence, word in verdicts(rows).items():
         print(f"  {word:<10} {sentence}")

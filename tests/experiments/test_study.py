@@ -28,9 +28,44 @@ def test_the_turn_is_the_minimum_and_a_missing_one_is_a_bound():
     loss = verdicts.read_values(make_rows({"A": parabola(128, (1, 2, 4, 8, 16, 32), 23)}), "A", "loss")
     turn = verdicts.find_turn(loss, 128)
     assert turn.value == pytest.approx(23, rel=0.02) and turn.low < turn.value < turn.high and not turn.bound
+    assert turn.interval == f"{turn.low:.0f} to {turn.high:.0f}"
+
+
+def test_a_turn_outside_the_range_is_a_bound():
     falling = {n: 3 - 0.01 * np.log2(n) for n in (1, 2, 4, 8)}
     turn = verdicts.find_turn(verdicts.read_values(make_rows({"A": falling}), "A", "loss"), 128)
     assert turn.value == pytest.approx(16) and turn.bound
+    assert (turn.low, turn.high, turn.interval) == (0, pytest.approx(16), "at most 16")
+    rising = {n: 3 + 0.01 * np.log2(n) for n in (1, 2, 4, 8)}
+    turn = verdicts.find_turn(verdicts.read_values(make_rows({"A": rising}), "A", "loss"), 128)
+    assert turn.bound and (turn.low, turn.high, turn.interval) == (pytest.approx(128), np.inf, "at least 128")
+    hump = {1: 2.95, 2: 3.1, 4: 2.9, 8: 3.1, 16: 2.99}  # the parabola has no minimum, though an arm inside is lowest
+    turn = verdicts.find_turn(verdicts.read_values(make_rows({"A": hump}), "A", "loss"), 16)
+    assert turn.bound and turn.value == pytest.approx(16)
+
+
+@pytest.mark.parametrize(
+    ("large", "word"),
+    [
+        (parabola(256, (4, 8, 16, 32), 16), "holds"),
+        ({n: 3 + 0.01 * np.log2(n) for n in (4, 8, 16, 32)}, "undecided"),  # at least 64, as at the smaller width
+        ({n: 3 - 0.01 * np.log2(n) for n in (4, 8, 16, 32)}, "holds"),  # at most 8
+    ],
+)
+def test_bounds_tell_widths_apart_only_where_they_do(large, word):
+    small = {n: 3 + 0.01 * np.log2(n) for n in (1, 2, 4, 8, 16)}  # at least 64
+    rows = make_rows({"F": small, "G": large})
+    assert verdicts.width_moves_it({b: verdicts.read_values(rows, b, "loss") for b in "FG"}) == word
+
+
+def test_turns_of_loss_and_conditioning_are_compared_as_far_as_bounds_allow():
+    def turn(value, bound=False):
+        return verdicts.Turn(value, value, value, bound)
+
+    assert verdicts.coincide(turn(16.0), turn(24.0)) is True and verdicts.coincide(turn(16.0), turn(40.0)) is False
+    assert verdicts.coincide(turn(128.0, True), turn(4.0, True)) is False
+    assert verdicts.coincide(turn(64.0, True), turn(64.0, True)) is None
+    assert verdicts.coincide(turn(64.0, True), turn(40.0)) is None
 
 
 def test_doublings_are_judged_with_the_margin():
