@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 
 from experiments import families, surface, tables
 from experiments.study import verdicts
+from experiments.study.causes import HEADS, INTERVENTIONS
 from experiments.study.language import read_rows
 from experiments.tables import Estimate
 from leanformer import conditioning
@@ -26,7 +27,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 TOKENS = 17  # of the quickstart, with the class token
 DARK = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 DARK |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#d0d3d9")
-FIRST, SECOND = "#2b8cbe", "#cf6a1e"  # contrast of at least 3:1 to white and to the dark background
+FIRST, SECOND, THIRD = "#2b8cbe", "#cf6a1e", "#b25fc4"  # contrast of at least 3:1 to white and the dark background
 FONT = 13  # legible at the 390 pixels of a telephone
 
 
@@ -158,27 +159,102 @@ def draw_language(axes: Axes) -> None:
     axes.set(xlabel="difference in nats per token\n(left is better)")
 
 
+WIDTHS = {"F": SECOND, "A": FIRST, "G": THIRD}  # blocks of the study by their colours, in order of total width
+DIMENSIONS = (128, 64, 32, 16, 8, 4)
+
+
 def draw_fixed_width(axes: Axes) -> None:
-    """Plot the loss of small GPTs relative to one head, and κ below it, against heads at fixed total width."""
+    """Plot the loss of small GPTs relative to the widest head, and κ below it, by head dimension at fixed total width.
+
+    A width is drawn once it has three arms.
+    """
     rows = read_rows()
     below = axes.figure.add_subplot(2, 1, 2)
     axes.set_subplotspec(below.get_subplotspec().get_gridspec()[0])
-    for shift, block, color, label in ((0.97, "A", FIRST, "total width 128"), (1.03, "F", SECOND, "total width 64")):
+    for i, (block, color) in enumerate(WIDTHS.items()):
         loss, kappa = (verdicts.read_values(rows, block, key) for key in ("loss", "log10_condition"))
-        changes = [Estimate.of(statistics.paired(loss[n], loss[1])) for n in loss if n > 1]
+        if len(loss) < 3:
+            continue
+        fewest, *more = sorted(loss)
+        changes = [Estimate.of(statistics.paired(loss[n], loss[fewest])) for n in more]
         y, low, high = np.array([(0.0, 0.0, 0.0), *map(tuple, changes)]).T
-        x, style = [n * shift for n in loss], {"fmt": "o-", "color": color, "markersize": 4, "capsize": 3}
-        axes.errorbar(x, y, yerr=(y - low, high - y), label=label, **style)
-        below.plot(x, [10 ** values.mean() for values in kappa.values()], "o-", color=color, markersize=4)
+        width = verdicts.BLOCKS[block].width
+        x, style = [width / n * 1.04 ** (i - 1) for n in loss], {"color": color, "markersize": 4}
+        axes.errorbar(x, y, yerr=(y - low, high - y), fmt="o-", capsize=3, label=f"width {width}", **style)
+        below.plot(x, [10 ** values.mean() for values in kappa.values()], "o-", **style)
     axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
-    axes.set_title("Held-out loss minus that of one head, nats", fontsize=FONT - 2)
+    axes.set_title("Held-out loss minus that of the widest head, nats", fontsize=FONT - 2)
     below.set_title("Condition number of the head outputs", fontsize=FONT - 2)
-    below.set(xscale="log", yscale="log", xlabel="heads of a small GPT (3 seeds, bars: 95 %)")
+    below.set(xscale="log", yscale="log", xlabel="head dimension in a small GPT (3 seeds, bars: 95 %)")
     axes.set(xscale="log")
     below.set_yticks([30, 100, 300, 1000], ["30", "100", "300", "1,000"])
     for panel in (axes, below):
         panel.minorticks_off()
-        panel.set_xticks([*loss, 32], [str(n) for n in (*loss, 32)])
+        panel.set_xticks(DIMENSIONS, [str(n) for n in DIMENSIONS])
+        panel.invert_xaxis()
+    axes.legend(frameon=False, fontsize=FONT - 3)
+
+
+def draw_stop_paying(axes: Axes) -> None:
+    """Plot the change of the loss per doubling of heads by the resulting head dimension: small GPTs and two tables."""
+    from experiments.figures import published
+
+    rows, lines = read_rows(), {}
+    for block, color in WIDTHS.items():
+        width, loss = verdicts.BLOCKS[block].width, verdicts.read_values(rows, block, "loss")
+        steps = {width / many: Estimate.of(d) for (_, many), (d, _) in verdicts.doublings(loss).items()}
+        lines[f"our GPTs, width {width}"] = (steps, {"color": color, "fmt": "o-"})
+    values, grey = published.values(), axes.xaxis.label.get_color()
+    for name, label, style in (("openlm", "open_lm", "s--"), ("archai", "archai", "^:")):
+        steps = {(values["low"][high] * high) ** 0.5: estimate for high, estimate in values[name].items()}
+        lines[label] = (steps, {"color": grey, "fmt": style})
+    for i, (label, (steps, style)) in enumerate(lines.items()):
+        if steps:
+            y, low, high = np.array([tuple(estimate) for estimate in steps.values()]).T
+            x = [dim * 1.03 ** (i - 2) for dim in steps]
+            axes.errorbar(x, y, yerr=(y - low, high - y), label=label, capsize=2, markersize=4, linewidth=1, **style)
+    axes.axhline(0, color=grey, linewidth=0.8)
+    axes.set(xscale="log", xlabel="head dimension after doubling the heads", ylim=(-0.16, 0.21))
+    axes.set_title("Change of the loss, nats per token (below 0: heads pay)", fontsize=FONT - 2)
+    axes.minorticks_off()
+    axes.set_xticks(DIMENSIONS, [str(n) for n in DIMENSIONS])
+    axes.invert_xaxis()
+    axes.legend(frameon=False, fontsize=FONT - 4)
+
+
+DOSES = {  # words of the picture, at places in data coordinates
+    "4 heads": (-1.15, 4.4),
+    "8 heads": (-2.06, 5.8),
+    "QK-norm": (-1.46, 6.3),
+    "σReparam": (-0.55, 6.3),
+    "orthogonal": (-0.3, -2.6),
+    "graying 0.75": (-0.46, -4.8),
+    "graying 0.5": (-0.94, -7.8),
+    "graying 0.25": (-1.3, -11.7),
+    "λI, λ = 2": (-1.73, -18.8),
+    "λ = 1": (-2.29, -1.8),
+    "λ = 0.5": (-1.68, 0.7),
+}
+
+
+def draw_dose(axes: Axes) -> None:
+    """Plot the change of top-1 against that of log10 κ, for heads with their line, and for interventions."""
+    from experiments.figures import conditioning as figures
+
+    values = figures.causes_values()
+    for color, names, label in ((FIRST, HEADS, "more heads"), (SECOND, INTERVENTIONS, "interventions")):
+        points = np.array([(values["kappa"][n], values["score"][n]) for n in names])  # name, axis, (value, low, high)
+        (x, x_low, x_high), (y, y_low, y_high) = points.transpose(1, 2, 0)
+        bars = {"xerr": (x - x_low, x_high - x), "yerr": (y - y_low, y_high - y)}
+        axes.errorbar(x, y, **bars, fmt="o", color=color, markersize=4, linewidth=1, label=label)
+    for words, (x, y) in DOSES.items():
+        axes.annotate(words, (x, y), fontsize=FONT - 4)
+    slope, left = values["slope"]["heads"].value, min(e.value for e in values["kappa"].values())
+    axes.plot([0, left], [0, slope * left], color=FIRST, linewidth=1)
+    axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
+    axes.set(
+        xlabel="change of log10 κ\n(left: better conditioned; line: that of heads)", ylabel="change of top-1, points"
+    )
     axes.legend(frameon=False, fontsize=FONT - 3)
 
 
@@ -232,6 +308,8 @@ CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "listops": draw_listops,
     "language": draw_language,
     "fixed_width": draw_fixed_width,
+    "stop_paying": draw_stop_paying,
+    "dose": draw_dose,
     "narrow_heads": draw_narrow_heads,
     "families": draw_families,
     "trained": draw_trained,

@@ -32,6 +32,7 @@ SETTINGS = [
         r"\b\d+x\d+\b",  # layers x heads
         rf"\b(?:from )?{_INTEGER} to {_INTEGER}(?= [-+]\d)",  # steps of the head dimension
         r"1 % of (?:top-1|the mean accuracy)|below 1e-3|1 - R²|1 is (?:the )?best",  # margin and threshold, definitions
+        r"token graying, power 0\.\d+|λ = [\d.]*\d",  # strengths of interventions
         r"(?<= )\d+\. (?=\*\*)",  # items of a list
         r"[Bb]elow 48|48 or below",
         r"dimensions?,? (?:are |of |below )?\d+(?: to \d+)?|than at 12 of 4",

@@ -12,7 +12,7 @@ import datetime
 import io
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,45 +105,48 @@ def make_row(condition: str, lr: float, seed: int, workdir: Path) -> dict[str, A
     }
 
 
-def average(rows: Sequence[Mapping[str, Any]], condition: str, key: str) -> np.ndarray:
+def average(rows: Sequence[Mapping[str, Any]], condition: str, key: str, rates: Sequence[float] = RATES) -> np.ndarray:
     """Return the mean over the learning rates for each seed; empty unless every rate has every seed."""
     values = {(row["lr"], row["seed"]): row[key] for row in rows if row["block"] == condition}
-    if set(values) != {(lr, seed) for lr in RATES for seed in SEEDS}:
+    if not {(lr, seed) for lr in rates for seed in SEEDS} <= set(values):
         return np.empty(0)
-    return np.array([[values[lr, seed] for seed in SEEDS] for lr in RATES]).mean(0)
+    return np.array([[values[lr, seed] for seed in SEEDS] for lr in rates]).mean(0)
 
 
-def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Effect]:
-    """Return the effects of the conditions that have all runs."""
+def compare(rows: Sequence[Mapping[str, Any]], rates: Sequence[float] = RATES) -> dict[str, Effect]:
+    """Return the effects of the conditions that have all runs at the learning rates."""
     result = {}
-    kappa, top1 = (average(rows, BASE, key) for key in ("log10_condition", "top1"))
+    kappa, top1 = (average(rows, BASE, key, rates) for key in ("log10_condition", "top1"))
     for name in list(CONDITIONS)[1:]:
-        dose, response = average(rows, name, "log10_condition"), 100 * average(rows, name, "top1")
+        dose, response = (average(rows, name, key, rates) for key in ("log10_condition", "top1"))
         if kappa.size and dose.size:
-            changes = statistics.paired(dose, kappa), statistics.paired(response, 100 * top1)
-            result[name] = Effect(*changes, response - 100 * top1)
+            gain = 100 * (response - top1)
+            result[name] = Effect(statistics.paired(dose, kappa), statistics.paired(100 * response, 100 * top1), gain)
     return result
 
 
-def find_slopes(effects: Mapping[str, Effect]) -> Slopes | None:
-    """Return the slopes of response on dose; None unless every condition was run.
+def fit_slope(effects: Mapping[str, Effect], names: Iterable[str]) -> np.ndarray:
+    """Return the slope of response on dose of each seed, by least squares through the base.
 
-    A dose is the mean over seeds, so that its scatter does not flatten the slope; a slope has one value per seed.
+    A dose is the mean over seeds, so that its scatter does not flatten the slope.
     """
+    chosen = [effects[name] for name in names]
+    dose = np.array([effect.dose.value for effect in chosen])
+    return dose @ np.array([effect.by_seed for effect in chosen]) / (dose @ dose)
+
+
+def find_slopes(effects: Mapping[str, Effect]) -> Slopes | None:
+    """Return the slopes of heads and interventions; None unless every condition was run."""
     if set(effects) != set(HEADS) | set(INTERVENTIONS):
         return None
+    heads, interventions = fit_slope(effects, HEADS), fit_slope(effects, INTERVENTIONS)
+    pairs = (heads, np.zeros_like(heads)), (interventions, np.zeros_like(heads)), (interventions, heads / 2)
+    return Slopes(*(statistics.paired(*pair) for pair in pairs))
 
-    def slope(names: Mapping[str, Any]) -> np.ndarray:
-        dose = np.array([effects[name].dose.value for name in names])
-        return dose @ np.array([effects[name].by_seed for name in names]) / (dose @ dose)
 
-    heads, interventions = slope(HEADS), slope(INTERVENTIONS)
-    zero = np.zeros_like(heads)
-    return Slopes(
-        statistics.paired(heads, zero),
-        statistics.paired(interventions, zero),
-        statistics.paired(interventions, heads / 2),
-    )
+def without_each(effects: Mapping[str, Effect]) -> dict[str, float]:
+    """Return the slope of interventions without each of them in turn. Not part of the rule: chosen after the runs."""
+    return {name: fit_slope(effects, set(INTERVENTIONS) - {name}).mean() for name in INTERVENTIONS}
 
 
 def decide(slopes: Slopes | None) -> str:
@@ -181,6 +184,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Points per unit of log10 κ: heads {Estimate.of(slopes.heads):+.2f}"
         yield f"  interventions {Estimate.of(slopes.interventions):+.2f}"
         yield f"  interventions minus half of heads {Estimate.of(slopes.beyond):+.2f}"
+        least, most = (choose(without_each(effects).items(), key=lambda item: item[1]) for choose in (min, max))
+        yield f"  interventions without {least[0]} {least[1]:+.2f}, without {most[0]} {most[1]:+.2f}"
     yield f"Conditioning is the cause of what heads gain: {decide(slopes)}"
 
 

@@ -46,6 +46,15 @@ def test_interventions_lie_on_the_line_of_heads(heads, interventions, noise, wor
     assert causes.decide(slopes) == word and word in [*causes.report(rows)][-1]
 
 
+def test_a_slope_that_rests_on_one_condition_shows():
+    rows = make_rows(-1.0, 0.0)
+    for row in rows:
+        if row["block"] == "graying 0.25":  # a dose of -1
+            row["top1"] -= 0.2
+    slopes = causes.without_each(causes.compare(rows))
+    assert slopes["graying 0.25"] == pytest.approx(0, abs=0.05) and slopes["QK-norm"] > 1
+
+
 def test_an_incomplete_condition_is_in_no_slope():
     rows = make_rows(-1.0, -1.0)[:-1]
     effects = causes.compare(rows)
