@@ -207,7 +207,8 @@ PASSAGES = [
                 "where heads lower κ tenfold, accuracy changes by {slope[heads]:+.1f points}, where interventions do, "
                 "by {slope[interventions]:+.1f}; that κ is the cause of what heads gain is {verdict}",
                 "QK-norm and σReparam gain {score[QK-norm].value:.1f} and {score[sigma, attention].value:.1f} points",
-                "the more the stronger it is, from {score[graying 0.75].value:+.1f} to {score[graying 0.25].value:+.1f} points",
+                "the more the stronger it is, from {score[graying 0.75].value:+.1f} to "
+                "{score[graying 0.25].value:+.1f} points",
             ],
             RESULTS: [
                 "{runs} runs",

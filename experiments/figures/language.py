@@ -13,6 +13,15 @@ from experiments.tables import Estimate
 from leanformer.analysis import statistics
 
 
+DIMENSIONS = (128, 64, 32, 16, 8, 4)
+MEASURES = (  # name, column and format
+    ("log10 κ", "log10_condition", ".2f"),
+    ("effective rank of head outputs", "output_rank", ".0f"),
+    ("effective rank of attention", "attention_rank", ".0f"),
+    ("entropy of attention", "attention_entropy", ".2f"),
+)
+
+
 def language() -> Mapping[str, Any]:
     """Return held-out nats per token of lean, deep and bigram models."""
     rows = tables.group(tables.read("language"), "config")
@@ -42,12 +51,15 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
     rows, result = read_rows(), {}
     for block in ("A", "F"):
         width = BLOCKS[block].width
-        loss, kappa = (verdicts.read_values(rows, block, key) for key in ("loss", "log10_condition"))
+        loss = verdicts.read_values(rows, block, "loss")
         slopes = np.polyfit(np.log2(sorted(loss)), [loss[n] for n in sorted(loss)], 1)[0]  # one per seed
         turn, arms = verdicts.find_turn(loss, width), [verdicts.language.Arm(block, n) for n in loss]
         result[f"w{width}"] = {
             "loss": {width // n: Estimate.mean(values) for n, values in loss.items()},
-            "kappa": {width // n: values.mean() for n, values in kappa.items()},
+            **{
+                key: {width // n: values.mean() for n, values in verdicts.read_values(rows, block, key).items()}
+                for _, key, _ in MEASURES
+            },
             "step": {width // few: Estimate.of(d) for (few, _), (d, _) in verdicts.doublings(loss).items()},
             "verdict": {width // few: word for (few, _), (_, word) in verdicts.doublings(loss).items()},
             "slope": Estimate.mean(slopes),
@@ -102,7 +114,6 @@ def coverage() -> Mapping[str, Any]:
     return {name: [min(values), max(values)] for name, values in shares.items()}
 
 
-DIMENSIONS = (128, 64, 32, 16, 8, 4)
 WORDS = ("none", "one", "two", "three", "four", "five", "six")
 
 PASSAGES = [
@@ -142,7 +153,7 @@ PASSAGES = [
                     + " |" * (width == 64)
                     + "".join(f" {{w{width}[{key}][{dim}]:{spec}}} |" for dim in DIMENSIONS if dim <= width)
                     for width in (128, 64)
-                    for name, key, spec in (("loss", "loss", ".3f ±"), ("log10 κ", "kappa", ".2f"))
+                    for name, key, spec in (("loss", "loss", ".3f ±"), *MEASURES)
                 ),
                 "dimension 128 to 64 {w128[step][128]:+.3f}, 64 to 32 {w128[step][64]:+.3f}, 32 to 16 "
                 "{w128[step][32]:+.3f}, 16 to 8 {w128[step][16]:+.3f}, 8 to 4 {w128[step][8]:+.3f}. These",
