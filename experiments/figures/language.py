@@ -75,8 +75,9 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
 def narrow_heads() -> Mapping[str, Any]:
     """Return what 32 heads lose to 8 at width 128, and what other queries and keys, or a wider MLP, change of it."""
     rows = read_rows()
-    losses = {block: verdicts.read_values(rows, block, "loss") for block in ("A", "B", "E", "E2")}
-    a, e = losses["A"], losses["E"]
+    losses = {block: verdicts.read_values(rows, block, "loss") for block in ("A", "B", "C", "E", "E2")}
+    words = verdicts.verdicts(rows)
+    a, c, e = losses["A"], losses["C"], losses["E"]
     params = {row["block"]: row["params"] for row in rows if row["num_heads"] == 32}
     return {
         "loss": {block: Estimate.mean(values[32]) for block, values in losses.items()},
@@ -88,8 +89,14 @@ def narrow_heads() -> Mapping[str, Any]:
         "lost_with_qk_norm": Estimate.of(statistics.paired(losses["B"][32], losses["B"][8])),
         "qk_norm_halves": verdicts.halves_loss(losses, "B", 8),
         "beyond": Estimate.of(statistics.paired(e[32], losses["E2"][32])),
-        "params": {block: params[block] / 1e6 for block in ("A", "E", "E2")},
-        "rule": verdicts.verdicts(rows)[(verdicts.rank_explains.__doc__ or "").strip()],
+        "params": {block: params[block] / 1e6 for block in ("A", "C", "E", "E2")},
+        "rule": words[(verdicts.rank_explains.__doc__ or "").strip()],
+        "rotary": {n: Estimate.mean(c[n]) for n in (4, 32)},
+        "rotary_gain": {n: Estimate.of(statistics.paired(a[n], c[n])) for n in (4, 32)},
+        "lost_from_4": Estimate.of(statistics.paired(a[32], a[4])),
+        "lost_with_rotary": Estimate.of(statistics.paired(c[32], c[4])),
+        "rotary_moves": Estimate.of(statistics.paired(c[32] - c[4], a[32] - a[4])),
+        "positions": words[(verdicts.positions_move_it.__doc__ or "").strip()],
     }
 
 
@@ -140,11 +147,12 @@ PASSAGES = [
         heads_at_fixed_width,
         {
             README: [
-                "per doubling, total width 128: {w128[slope]:+.3f nats}, width 64: {w64[slope]:+.3f}; κ falls",
+                "per doubling, width 128: {w128[slope]:+.3f nats}, width 64: {w64[slope]:+.3f}; κ falls",
             ],
             FINDINGS: [
-                "the loss changes by {w128[slope]:+.3f nats} at total width 128 and by {w64[slope]:+.3f} at width 64",
-                "the planned rule, that heads of dimensions below 16 lose, is {narrow}",
+                "the loss changes by {w128[slope]:+.3f nats} at width 128 and by {w64[slope]:+.3f} at width 64; these",
+                "The planned rule, that heads of dimensions below 16 lose, is {narrow}",
+                "is a bound: {w128[best]} is best, so {w64[ends]} at width 64, and {w128[ends]} at width 128",
             ],
             RESULTS: [
                 "the learning rate of each arm: {w128[rates]} at width 128, {w64[rates]} at width 64",
@@ -171,10 +179,11 @@ PASSAGES = [
         narrow_heads,
         {
             FINDINGS: [
-                "change the loss of 32 heads by {change[E]:+.3f nats}, as many parameters in the MLP by "
-                "{change[E2]:+.3f}",
-                "that rank explains it is {rule}. QK-norm makes 8 and 32 heads worse alike, and they still differ by "
-                "{lost_with_qk_norm:.3f}; that it halves the difference is {qk_norm_halves}",
+                "the loss changes by {lost_with_rotary:+.3f nats} instead of {lost_from_4:+.3f} | **{positions}** |",
+                "32 heads with queries and keys of dimension 32: {change[E]:+.3f}; with as many parameters in the MLP: "
+                "{change[E2]:+.3f} | {rule} |",
+                "they still differ by {lost_with_qk_norm:.3f} | {qk_norm_halves} for QK-norm |",
+                "all losses are lower, by {rotary_gain[4]:.3f nats} at 4 heads",
             ],
             RESULTS: [
                 "is {rule}",
@@ -184,7 +193,11 @@ PASSAGES = [
                 "| instead, as many parameters in the MLP (E2) | {params[E2]:.2f} | {loss[E2]:.3f ±} | "
                 "{change[E2]:+.3f} |",
                 "| instead, QK-norm (B) | {params[A]:.2f} | {loss[B]:.3f ±} | {change[B]:+.3f} |",
+                "| instead, rotary positions (C) | {params[C]:.2f} | {loss[C]:.3f ±} | {change[C]:+.3f} |",
                 "E minus E2 is {beyond:+.3f}",
+                "with 4 heads it is {rotary[4]:.3f ±}, with 32 heads {rotary[32]:.3f ±}",
+                "32 heads lose {lost_with_rotary:.3f} to 4 heads, with learned positions {lost_from_4:.3f}, "
+                "{rotary_moves:+.3f} of difference. That positions move it {positions} by the rule",
                 "they still lose {lost_repaired:.3f} to 8 heads",
                 "raises the loss of 8 heads as much, by {qk_norm_at_8:.3f}, so that 32 heads lose "
                 "{lost_with_qk_norm:.3f} to 8 heads, as without it. That it halves this loss is {qk_norm_halves}",
