@@ -250,7 +250,7 @@ def draw_dose(axes: Axes) -> None:
     for words, (x, y) in DOSES.items():
         axes.annotate(words, (x, y), fontsize=FONT - 4)
     slope, left = values["slope"]["heads"].value, min(e.value for e in values["kappa"].values())
-    axes.plot([0, left], [0, slope * left], color=FIRST, linewidth=1)
+    axes.plot([0, left], [0, -slope * left], color=FIRST, linewidth=1)
     axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
     axes.set(
         xlabel="change of log10 κ\n(left: better conditioned; line: that of heads)", ylabel="change of top-1, points"

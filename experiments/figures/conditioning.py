@@ -139,6 +139,7 @@ def causes_values() -> Mapping[str, Any]:
         "bounds": 100 * max(row["bounds"] for row in rows),
         "low_bounds": 100 * max(row["bounds"] for row in rows if row["lr"] in low_rates),
         "without": -without[BROKEN],
+        "gaining": -causes.fit_slope(effects, set(causes.INTERVENTIONS) - set(causes.HARMFUL)).mean(),
         "others": (-others[0], -others[-1]),
         "slope": per_tenfold(slopes),
         "low": per_tenfold(low),
@@ -199,13 +200,14 @@ PASSAGES = [
         causes_values,
         {
             README: [
-                "a tenfold lower κ comes with {slope[heads].value:+.1f} points of accuracy by heads, "
-                "{slope[interventions].value:+.1f} by other changes",
+                "per tenfold lower κ, heads give {slope[heads].value:+.1f} points of accuracy, ten other changes "
+                "{slope[interventions].value:+.1f}",
             ],
             FINDINGS: [
                 "In {runs} runs with fresh seeds",
                 "where heads lower κ tenfold, accuracy changes by {slope[heads]:+.1f points}, where interventions do, "
                 "by {slope[interventions]:+.1f}; that κ is the cause of what heads gain is {verdict}",
+                "that collapses, they give {without:.1f}, and without token graying too {gaining:+.1f}",
                 "QK-norm and σReparam gain {score[QK-norm].value:.1f} and {score[sigma, attention].value:.1f} points",
                 "the more the stronger it is, from {score[graying 0.75].value:+.1f} to "
                 "{score[graying 0.25].value:+.1f} points",
@@ -214,10 +216,11 @@ PASSAGES = [
                 "{runs} runs",
                 *(f"| {text} | {{score[{name}]:+.1f}} | {{kappa[{name}]:+.2f}} |" for name, text in NAMES.items()),
                 "heads change top-1 by {slope[heads]:+.2f points} per tenfold fall of κ, interventions by "
-                "{slope[interventions]:+.2f}. Less half of what heads give, that is {slope[beyond]:+.2f}",
+                "{slope[interventions]:+.2f}. The second minus half of the first is {slope[beyond]:+.2f}",
                 "the cause of what heads gain is {verdict}",
                 "Without λ = 2, whose attention has {entropy:.2f} of the largest entropy, the interventions give "
-                "{without:.2f}, without any other {others[0]:.2f} to {others[1]:.2f}",
+                "{without:.2f}, without any other {others[0]:.2f} to {others[1]:.2f}, and without all that lose "
+                "accuracy, graying and λ = 2, {gaining:.2f}",
                 "singular in up to {bounds:.0f} % of images",
                 "where it is at most {low_bounds:.0f} %, heads give {low[heads].value:+.2f} and interventions "
                 "{low[interventions].value:+.2f}, and the claim is {low_verdict} too",

@@ -69,6 +69,8 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
             "ends": turn.interval,
             "rates": " or ".join(f"{x:g}" for x in sorted({verdicts.language.best_rate(arm, rows) for arm in arms})),
         }
+    rotary = {verdicts.language.best_rate(verdicts.language.Arm("C", n), rows) for n in (4, 32)}
+    result["rotary_rates"] = " or ".join(f"{x:g}" for x in sorted(rotary))
     return result | {"narrow": verdicts.verdicts(rows)[(verdicts.narrow_heads_lose.__doc__ or "").strip()]}
 
 
@@ -76,7 +78,7 @@ def narrow_heads() -> Mapping[str, Any]:
     """Return what 32 heads lose to 8 at width 128, and what other queries and keys, or a wider MLP, change of it."""
     rows = read_rows()
     losses = {block: verdicts.read_values(rows, block, "loss") for block in ("A", "B", "C", "E", "E2")}
-    words = verdicts.verdicts(rows)
+    words, lost_with_norm = verdicts.verdicts(rows), losses["B"][32] - losses["B"][8]
     a, c, e = losses["A"], losses["C"], losses["E"]
     params = {row["block"]: row["params"] for row in rows if row["num_heads"] == 32}
     return {
@@ -96,6 +98,8 @@ def narrow_heads() -> Mapping[str, Any]:
         "lost_from_4": Estimate.of(statistics.paired(a[32], a[4])),
         "lost_with_rotary": Estimate.of(statistics.paired(c[32], c[4])),
         "rotary_moves": Estimate.of(statistics.paired(c[32] - c[4], a[32] - a[4])),
+        "halved": Estimate.of(statistics.paired(a[32] - a[8] - lost_with_norm, 0.5 * (a[32] - a[8]))),
+        "conditioning": words[(verdicts.conditioning_coincides.__doc__ or "").strip()],
         "positions": words[(verdicts.positions_move_it.__doc__ or "").strip()],
     }
 
@@ -150,12 +154,15 @@ PASSAGES = [
                 "per doubling, width 128: {w128[slope]:+.3f nats}, width 64: {w64[slope]:+.3f}; κ falls",
             ],
             FINDINGS: [
-                "the loss changes by {w128[slope]:+.3f nats} at width 128 and by {w64[slope]:+.3f} at width 64; these",
+                "the loss changes by {w128[slope]:+.3f nats} at width 128, a loss, and "
+                "by {w64[slope]:+.3f} at width 64",
                 "The planned rule, that heads of dimensions below 16 lose, is {narrow}",
-                "is a bound: {w128[best]} is best, so {w64[ends]} at width 64, and {w128[ends]} at width 128",
+                "is a bound: {w128[best]} is best, the end of the range, and the interval is {w64[ends]} at width 64 "
+                "and {w128[ends]} at width 128",
             ],
             RESULTS: [
-                "the learning rate of each arm: {w128[rates]} at width 128, {w64[rates]} at width 64",
+                "the learning rate of each arm: {w128[rates]} at width 128 ({rotary_rates} with rotary positions), "
+                "{w64[rates]} at width 64",
                 *(
                     f"| width {width}: {name} |"
                     + " |" * (width == 64)
@@ -180,10 +187,12 @@ PASSAGES = [
         {
             FINDINGS: [
                 "the loss changes by {lost_with_rotary:+.3f nats} instead of {lost_from_4:+.3f} | **{positions}** |",
-                "32 heads with queries and keys of dimension 32: {change[E]:+.3f}; with as many parameters in the MLP: "
-                "{change[E2]:+.3f} | {rule} |",
-                "they still differ by {lost_with_qk_norm:.3f} | {qk_norm_halves} for QK-norm |",
-                "all losses are lower, by {rotary_gain[4]:.3f nats} at 4 heads",
+                "32 heads of 4 by queries and keys of dimension 32: {change[E]:+.3f}; by as many parameters in the MLP"
+                ": {change[E2]:+.3f} | {rule} |",
+                "they still differ by {lost_with_qk_norm:.3f}, without it by {lost:.3f} | {qk_norm_halves} for QK-norm"
+                ", narrowly: what it takes off, minus half, is {halved:+.3f} |",
+                "so they do not turn together | {conditioning} |",
+                "the loss is lower, by {rotary_gain[4]:.3f nats} at 4 heads",
             ],
             RESULTS: [
                 "is {rule}",
@@ -197,10 +206,11 @@ PASSAGES = [
                 "E minus E2 is {beyond:+.3f}",
                 "with 4 heads it is {rotary[4]:.3f ±}, with 32 heads {rotary[32]:.3f ±}",
                 "32 heads lose {lost_with_rotary:.3f} to 4 heads, with learned positions {lost_from_4:.3f}, "
-                "{rotary_moves:+.3f} of difference. That positions move it {positions} by the rule",
+                "{rotary_moves:+.3f} of difference. The rule, that positions move it, {positions}",
                 "they still lose {lost_repaired:.3f} to 8 heads",
                 "raises the loss of 8 heads as much, by {qk_norm_at_8:.3f}, so that 32 heads lose "
-                "{lost_with_qk_norm:.3f} to 8 heads, as without it. That it halves this loss is {qk_norm_halves}",
+                "{lost_with_qk_norm:.3f} to 8 heads, as without it. That it halves this loss is {qk_norm_halves}, "
+                "narrowly: what it takes off, minus half of the loss, is {halved:+.3f}",
             ],
         },
     ),

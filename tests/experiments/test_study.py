@@ -68,6 +68,21 @@ def test_turns_of_loss_and_conditioning_are_compared_as_far_as_bounds_allow():
     assert verdicts.coincide(turn(64.0, True), turn(40.0)) is None
 
 
+def test_conditioning_coincides_only_where_the_loss_turns():
+    rising, heads = {n: 3 + 0.01 * np.log2(n) for n in (4, 8, 16, 32)}, (4, 8, 16, 32)
+    dips = {block: parabola(BLOCKS[block].width, heads, BLOCKS[block].width / 11) for block in "AFG"}
+
+    def judge(loss, kappa):
+        values = ({b: verdicts.read_values(make_rows(x), b, "loss") for b in "AFG"} for x in (loss, kappa))
+        return verdicts.conditioning_coincides(*values)
+
+    assert judge(dips, dips) == "holds"
+    assert judge(dips, dips | {"F": {n: -x for n, x in rising.items()}}) == "undecided"  # two of three
+    falling = {b: {n: 4 - x for n, x in rising.items()} for b in "AFG"}
+    assert judge(dips, falling) == "refuted" == judge(dict.fromkeys("AF", rising), falling)  # whatever G is
+    assert judge({"A": dips["A"]}, dips) == "not run"
+
+
 def test_doublings_are_judged_with_the_margin():
     rows = make_rows({"A": {1: 3.0, 2: 3.001, 4: 3.1, 8: 2.9}})
     judged = {pair: word for pair, (_, word) in verdicts.doublings(verdicts.read_values(rows, "A", "loss")).items()}
