@@ -22,7 +22,7 @@ PARAMETERS = {  # values for the cell with the tag "parameters", by notebook
             **{"model.head_dim": 4, "model.mlp_dim": 16, "model.max_length": 24, "eval.every": 3, "eval.examples": 4},
             **{"eval.batch_size": 4, "probe.every": 3, "probe.examples": 2},
         },
-        "TOKENS": 12,
+        **{"TOKENS": 12, "HEADS": (1, 16), "STEPS": 10},
     },
     "rank": {
         **{"TOKENS": 17, "WIDTH": 16, "HEADS": (1, 4), "FACTORS": [10.0, 1e3], "EXAMPLES": 16},
