@@ -15,6 +15,7 @@ from leanformer.runtime import multihost
 HUNG = os.EX_SOFTWARE  # 70: exit status of a run that the watchdog ended
 FIRST = 3  # factor of the time limit while programs are compiled
 REAL_STDERR = 2  # faulthandler needs a file descriptor, which a notebook's sys.stderr does not have
+_TIMER = threading.RLock()  # held while the timer outside the interpreter is set, and while it must not be
 GRACE = 60  # seconds beyond the limit after which a timer outside the interpreter ends the process
 
 
@@ -32,8 +33,9 @@ def give_up(message: str, status: int) -> NoReturn:
 
 def _suspend(*_: object) -> None:
     """Stop this process until SIGCONT, without the timer outside the interpreter, which would go off at once then."""
-    faulthandler.cancel_dump_traceback_later()
-    os.kill(os.getpid(), signal.SIGSTOP)
+    with _TIMER:  # the thread may not set it again before the process stops
+        faulthandler.cancel_dump_traceback_later()
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class Watchdog:
@@ -78,5 +80,6 @@ class Watchdog:
                 give_up(f"no progress for {idle:.0f} s (limit {allowed:g} s) {where}. Activity: {now.name}.", HUNG)
             # This thread needs the interpreter lock, which a call into a library may never release. A timer outside
             # the interpreter then prints the stacks and ends the process.
-            faulthandler.dump_traceback_later(allowed + GRACE, exit=True, file=REAL_STDERR)
+            with _TIMER:
+                faulthandler.dump_traceback_later(allowed + GRACE, exit=True, file=REAL_STDERR)
         faulthandler.cancel_dump_traceback_later()
