@@ -69,6 +69,11 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
             "ends": turn.interval,
             "rates": " or ".join(f"{x:g}" for x in sorted({verdicts.language.best_rate(arm, rows) for arm in arms})),
         }
+    by_block = {verdicts.BLOCKS[b].width: verdicts.read_values(rows, b, "loss") for b in "FAG"}
+    lost = {width: Estimate.of(statistics.paired(x[width // 8], x[width // 64])) for width, x in by_block.items()}
+    result["lost"] = lost
+    rates = (verdicts.language.best_rate(verdicts.language.Arm("G", n), rows) for n in (4, 32))
+    result["rates_256"] = " and ".join(f"{rate:g}" for rate in rates)
     rotary = {verdicts.language.best_rate(verdicts.language.Arm("C", n), rows) for n in (4, 32)}
     result["rotary_rates"] = " or ".join(f"{x:g}" for x in sorted(rotary))
     return result | {"narrow": verdicts.verdicts(rows)[(verdicts.narrow_heads_lose.__doc__ or "").strip()]}
@@ -125,6 +130,9 @@ def coverage() -> Mapping[str, Any]:
     return {name: [min(values), max(values)] for name, values in shares.items()}
 
 
+LOST = (
+    "the loss changes by {lost[64]:+.3f} at width 64, {lost[128]:+.3f} at width 128 and {lost[256]:+.3f} at width 256"
+)
 WORDS = ("none", "one", "two", "three", "four", "five", "six")
 
 PASSAGES = [
@@ -159,6 +167,7 @@ PASSAGES = [
                 "The planned rule, that heads of dimensions below 16 lose, is {narrow}",
                 "is a bound: {w128[best]} is best, the end of the range, and the interval is {w64[ends]} at width 64 "
                 "and {w128[ends]} at width 128",
+                LOST,
             ],
             RESULTS: [
                 "the learning rate of each arm: {w128[rates]} at width 128 ({rotary_rates} with rotary positions), "
@@ -178,6 +187,8 @@ PASSAGES = [
                 "At width 64 every corrected verdict is {w64[verdict][64]}",
                 "has {w128[turn]} at width 128 and {w64[none]} at width 64: {w128[best]} has the lowest mean loss",
                 "{w64[best]} has the lowest mean loss at both",
+                LOST,
+                "these two arms are complete (rates {rates_256})",
                 "by bootstrap {w128[ends]}, and {w64[ends]})",
             ],
         },
