@@ -22,17 +22,23 @@ from leanformer.training import model_setup, probing, run_files, streams
 NEVER = 10**6  # interval in steps: at the start and at the end only
 
 
-def train(c: ConfigDict, workdir: Path) -> dict[str, Any]:
-    """Train a config unless its run is finished, and return its summary.
+def is_finished(c: ConfigDict, workdir: Path) -> bool:
+    """Return whether a folder holds the finished run of a config.
 
-    Raises ConfigError if the finished run has another config: a change of an experiment must not be read as its result.
+    Raises ConfigError if it holds one of another config: a change of an experiment must not be read as its result.
     """
-    if (workdir / "summary.json").is_file():
-        changes = run_files.config_changes(workdir, c)
-        if differing := [key for key in changes if not key_docs.is_run_only(key, c)]:
-            (was, now), key = changes[differing[0]], differing[0]
-            raise ConfigError(f"{workdir} holds a finished run with {key}={was}, now {now}. Use another folder.")
-    else:
+    if not (workdir / "summary.json").is_file():
+        return False
+    changes = run_files.config_changes(workdir, c)
+    if differing := [key for key in changes if not key_docs.is_run_only(key, c)]:
+        (was, now), key = changes[differing[0]], differing[0]
+        raise ConfigError(f"{workdir} holds a finished run with {key}={was}, now {now}. Use another folder.")
+    return True
+
+
+def train(c: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Train a config unless its run is finished, and return its summary. Raises ConfigError as `is_finished`."""
+    if not is_finished(c, workdir):
         with contextlib.redirect_stdout(io.StringIO()):
             status = training.train(c, workdir)
         if status:

@@ -134,12 +134,11 @@ def causes_values() -> Mapping[str, Any]:
     return {
         "score": {name: Estimate.of(effect.response) for name, effect in effects.items()},
         "kappa": {name: Estimate.of(effect.dose) for name, effect in effects.items()},
-        "base": {key: causes.average(rows, causes.BASE, key).mean() for key in ("top1", "log10_condition")},
         "entropy": causes.average(rows, BROKEN, "entropy").mean(),
         "bounds": 100 * max(row["bounds"] for row in rows),
         "low_bounds": 100 * max(row["bounds"] for row in rows if row["lr"] in low_rates),
         "without": -without[BROKEN],
-        "gaining": -causes.fit_slope(effects, set(causes.INTERVENTIONS) - set(causes.HARMFUL)).mean(),
+        "gaining": -causes.fit_slope(effects, causes.exclude(*causes.HARMFUL)).mean(),
         "others": (-others[0], -others[-1]),
         "slope": per_tenfold(slopes),
         "low": per_tenfold(low),

@@ -7,13 +7,13 @@ import numpy as np
 
 from experiments import planner, tables
 from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.front_picture import DIMENSIONS
 from experiments.study import layers, verdicts
 from experiments.study.language import BLOCKS, read_rows
 from experiments.tables import Estimate
 from leanformer.analysis import statistics
 
 
-DIMENSIONS = (128, 64, 32, 16, 8, 4)
 MEASURES = (  # name, column and format
     ("log10 κ", "log10_condition", ".2f"),
     ("effective rank of head outputs", "output_rank", ".0f"),

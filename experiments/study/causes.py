@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import mediation
+from experiments import common, mediation
 from experiments.study import language
 from experiments.tables import Estimate
 from leanformer import cli, config, train_vmap
@@ -42,6 +42,7 @@ INTERVENTIONS: dict[str, dict[str, Any]] = {
     **{f"spectral {weight:g}": {"spectral": weight} for weight in (0.5, 1.0, 2.0)},
     "orthogonal Q and K": {"qkv_init": "orthogonal", "levers_on": "qk"},
 }
+HARMFUL = ("graying 0.75", "graying 0.5", "graying 0.25", "spectral 2")  # lose accuracy; chosen after the runs
 CONDITIONS = {BASE: {}} | HEADS | INTERVENTIONS  # keys of the section model
 
 
@@ -74,12 +75,8 @@ def get_config(condition: str, lr: float, seed: int) -> config.ConfigDict:
 def run(condition: str, out: Path) -> list[dict[str, Any]]:
     """Train the runs of a condition that have not finished, and return the rows of all of them."""
     runs = {(lr, seed): out / f"{condition}-lr={lr:g}-seed={seed}" for lr in RATES for seed in SEEDS}
-    members = [
-        (folder, get_config(condition, *about))
-        for about, folder in runs.items()
-        if not (folder / "summary.json").is_file()
-    ]
-    if members:
+    configs = ((folder, get_config(condition, *about)) for about, folder in runs.items())
+    if members := [(folder, c) for folder, c in configs if not common.is_finished(c, folder)]:
         for _, c in members:
             config.check(c)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -144,12 +141,14 @@ def find_slopes(effects: Mapping[str, Effect]) -> Slopes | None:
     return Slopes(*(statistics.paired(*pair) for pair in pairs))
 
 
-HARMFUL = ("graying 0.75", "graying 0.5", "graying 0.25", "spectral 2")  # lose accuracy; chosen after the runs
+def exclude(*names: str) -> list[str]:
+    """Return the other interventions, in their order."""
+    return [name for name in INTERVENTIONS if name not in names]
 
 
 def without_each(effects: Mapping[str, Effect]) -> dict[str, float]:
     """Return the slope of interventions without each of them in turn. Not part of the rule: chosen after the runs."""
-    return {name: fit_slope(effects, set(INTERVENTIONS) - {name}).mean() for name in INTERVENTIONS}
+    return {name: fit_slope(effects, exclude(name)).mean() for name in INTERVENTIONS}
 
 
 def decide(slopes: Slopes | None) -> str:
@@ -187,7 +186,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Points per unit of log10 κ: heads {Estimate.of(slopes.heads):+.2f}"
         yield f"  interventions {Estimate.of(slopes.interventions):+.2f}"
         yield f"  interventions minus half of heads {Estimate.of(slopes.beyond):+.2f}"
-        rest = fit_slope(effects, set(INTERVENTIONS) - set(HARMFUL)).mean()
+        rest = fit_slope(effects, exclude(*HARMFUL)).mean()
         yield f"  interventions without those that lose accuracy (chosen after the runs) {rest:+.2f}"
         least, most = (choose(without_each(effects).items(), key=lambda item: item[1]) for choose in (min, max))
         yield f"  interventions without {least[0]} {least[1]:+.2f}, without {most[0]} {most[1]:+.2f}"

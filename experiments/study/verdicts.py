@@ -149,13 +149,13 @@ def positions_move_it(loss: Mapping[str, Values]) -> str:
 
 
 def find_sign_change(values: Values, width: int) -> Turn:
-    """Return the arm at which the change of the mean per doubling of heads turns from a fall to a rise.
+    """Return the arm at which the change of the mean per doubling of heads changes its sign, of several the lowest.
 
     A bound if there is none: the end with the lower mean.
     """
     heads = sorted(values)
     means = np.array([values[n].mean() for n in heads])
-    turns = [n for i, n in enumerate(heads[1:-1], 1) if means[i] < min(means[i - 1], means[i + 1])]
+    turns = [n for i, n in enumerate(heads[1:-1], 1) if (means[i] - means[i - 1]) * (means[i + 1] - means[i]) < 0]
     best = min(turns or (heads[0], heads[-1]), key=lambda n: values[n].mean())
     return Turn(width / best, 0.0, np.inf, not turns)
 

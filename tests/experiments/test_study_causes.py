@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from messages import refuses
 
 from experiments.study import causes
 
@@ -94,3 +95,6 @@ def test_runs_of_a_condition_are_one_program_and_resume(tmp_path, monkeypatch, c
     again = causes.run("QK-norm", tmp_path)
     assert not capfd.readouterr().err
     assert [row["top1"] for row in again] == [row["top1"] for row in rows]
+    monkeypatch.setitem(causes.CONDITIONS, "QK-norm", {"qk_norm": "layernorm"})
+    with refuses("finished run with model.qk_norm=rmsnorm, now layernorm"):
+        causes.run("QK-norm", tmp_path)
