@@ -1,10 +1,11 @@
 """Heads at fixed total width in small GPTs: part 1 of PLAN.md.
 
-    python -m experiments.study.language --out=DIR [--blocks=A,E,E2,B,F,D,G,C]
+    python -m experiments.study.language --out=DIR [--blocks=A,E,E2,B,F,D,G,C | --blocks=C:4,C:32]
 
-Trains the arms of the blocks in order, one run after another: first three learning rates with seed 100, then the best
-of them with seeds 0, 1, 2. Runs are stored in DIR, so the same command resumes, and every finished run is a row of
-experiments/evidence/study_language.csv, which `experiments.study.verdicts` reads.
+Trains the arms of the blocks in order, or single arms by their number of heads, one run after another: first three
+learning rates with seed 100, then the best of them with seeds 0, 1, 2. Runs are stored in DIR, so the same command
+resumes, and every finished run is a row of experiments/evidence/study_language.csv, which `experiments.study.verdicts`
+reads.
 """
 
 import csv
@@ -63,6 +64,16 @@ class Arm(NamedTuple):
 
     block: str
     heads: int
+
+
+def parse_arms(text: str) -> list[Arm]:
+    """Return the arms of a block, "C", or one of them, "C:32". Raises ConfigError if the plan has no such arm."""
+    block, _, heads = text.partition(":")
+    arms = [Arm(block, n) for n in BLOCKS[block].heads if heads in ("", str(n))] if block in BLOCKS else []
+    if not arms:
+        planned = "; ".join(f"{name} with {', '.join(map(str, b.heads))} heads" for name, b in BLOCKS.items())
+        raise ConfigError(f"--blocks={text}: not in the plan. Choose from {planned}.")
+    return arms
 
 
 def get_config(arm: Arm, lr: float, seed: int) -> config.ConfigDict:
@@ -252,15 +263,15 @@ def record(arm: Arm, row: dict[str, Any], path: Path = ROWS, fields: Sequence[st
 @cli.command(
     cli.Flag("out", "Folder for the runs.", required=True, writes=True),
     cli.Flag(
-        "blocks", "Blocks of PLAN.md to train, in order.", list, default=["A", "E", "E2", "B", "F", "D", "G", "C"]
+        "blocks",
+        "Blocks of PLAN.md to train, in order; BLOCK:HEADS for one arm.",
+        list,
+        default=["A", "E", "E2", "B", "F", "D", "G", "C"],
     ),
 )
 def main(f: cli.Values) -> None:
-    if unknown := [name for name in f.blocks if name not in BLOCKS]:
-        raise ConfigError(f"--blocks={','.join(unknown)}: no such block. Choose from {', '.join(BLOCKS)}.")
-    for name in f.blocks:
-        for heads in BLOCKS[name].heads:
-            finish_arm(Arm(name, heads), SEEDS, Path(f.out).expanduser())
+    for arm in [arm for name in f.blocks for arm in parse_arms(name)]:
+        finish_arm(arm, SEEDS, Path(f.out).expanduser())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from messages import refuses
 
 from experiments.study import language, layers, verdicts, vision
 from experiments.study.language import BLOCKS, TUNING_SEED, Arm
@@ -101,6 +102,14 @@ def test_rules_follow_the_runs():
     losses |= {"F": parabola(64, (1, 2, 4, 8, 16), 8), "G": parabola(256, (4, 8, 16, 32), 32)}
     words = list(verdicts.verdicts(make_rows(losses)).values())
     assert words[0] == "refuted" and words[4] == "holds" and "not run" not in words
+
+
+def test_arms_are_named_by_block_and_heads():
+    assert language.parse_arms("C") == [Arm("C", n) for n in (1, 4, 16, 32)]
+    assert language.parse_arms("C:32") == [Arm("C", 32)]
+    for text in ("H", "C:8"):
+        with refuses(f"--blocks={text}", "C with 1, 4, 16, 32 heads"):
+            language.parse_arms(text)
 
 
 def test_tuning_runs_are_in_no_estimate():
