@@ -58,7 +58,7 @@ TORCH_PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev
 TORCH_WITH := numpy jax jaxtyping scipy threadpoolctl matplotlib safetensors pytest filelock fsspec jinja2 networkx sympy typing-extensions 'setuptools<82'
 $(VENV)/.torch: $(VENV)/.ready
 	$(TORCH_PYTHON) -m venv $(VENV)/torch
-	$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_WITH) torch==2.13.0 transformers==5.24.0
+	$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_WITH) torch==2.13.0 transformers==5.24.0 accelerate==1.15.0
 	$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps timm==1.0.31
 	touch $@
 

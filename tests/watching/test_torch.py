@@ -460,7 +460,7 @@ def test_blocks_of_the_page(tmp_path, monkeypatch):
     names = {"model": model, "batch": torch.randn(BATCH, TOKENS, 24), "logger": Logger()}
     exec(blocks["Measure a model of your own"][0], names)
     assert (tmp_path / "conditioning.png").exists() and len({row["layer"] for row in names["rows"]}) == 2
-    by_name, loop, callback = blocks["PyTorch"]
+    by_name, loop, _ = blocks["PyTorch"]
     exec(by_name.replace("attn.proj", "attention.omega"), names | {"model": Model(), "batch": batch()})
     x, y = torch.randn(10, TOKENS, 24), torch.randn(10, TOKENS, 24)
     names |= {"loader": [(x, y)] * 3, "criterion": nn.MSELoss()}
@@ -468,13 +468,18 @@ def test_blocks_of_the_page(tmp_path, monkeypatch):
     ((step, values),) = names["logger"].records
     assert step == 0 and "layers.0.self_attn/attention_output" in values
 
-    class Transformers:
-        TrainerCallback = object
 
-    exec(callback, names | {"transformers": Transformers}, made := {})
-    calls, logs = made["Conditioning"](), {}
-    calls.on_train_begin(None, None, None, model=model)
-    model(x)
-    calls.on_log(None, None, None, logs)
-    calls.on_train_end(None, None, None)
-    assert logs.keys() == values.keys() and not has_hooks(model)
+def test_trainer_of_the_page_hands_values_to_the_loggers(tmp_path):
+    """In the history of transformers' Trainer, which is written before callbacks are called."""
+    transformers = pytest.importorskip("transformers")
+    options = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**options, vocab_size=50))
+    options = {"max_steps": 4, "logging_steps": 2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    names = {"transformers": transformers, "leanformer": leanformer, "model": model}
+    names["arguments"] = transformers.TrainingArguments(str(tmp_path), use_cpu=True, **options)
+    names["dataset"] = [{"input_ids": torch.randint(50, (TOKENS,)), "labels": i % 2} for i in range(8)]
+    *_, code = find_blocks("your_model.md")["PyTorch"]
+    exec(code.replace("every=100", "every=2"), names)
+    losses = [entry for entry in names["trainer"].state.log_history if "loss" in entry]
+    assert len(losses) == 2 and not has_hooks(model)
+    assert all(entry[f"bert.encoder.layer.{i}.attention/tokens"] > 1 for entry in losses for i in range(2))
