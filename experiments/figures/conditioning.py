@@ -153,6 +153,7 @@ PASSAGES = [
         heads_values,
         {
             README: [
+                "16 heads for 2 in one shape: {gain[1]:+.1f points}",
                 "median κ from {dim[2]:,.0f} to {dim[16]:,.0f} at fixed head dimension, from {total[2]:,.0f} to "
                 "{total[16]:,.0f} at fixed total width",
                 "Gaussian matrices: {gaussian[2]:.1f} to {gaussian[16]:.1f}, and no change at fixed total width",
@@ -200,7 +201,7 @@ PASSAGES = [
         {
             README: [
                 "per tenfold lower κ, heads give {slope[heads].value:+.1f} points of accuracy, ten other changes "
-                "{slope[interventions].value:+.1f}",
+                "{slope[interventions].value:+.1f} ({without:.1f} without one that collapses)",
             ],
             FINDINGS: [
                 "In {runs} runs with fresh seeds",
@@ -243,10 +244,10 @@ PASSAGES = [
                 "changes top-1 by {mlp:+.1f points}.",
                 "With σReparam, 8 heads instead of 2 gain {under_sigma:+.1f points}, with QK-norm "
                 "{under_qk_norm:+.1f}.",
-                "by the rule: nothing to mediate | {score[heads]:+.1f} |",
+                "by the rule: no gain is shown, so nothing to explain | {score[heads]:+.1f} |",
                 "at each of the three learning rates | {rates[0]:+.1f} to {rates[1]:+.1f} |",
                 "mean over the three learning rates, chosen after the runs | {mean:+.1f} |",
-                "not mediated | {one_rate:+.1f} |",
+                "κ does not explain it | {one_rate:+.1f} |",
                 "lower κ {factor:.0f}-fold",
                 "the control | {score[control]:+.1f} | {kappa[control]:+.2f} | {share[control]:.0f} % |",
                 *(

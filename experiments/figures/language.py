@@ -162,11 +162,10 @@ PASSAGES = [
                 "per doubling, width 128: {w128[slope]:+.3f nats}, width 64: {w64[slope]:+.3f}; κ falls",
             ],
             FINDINGS: [
-                "the loss changes by {w128[slope]:+.3f nats} at width 128, a loss, and "
+                "the loss changes by {w128[slope]:+.3f nats} at width 128, which is worse, and "
                 "by {w64[slope]:+.3f} at width 64",
                 "The planned rule, that heads of dimensions below 16 lose, is {narrow}",
-                "is a bound: {w128[best]} is best, the end of the range, and the interval is {w64[ends]} at width 64 "
-                "and {w128[ends]} at width 128",
+                "heads stop paying at a dimension of {w64[ends]} (width 64) or {w128[ends]} (width 128",
                 LOST,
             ],
             RESULTS: [
@@ -201,9 +200,9 @@ PASSAGES = [
                 "32 heads of 4 by queries and keys of dimension 32: {change[E]:+.3f}; by as many parameters in the MLP"
                 ": {change[E2]:+.3f} | {rule} |",
                 "they still differ by {lost_with_qk_norm:.3f}, without it by {lost:.3f} | {qk_norm_halves} for QK-norm"
-                ", narrowly: what it takes off, minus half, is {halved:+.3f} |",
+                ", narrowly: what it takes off, minus half of the {lost.value:.3f}, is {halved:+.3f} |",
                 "so they do not turn together | {conditioning} |",
-                "the loss is lower, by {rotary_gain[4]:.3f nats} at 4 heads",
+                "The loss itself is lower, by {rotary_gain[4]:.3f nats} at 4 heads",
             ],
             RESULTS: [
                 "is {rule}",

@@ -28,10 +28,10 @@ SETTINGS = [
         rf"\b(?:{_QUANTITIES}) {_LIST}",
         rf"{_INTEGER} x {_INTEGER}",  # sizes of matrices and images
         r"split into [\d, ]+ heads|3, 5 and 10 seeds",
-        rf"instead of {_INTEGER}",
+        rf"instead of {_INTEGER}|heads for 2\b",
         r"\b\d+x\d+\b",  # layers x heads
         rf"\b(?:from )?{_INTEGER} to {_INTEGER}(?= [-+]\d)",  # steps of the head dimension
-        r"1 % of (?:top-1|the mean accuracy)|below 1e-3|1 - R²|1 is (?:the )?best",  # margin and threshold, definitions
+        r"1 % of (?:top-1|the mean accuracy)|below 1e-3|1 - R²|1:? all directions",  # margin and threshold, definitions
         r"token graying, power 0\.\d+|λ = [\d.]*\d",  # strengths of interventions
         r"(?<= )\d+\. (?=\*\*)",  # items of a list
         r"[Bb]elow 48|48 or below",

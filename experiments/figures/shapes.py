@@ -78,9 +78,10 @@ PASSAGES = [
                 "error {change[lean, MLP kept]:+.1f %} with {share[lean, MLP kept]:.0f} % of the parameters",
             ],
             FINDINGS: [
-                "with {share[lean, MLP kept]:.0f} and {share[lean, fixed width]:.0f} % of the parameters",
-                "the MLP kept {change[lean, MLP kept]:+.1f %}, halved {change[lean, MLP halved]:+.1f %}, with twice as "
-                "many heads of half the dimension {change[lean, fixed width]:+.1f %}",
+                "change the error by {change[lean, MLP kept]:+.1f %}, as good by the rule with "
+                "{share[lean, MLP kept]:.0f} % of the parameters; by {change[lean, MLP halved]:+.1f %} if the MLP is "
+                "halved too, {verdict[lean, MLP halved]}; and with that MLP and twice the heads of half the dimension "
+                "by {change[lean, fixed width]:+.1f %}, as good with {share[lean, fixed width]:.0f} %",
             ],
             RESULTS: [
                 "ends below +{margin:.0f} % of the error",

@@ -36,13 +36,13 @@ def run_without_leanformer(code, folder):
 
 
 def test_guide_example_runs_without_leanformer(tmp_path):
-    """On grey images of 28 x 28, as in the guide; the logits are those of the model."""
-    model, weights = export_program(tmp_path, arguments=IMAGE | {"image_size": 28, "patch_size": 7, "channels": 1})
+    """On images of 224 x 224, as in the guide; the logits are those of the model."""
+    model, weights = export_program(tmp_path, arguments=IMAGE | {"image_size": 224, "patch_size": 56})
     (code,) = re.findall(r"```python\n([^`]*model\.stablehlo[^`]*)```", (ROOT / "docs" / "guide.md").read_text())
     process = run_without_leanformer(code + "np.save('logits.npy', logits)", tmp_path)
     assert process.returncode == 0, process.stderr
     task = stablehlo.tasks.build(model.config)
-    batch = {"image": jnp.zeros((5, 28, 28, 1), jnp.uint8)}
+    batch = {"image": jnp.zeros((5, 224, 224, 3), jnp.uint8)}
     expected = jax.jit(lambda x: model.merge(weights)(*task.objective.inputs(x))[0])(batch)
     np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), expected, rtol=1e-5, atol=1e-6)
 
