@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import time
 import zlib
@@ -39,6 +40,9 @@ def is_damaged(program):
         return True
 
 
+# A shell starts background jobs with SIGINT ignored, and training then ignores it too: the tests may be such a job.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if "LEANFORMER_TEST_CACHE" not in os.environ:
     os.environ["LEANFORMER_TEST_CACHE"] = compilation_cache_folder()
 

@@ -41,7 +41,8 @@ class Base:
 
     Attributes:
         file: full path of the config file, with its argument after a colon if any.
-        changes: values of the keys that were set on the command line, by key such as "optim.lr".
+        changes: values of the keys that were set on the command line, by key such as "optim.lr", without those in AXES,
+            which are planned.
     """
 
     file: str
@@ -60,10 +61,9 @@ class Base:
         """
         file, colon, argument = name.partition(":")
         whole = f"{loading.find(file).absolute()}{colon}{argument}"
-        plain = dict(key_docs.iterate_keys(loading.load(whole)))
-        return cls(
-            whole, {key: value for key, value in key_docs.iterate_keys(c) if key not in plain or plain[key] != value}
-        )
+        plain, planned = dict(key_docs.iterate_keys(loading.load(whole))), {f"model.{axis}" for axis in shapes.AXES}
+        differ = {key: x for key, x in key_docs.iterate_keys(c) if key not in plain or plain[key] != x}
+        return cls(whole, {key: value for key, value in differ.items() if key not in planned})
 
     def write(self, out: Path, named: Mapping[str, Shape], costs: Costs, why: str) -> list[Path]:
         """Write one config file per architecture, and return the paths in the same order. Existing files are replaced.
@@ -109,7 +109,7 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
     files.check_same(out / "proxies.json", {"base": base.file, "changes": changes, "settings": settings})
     named = {f"proxy_{'x'.join(map(str, shape))}": shape for shape in chosen}
     paths = base.write(out / "shapes", named, costs, why)
-    given = [f"--config={','.join(map(str, paths))}", f"--workdir={out / 'runs'}", *words]
+    given = [f"--config={','.join(map(_quote, paths))}", f"--workdir={out / 'runs'}", *words]
     status = subprocess.run([sys.executable, "-m", "leanformer.sweep", *given], check=False).returncode
     if status in stopping.STATUS.values():
         sys.exit(status)
@@ -120,3 +120,8 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
             f"None of {len(chosen)} proxy runs finished. See {out / 'runs' / 'logs'} and the lines above."
         )
     return out / "runs"
+
+
+def _quote(path: Path) -> str:
+    """Return a path as an item of a flag that takes a list."""
+    return f'"{path}"' if "," in str(path) else str(path)

@@ -45,8 +45,12 @@ def exit_on_stop() -> None:
 
 
 def handled() -> list[signal.Signals]:
-    """Return the signals that stop a run: those in STATUS, without SIGHUP if the parent ignores it (`nohup`)."""
-    return [number for number in STATUS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    """Return the signals that stop a run: those in STATUS, without SIGHUP and SIGINT if the parent ignores them.
+
+    `nohup` ignores SIGHUP, and a sweep SIGINT, which a terminal sends to its runs as well.
+    """
+    optional = (signal.SIGHUP, signal.SIGINT)
+    return [number for number in STATUS if number not in optional or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def install() -> None:

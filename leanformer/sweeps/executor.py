@@ -20,7 +20,7 @@ from leanformer import cli
 from leanformer.config.key_docs import iterate_keys
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError, first_line
-from leanformer.runtime import signals, text
+from leanformer.runtime import cuda, signals, text
 from leanformer.sweeps import member_process
 from leanformer.sweeps.grid import SweepRun, VmapGroup, group_runs, parse_assignment, select_unfinished
 from leanformer.training import checks, progress
@@ -189,10 +189,10 @@ def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, st
     """Return the environments of `parallel` runs, with the GPUs in CUDA_VISIBLE_DEVICES divided evenly between them.
 
     Each is a copy of `environ` with an equal number of GPUs; a remainder is not used. If the variable is unset or
-    empty, all are equal. Raises ConfigError if there are fewer GPUs than parallel runs.
+    hides all GPUs, all are equal. Raises ConfigError if there are fewer GPUs than parallel runs.
     """
     visible = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-    if not visible or parallel == 1:
+    if not visible or parallel == 1 or not cuda.is_wanted(environ):
         return [dict(environ)] * parallel
     count = len(visible) // parallel
     if not count:

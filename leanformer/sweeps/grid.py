@@ -203,7 +203,8 @@ def _join_arguments(parts: Sequence[str]) -> list[str]:
     """Return config files with their arguments, which were split at commas: "a:x=1", "y=2" becomes "a:x=1,y=2"."""
     configs: list[str] = []
     for part in parts:
-        if configs and "=" in part.partition(":")[0]:
+        head = part.partition(":")[0]
+        if configs and "=" in head and not head.endswith(".py"):
             configs[-1] += f",{part}"
         else:
             configs.append(part)

@@ -40,7 +40,7 @@ def varying_keys(c: ConfigDict) -> tuple[str, ...]:
 def check(configs: Sequence[ConfigDict]) -> None:
     """Raise ConfigError if the runs of these configs cannot be trained as one program on one device.
 
-    The configs may differ only in `varying_keys`, and must have no early stopping and a mesh of one device.
+    The configs may differ only in `varying_keys`, and none may have an `obstacle`.
     """
     first = configs[0]
     varying = varying_keys(first)
@@ -53,13 +53,15 @@ def check(configs: Sequence[ConfigDict]) -> None:
                 f"Runs differ in {min(differing)}. With --vmap they may differ only in {', '.join(varying)}"
                 f"{'' if varying == VARYING_KEYS else ', since optim.head_lr is set'}."
             )
-    reasons = {
-        f"eval.patience={first.eval.patience} may stop each at another step": first.eval.patience > 0,
-        "the mesh has several devices": max(first.mesh.values()) > 1,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ConfigError(f"--vmap: the runs cannot be one program, because {reason}. Train them without --vmap.")
+    if reason := obstacle(first):
+        raise ConfigError(f"--vmap: the runs cannot be one program, because {reason}. Train them without --vmap.")
+
+
+def obstacle(c: ConfigDict) -> str:
+    """Return why runs of a config cannot be one program on one device, such as early stopping; "" if they can."""
+    if c.eval.patience > 0:
+        return f"eval.patience={c.eval.patience} may stop each at another step"
+    return "the mesh has several devices" if max(c.mesh.values()) > 1 else ""
 
 
 def _call_all(name: str) -> Callable[..., list[None]]:

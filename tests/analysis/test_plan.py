@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fake_runs
 import pytest
+from absl.flags import ListParser
 from commands import ROOT, run_in_process
 from messages import mentions, refuses
 
@@ -15,6 +16,7 @@ from leanformer import config, plan
 from leanformer.analysis import proxies, shapes, step
 from leanformer.costs import count
 from leanformer.programs import plugin
+from leanformer.sweeps import grid
 from leanformer.training.train_setup import build
 
 
@@ -202,6 +204,15 @@ def test_budget_outside_the_range_of_runs_is_refused(cached_costs, finished_runs
     assert status == 0 and len(parse_tables(out)) == 1
 
 
+def test_sizes_on_the_command_line_do_not_replace_planned_ones(cached_costs, tmp_path):
+    words = ["--config.model.depth=6", "--config.model.num_heads=5", f"--out={tmp_path}", *OVER]
+    assert run_plan("--budget=params:2e5", "--slack=0.1", "--best=3", *words)[0] == 0
+    for file in tmp_path.iterdir():
+        c = config.load(str(file))
+        sizes = "x".join(str(c.model[axis]) for axis in shapes.AXES)
+        assert file.stem.endswith(f"_{sizes}") and c.model.depth in (1, 2, 3, 5)
+
+
 def test_runs_that_differ_in_other_keys_cause_a_warning(cached_costs, finished_runs, tmp_path):
     for name in ("d2n2s0", "d2n2s1"):
         fake_runs.write_run(tmp_path / name, 0.7, seed=int(name[-1]), changes={"optim.lr": 0.5, "model.depth": 5})
@@ -240,6 +251,24 @@ def test_proxies_are_trained_and_a_surface_fitted_to_them(cached_costs, fake_swe
     assert all(len({size[axis] for size in sizes}) > 1 for axis in range(5))  # every size has several values
     for file in [*trained, *tmp_path.glob("*.py")]:  # all have the config changes of the command line
         assert config.load(str(file)).optim.lr == 0.004
+
+
+def test_proxies_with_early_stopping_are_separate_programs(cached_costs, fake_sweep, tmp_path):
+    assert run_plan(*PROXIES, f"--out={tmp_path}", *OVER)[0] == 0 and "--vmap" in fake_sweep.words
+    words = ["--config.eval.patience=3", f"--out={tmp_path / 'patient'}", *OVER]
+    fake_sweep.ends = False
+    assert run_plan(*PROXIES, *words)[0] == 2 and "--vmap" not in fake_sweep.words
+
+
+def test_proxies_in_a_folder_with_a_comma_and_an_equals_sign(tmp_path):
+    """The sweep reads the config files that the plan hands it."""
+    paths = [tmp_path / "a,lr=1" / name for name in ("x.py", "y.py")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text((ROOT / "configs" / "quickstart.py").read_text())
+    given = ",".join(map(proxies._quote, paths))
+    made = grid.make_runs(ListParser().parse(given), [], [], 1, tmp_path)
+    assert [run.words[0] for run in made] == [f"--config={path}" for path in paths]
 
 
 def test_proxies_of_other_settings_are_not_reused(cached_costs, fake_sweep, tmp_path):

@@ -28,17 +28,19 @@ def test_signal_stops_at_the_next_call(number, status, capfd):
     assert signal.getsignal(number) is before
 
 
-def test_closing_the_terminal_stops_a_run_unless_ignored():
-    """nohup ignores SIGHUP."""
-    assert STATUS[signal.SIGHUP] == 75
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGHUP, 75), (signal.SIGINT, 130)])
+def test_signal_that_the_parent_ignores_stops_no_run(number, status):
+    """nohup ignores SIGHUP, and a sweep SIGINT: two Ctrl-C would end its runs without saving."""
+    assert STATUS[number] == status
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with StopRequest() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
             assert not stop.now()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_second_ctrl_c_interrupts_at_once():

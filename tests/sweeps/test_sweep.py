@@ -229,9 +229,13 @@ def test_sweep_ends_with_a_comparison_of_its_runs(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("visible", "parallel", "shares"),
-    [(None, 2, [None, None]), ("0,3", 1, ["0,3"]), ("4,5,6,7", 2, ["4,5", "6,7"]), ("1,2,3", 2, ["1", "2"])],
+    [
+        *((None, 2, [None, None]), ("0,3", 1, ["0,3"]), ("4,5,6,7", 2, ["4,5", "6,7"]), ("1,2,3", 2, ["1", "2"])),
+        *(("-1", 2, ["-1", "-1"]), ("", 2, ["", ""])),
+    ],
 )
 def test_gpus_are_divided_among_parallel_runs(visible, parallel, shares):
+    """-1 hides all GPUs."""
     environ = {"HOME": "/", **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
     result = executor.environments(environ, parallel)
     assert [env.get("CUDA_VISIBLE_DEVICES") for env in result] == shares
