@@ -57,6 +57,11 @@ def attach(watch: Watch) -> Callable[[], None]:
     """
     if watch.options.at is not None or watch.options.heads is not None:
         raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Equinox.")
+    if watch.options.examples is not None or (watch.options.valid is not None and watch.options.valid.ndim > 1):
+        raise ConfigError(
+            "examples= and a mask of examples x tokens: a model of Equinox takes one example. Map it over fewer "
+            "examples, and pass a mask to the model."
+        )
     original, arrivals = watch.model, Arrivals(watch, by_data=False)
 
     def is_attention(x: Any) -> bool:

@@ -33,10 +33,10 @@ def attach(watch: Watch) -> Callable[[], None]:
         module, path = context.module, context.module.path
         if context.method_name != "__call__" or module.scope is None or module.is_initializing():
             return call(*args, **kwargs)
-        if not path:
-            with arrivals.call(args) as args:
-                return measured(call, args, kwargs, module)
-        return measured(call, args, kwargs, module)
+        if path:
+            return measured(call, args, kwargs, module)
+        whole = functools.partial(measured, call, args, kwargs, module)
+        return arrivals.call(whole, (args, kwargs, module.variables))
 
     def measured(call: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
         path = module.path
@@ -48,7 +48,7 @@ def attach(watch: Watch) -> Callable[[], None]:
             finally:
                 tokens.pop(path, None)  # a tracer must not outlive its trace
         name = ".".join(path) or type(module).__name__
-        watch.add_layer(name)
+        arrivals.layer(name)
 
         @functools.wraps(original)
         def attention_fn(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:

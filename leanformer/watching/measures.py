@@ -82,6 +82,18 @@ def unit_roundoff(dtype: Any) -> float:
     return eps / 2 if eps > np.finfo(np.float32).eps else 0.0
 
 
+def find_roundoffs(names: Sequence[str], out: Any, tokens: Any = None) -> dict[str, float]:
+    """Return the `unit_roundoff` behind each measure: under mixed precision, tokens may be stored in another type.
+
+    Args:
+        names: names of measures.
+        out: type of the heads' outputs.
+        tokens: type of the tokens entering the block; None for that of the outputs.
+    """
+    types = {name: out if tokens is None or ACTIVATIONS[name].needs != ("tokens",) else tokens for name in names}
+    return {name: unit_roundoff(dtype) for name, dtype in types.items()}
+
+
 def bound_unresolved(summary: Summary, tokens: np.ndarray, roundoff: float) -> tuple[np.ndarray, np.ndarray]:
     """Return condition numbers (B or B N), and a mask of those that are only lower bounds.
 
@@ -256,7 +268,7 @@ class Layer:
         """Add a sentence to the status of the layer, unless it already has it."""
         self.notes[sentence] = None
 
-    def add(self, measured: Mapping[str, Any], tokens: np.ndarray, roundoff: float = 0.0) -> None:
+    def add(self, measured: Mapping[str, Any], tokens: np.ndarray, roundoffs: Mapping[str, float]) -> None:
         """Add the results of one call to the tallies of their measures.
 
         Results whose matrices have another number of columns than before are left out, with a note.
@@ -264,7 +276,7 @@ class Layer:
         Args:
             measured: results by measure, in host memory, as returned by `reduce`.
             tokens: number of rows of each example, (B,).
-            roundoff: unit roundoff of the type in which the arrays were stored; 0 for float32.
+            roundoffs: unit roundoff of the type in which the array was stored, by measure; missing for float32.
         """
         for name, values in measured.items():
             for tallies in (self.total, self.recent):
@@ -273,7 +285,7 @@ class Layer:
                 if tally is not None and tally.columns != columns:
                     self.note(f"{name} has {columns} columns after {tally.columns}: only the first are counted")
                     continue
-                tallies.setdefault(name, Tally.like(values)).add(values, tokens, roundoff)
+                tallies.setdefault(name, Tally.like(values)).add(values, tokens, roundoffs.get(name, 0.0))
 
     def status(self) -> str:
         """Return "ok", or sentences about what is missing or unusual in the layer, separated by "; "."""

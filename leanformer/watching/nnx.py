@@ -5,7 +5,6 @@ through `nnx.jit`, `nnx.scan` or `nnx.vmap` is seen too. Both are undone at the 
 a tap, which is used instead.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from leanformer.conditioning import tap
 from leanformer.errors import ConfigError
 from leanformer.layers.masks import ALL
 from leanformer.layers.model_base import Family
+from leanformer.watching.measures import find_roundoffs
 from leanformer.watching.session import Watch
 from leanformer.watching.traced import Arrivals, Attention, count_rows
 
@@ -68,12 +68,14 @@ def _noting(original: type, tokens: dict[Any, Any], path: Any, arrivals: Arrival
     """Return a `__call__` that notes the first array among its arguments."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.nullcontext(args) if path else arrivals.call(args) as args:
+        def measured() -> Any:
             tokens[path] = next((x for x in args if getattr(x, "ndim", 0) >= 2), None)
             try:
                 return original.__call__(self, *args, **kwargs)
             finally:
                 tokens.pop(path, None)  # a tracer must not outlive its trace
+
+        return measured() if path else arrivals.call(measured, (args, kwargs, nnx.state(self)))
 
     return call
 
@@ -115,7 +117,7 @@ def attention_of(
         name: path of the layer.
     """
     if getattr(original, "__name__", "") != "dot_product_attention" or args:
-        arrivals.watch.layers[name].unseen["q", "k"] = "attention_fn is not dot_product_attention"
+        arrivals.layer(name).unseen["q", "k"] = "attention_fn is not dot_product_attention"
         return None
     return Attention(query, key, kwargs.get("mask"), kwargs.get("bias"), bool(kwargs.get("is_causal")))
 
@@ -123,11 +125,12 @@ def attention_of(
 def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
     """Have a model of `leanformer.models` called with a tap, unless the caller passes one."""
     model, original = watch.model, type(watch.model)
-    dtypes = []  # of the activations, noted while a layer is traced
+    roundoffs: dict[str, float] = {}  # noted while a layer is traced
 
     def take(arrays: Any) -> tuple[Any, Any]:
         limit = watch.options.examples
-        dtypes[:] = [arrays["tokens"].dtype]
+        tokens = arrays["tokens"]
+        roundoffs.update(find_roundoffs(watch.options.measures, arrays.get("out", tokens).dtype, tokens.dtype))
         valid = arrays.get("mask", ALL).valid_tokens(arrays["tokens"].shape[1])
         if limit is not None:
             arrays = jax.tree.map(lambda x: x[:limit], {name: x for name, x in arrays.items() if x is not None})
@@ -141,7 +144,7 @@ def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
         for stack, groups in taps.items():
             first = 0
             for measured, rows in groups if isinstance(groups, list) else [groups]:
-                arrivals.deliver_stack(stack, measured, rows, dtypes[0], first)
+                arrivals.deliver_stack(stack, measured, rows, roundoffs, first)
                 first += len(rows)
         return result, {}
 

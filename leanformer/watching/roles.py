@@ -111,6 +111,8 @@ def find_role(name: str) -> tuple[str, str | None]:
         role = (
             "up" if before == "intermediate" else "out" if inside else "down" if before in ("output", "mlp") else None
         )
+    elif end == "wo" and not inside:  # T5's and ModernBERT's MLP; LLaMA's attention.wo is inside
+        role = "down"
     if role in ("up", "down"):
         return ".".join(parts[:numbered]), role
     return ".".join(parts[: inside or numbered]), role

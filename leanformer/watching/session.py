@@ -14,6 +14,9 @@ from leanformer.watching import table
 from leanformer.watching.measures import Layer, reduce
 
 
+ALL_PADDING = "examples without a token that is not padding are left out"
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Options of `leanformer.watch`.
@@ -27,7 +30,7 @@ class Options:
         examples: number of examples of a batch to measure, the first ones; None for all.
 
     Raises:
-        ConfigError: `every`, `heads` or `examples` is not a whole number of at least 1.
+        ConfigError: `every`, `heads` or `examples` is not a whole number of at least 1, or `mask` is not a mask.
     """
 
     measures: tuple[str, ...]
@@ -42,25 +45,28 @@ class Options:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1.")
+        _ = self.valid  # raises before the model is called
 
     @functools.cached_property
     def valid(self) -> np.ndarray | None:
         """Mask as a boolean array, T or B T, True for tokens that are not padding; None without a mask.
 
-        Raises ConfigError for another number of axes.
+        Raises ConfigError for another number of axes, and for a mask of padding alone.
         """
         if self.mask is None:
             return None
-        mask = np.asarray(self.mask)
+        mask = np.asarray(self.mask.detach().cpu() if hasattr(self.mask, "detach") else self.mask).astype(bool)
         if mask.ndim not in (1, 2):
             raise ConfigError(f"mask of shape {mask.shape}: expected tokens, or examples x tokens; True: not padding.")
-        return mask.astype(bool)
+        if not mask.any():
+            raise ConfigError(f"mask of shape {mask.shape} is False everywhere. Invert it: True means not padding.")
+        return mask
 
     def valid_for(self, examples: int, tokens: int, layer: str) -> np.ndarray | None:
         """Return the mask of one call of a layer, bool B T, True for tokens that are not padding; None without a mask.
 
         Args:
-            examples: B, number of examples of the call.
+            examples: B, number of examples that are measured, the first ones of the call.
             tokens: T, number of tokens.
             layer: name of the layer, for the message.
 
@@ -69,12 +75,13 @@ class Options:
         """
         if self.valid is None:
             return None
-        if self.valid.shape not in ((tokens,), (1, tokens), (examples, tokens)):
+        valid = self.valid[:examples] if self.valid.ndim == 2 and examples == self.examples else self.valid
+        if valid.shape not in ((tokens,), (1, tokens), (examples, tokens)):
             raise ConfigError(
                 f"mask of shape {self.valid.shape}: layer {layer} has {examples} examples of {tokens} tokens. Pass "
                 f"{tokens} values, or {examples} x {tokens}, or leave mask= out to read the call's attention_mask."
             )
-        return np.broadcast_to(self.valid, (examples, tokens))
+        return np.broadcast_to(valid, (examples, tokens))
 
 
 class Watch:
@@ -109,10 +116,12 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.wait()
-        detach, self._detach = self._detach, None
-        if detach is not None:
-            detach()
+        try:
+            self.wait()
+        finally:
+            detach, self._detach = self._detach, None
+            if detach is not None:
+                detach()
 
     @property
     def open(self) -> bool:
@@ -131,7 +140,11 @@ class Watch:
         return self.layers[name]
 
     def collect(
-        self, layer: Layer, arrays: Mapping[str, np.ndarray], valid: np.ndarray | None, roundoff: float = 0.0
+        self,
+        layer: Layer,
+        arrays: Mapping[str, np.ndarray],
+        valid: np.ndarray | None,
+        roundoffs: Mapping[str, float],
     ) -> None:
         """Reduce the arrays of one call of a layer to numbers, and add the numbers to its statistics.
 
@@ -141,33 +154,39 @@ class Watch:
             layer: statistics to which the numbers are added.
             arrays: arrays in host memory by name, as in `measures.reduce`, with `out` or `tokens`.
             valid: bool B T, True for tokens that are not padding; None if there is no padding.
-            roundoff: unit roundoff of the type that stored them; 0 for float32.
+            roundoffs: unit roundoff of the type that stored them, by measure.
         """
         if "out" in arrays and "tokens" in arrays and arrays["out"].shape[:2] != arrays["tokens"].shape[:2]:
             # Attention within windows: the tokens of the block have another number of rows.
-            self._reduce(layer, {"tokens": arrays["tokens"]}, None, roundoff)
+            self._reduce(layer, {"tokens": arrays["tokens"]}, None, roundoffs)
             arrays = {name: x for name, x in arrays.items() if name != "tokens"}
-        if self._reduce(layer, arrays, valid, roundoff):
+        if self._reduce(layer, arrays, valid, roundoffs):
             layer.calls += 1
 
     def _reduce(
-        self, layer: Layer, arrays: Mapping[str, np.ndarray], valid: np.ndarray | None, roundoff: float
+        self,
+        layer: Layer,
+        arrays: Mapping[str, np.ndarray],
+        valid: np.ndarray | None,
+        roundoffs: Mapping[str, float],
     ) -> bool:
-        """Add the measures of arrays with equal numbers of rows. Return False if there was a single token."""
+        """Add the measures of arrays with equal numbers of rows. Return False if there was at most a single token."""
         examples, tokens = next(arrays[name] for name in ("out", "tokens") if name in arrays).shape[:2]
         rows = np.full(examples, tokens) if valid is None else valid.sum(axis=1)
         if tokens == 1:
             layer.single += 1
             return False
         if valid is not None and not rows.all():
-            layer.note("examples without a token that is not padding are left out")
+            layer.note(ALL_PADDING)
             arrays = {name: x[rows > 0] for name, x in arrays.items()}
             valid, rows = valid[rows > 0], rows[rows > 0]
+            if not len(rows):
+                return False
         if valid is not None and valid.all():
             valid = None
         # On the CPU whatever JAX's default device is: the arrays are in host memory.
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            layer.add(jax.device_get(reduce(arrays, valid, layer.names)), rows, roundoff)
+            layer.add(jax.device_get(reduce(arrays, valid, layer.names)), rows, roundoffs)
         return True
 
     def wait(self) -> None:

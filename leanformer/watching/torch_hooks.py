@@ -23,14 +23,17 @@ from torch.overrides import TorchFunctionMode
 from leanformer.errors import ConfigError
 from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.watching import torch_layers
-from leanformer.watching.measures import OF_LOGITS, Layer, unit_roundoff
+from leanformer.watching.measures import OF_LOGITS, Layer, find_roundoffs
 from leanformer.watching.session import Watch
 from leanformer.watching.torch_layers import Scope
 from leanformer.watching.torch_recorder import Recorder, as_batch, to_host
 
 
 # Arguments of a model's call that mark padding, and whether True means padding.
-MASKS = {"attention_mask": False, "src_key_padding_mask": True, "key_padding_mask": True}
+MASKS = {"attention_mask": False, "src_key_padding_mask": True, "tgt_key_padding_mask": True, "key_padding_mask": True}
+# Arguments of an encoder-decoder, whose call has masks of two sides: encoder and decoder are called with their own.
+SOURCE, TARGET = {"src_key_padding_mask", "attention_mask"}, {"tgt", "decoder_input_ids", "decoder_attention_mask"}
+OWN = "no padding mask was read from the call of this part of the model: padding counts unless mask= is passed"
 SHOWN = 12  # candidates in a message
 
 
@@ -132,7 +135,8 @@ class Hooks:
         self.calls = 0
         self.valid: np.ndarray | None = None
         self.masked: nn.Module | None = None  # part of the model whose call had the mask
-        self.unreadable = ""
+        self.unreadable = self.unmasked = ""  # what to note if a layer has a mask that is not read, or has none
+        self.seen: set[str] = set()  # layers that ran in this call of the model
         self.frozen = any(p.requires_grad for p in watch.model.parameters())
         self.weights: dict[int, str] = {}  # projections seen, and the layer they belong to
         self.scopes = []
@@ -166,20 +170,23 @@ class Hooks:
             return
         self.running, self.measured = True, self.calls % self.options.every == 0
         self.calls += 1
-        if self.measured:
-            self.valid, self.unreadable = (
-                (None, "") if self.options.mask is not None else _read_mask(model, args, kwargs)
-            )
+        self.seen.clear()
+        if self.measured and self.options.mask is None:
+            self.valid, self.unreadable = _read_mask(model, args, kwargs)
+            if _has_two_sides(model):
+                self.unmasked = OWN if self.valid is not None or self.unreadable else ""
+                self.valid, self.unreadable = None, ""
 
     def _end(self, *_: object) -> None:
         if not _recomputing():
             self.running = self.measured = False
-            self.valid, self.masked, self.unreadable = None, None, ""
+            self.valid, self.masked, self.unreadable, self.unmasked = None, None, "", ""
             self.tokens.clear()
 
     def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read the mask of a part, for its layers, unless the model's or an outer part's call had one."""
-        if self.measured and self.options.mask is None and self.valid is None and not self.unreadable:
+        unread = self.measured and self.options.mask is None and self.valid is None and not self.unreadable
+        if unread and not _has_two_sides(part):
             # A mask of more axes was made by the model, from one that it does not pass on.
             self.valid, _ = _read_mask(part, args, kwargs)
             self.masked = None if self.valid is None else part
@@ -236,31 +243,37 @@ class Hooks:
         if recorder.scope.heads is None and layer.heads == 1:
             layer.heads, layer.head_dim = None, None
             layer.names = tuple(name for name in layer.names if name != "head_output")
-        self._add_tokens(scope, layer, recorder, arrays)
+        stored = self._add_tokens(scope, layer, recorder, arrays)
         self._note_weight(layer, recorder.weight)
         valid = self.options.valid_for(examples, tokens, layer.name)
-        if self.unreadable:
-            layer.note(self.unreadable)
+        if self.unreadable or (self.unmasked and self.valid is None):
+            layer.note(self.unreadable or self.unmasked)
         elif self.valid is not None:
             if self.valid[:examples].shape == (examples, tokens):
                 valid = self.valid[:examples]
             else:
                 layer.note(f"the call's mask {self.valid.shape} does not fit {examples} x {tokens} tokens: not used")
-        self.watch.collect(layer, arrays, valid, unit_roundoff(dtype))
+        self.watch.collect(layer, arrays, valid, find_roundoffs(layer.names, dtype, stored))
 
-    def _add_tokens(self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, np.ndarray]) -> None:
-        """Add the tokens entering the block, B T D, where D is the width that the output projection returns."""
+    def _add_tokens(
+        self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, np.ndarray]
+    ) -> torch.dtype | None:
+        """Add the tokens entering the block, B T D, where D is the width that the output projection returns.
+
+        Returns their type; None if there are none.
+        """
         x = self.tokens.get(id(scope.block))
         if x is None or "tokens" not in layer.names:
-            return
+            return None
         width = recorder.weight.shape[1 if recorder.flat else 0]
         if x.ndim == 4 and x.shape[1] == width != x.shape[-1]:  # channels before the grid
             x = x.permute(0, 2, 3, 1)
         elif x.ndim not in (2, 3, 4) or x.shape[-1] != width or (x.ndim == 4 and x.shape[1] == width):
             layer.unseen["tokens",] = f"the block takes {tuple(x.shape)}, not tokens of width {width}"
-            return
+            return None
         x = as_batch(x if scope.batch_first or x.ndim != 3 else x.transpose(0, 1))
         arrays["tokens"] = to_host(x[: self.options.examples])
+        return x.dtype
 
     def _note_weight(self, layer: Layer, weight: torch.Tensor | None) -> None:
         if weight is None:
@@ -270,8 +283,9 @@ class Hooks:
             layer.note(f"output projection tied to that of {first}")
         if self.frozen and not weight.requires_grad:
             layer.note("output projection frozen")
-        if self.running and layer.calls >= self.calls:
+        if self.running and layer.name in self.seen:
             layer.note("called several times per call of the model: all are counted together")
+        self.seen.add(layer.name)
 
 
 def _recomputing() -> bool:
@@ -281,10 +295,20 @@ def _recomputing() -> bool:
 
 def _takes_mask(module: nn.Module) -> bool:
     """Return whether the call of a module has an argument of MASKS."""
+    return not MASKS.keys().isdisjoint(_parameters(module))
+
+
+def _has_two_sides(module: nn.Module) -> bool:
+    """Return whether a module is an encoder-decoder, by the arguments of its call."""
+    return not (SOURCE.isdisjoint(_parameters(module)) or TARGET.isdisjoint(_parameters(module)))
+
+
+def _parameters(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments of a module's call; none if it does not tell them."""
     try:
-        return not MASKS.keys().isdisjoint(inspect.signature(module.forward).parameters)
+        return tuple(inspect.signature(module.forward).parameters)
     except (TypeError, ValueError):
-        return False
+        return ()
 
 
 def _read_mask(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[np.ndarray | None, str]:

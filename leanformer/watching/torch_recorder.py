@@ -17,6 +17,7 @@ from leanformer.watching.torch_layers import Scope
 
 
 PRODUCTS = {"matmul", "__matmul__", "bmm"}
+FIRST, SECOND = ("input",), ("weight", "other", "mat2")  # names of the first two arguments of linear, softmax, products
 DROPOUT = {"dropout", "dropout_", "to", "type_as", "contiguous"}
 INNER = ("linear", "softmax", "scaled_dot_product_attention")  # functions that multi_head_attention_forward calls
 
@@ -95,21 +96,23 @@ class Recorder(TorchFunctionMode):
             args, kwargs: arguments of the function.
             result: result of the function.
         """
+        first, second = (_argument(args, kwargs, i, names) for i, names in enumerate((FIRST, SECOND)))
         if name == "linear":
-            self._see_linear(args[0], args[1] if len(args) > 1 else kwargs["weight"])
-        elif name == "addmm":  # transformers' Conv1D
-            self._see_linear(args[1], args[2])
-            self.flat = self.weight is args[2] or self.flat
+            self._see_linear(first, second)
+        elif name == "addmm":  # transformers' Conv1D: bias, input, weight
+            weight = _argument(args, kwargs, 2, ("mat2",))
+            self._see_linear(_argument(args, kwargs, 1, ("mat1",)), weight)
+            self.flat = self.weight is weight or self.flat
         elif name == "scaled_dot_product_attention":
             self._see_fused(*args, result=result, **kwargs)
         elif name == "softmax" and result.ndim in (3, 4):
-            logits, heads = args[0], self.scope.heads
+            logits, heads = first, self.scope.heads
             self.weights, self.product, self.projected = [result], None, None
             # No reference to `self`: the cycle would keep the tensors of each call until Python collects garbage.
             self.logits = lambda examples: by_head(logits, heads)[:examples]
-        elif name in PRODUCTS and (weight := self.scope.linear_weights.get(args[1].data_ptr())) is not None:
-            self._see_linear(args[0], weight)
-        elif self.weights and args and any(args[0] is x for x in self.weights):
+        elif name in PRODUCTS and (weight := self.scope.linear_weights.get(second.data_ptr())) is not None:
+            self._see_linear(first, weight)
+        elif self.weights and any(first is x for x in self.weights):
             if name in DROPOUT and isinstance(result, torch.Tensor):
                 self.weights.append(result)
             elif name in PRODUCTS:
@@ -208,6 +211,13 @@ class Recorder(TorchFunctionMode):
         if self.transposed is not None:
             return x.reshape(*self.transposed, -1).transpose(0, 1)
         return as_batch(x, self.leading)
+
+
+def _argument(args: Any, kwargs: Mapping[str, Any], index: int, names: tuple[str, ...]) -> Any:
+    """Return an argument of a function, given by its position or by one of several names; None if it is not given."""
+    if index < len(args):
+        return args[index]
+    return next((kwargs[name] for name in names if name in kwargs), None)
 
 
 def by_head(x: torch.Tensor, heads: int | None) -> torch.Tensor:

@@ -3,12 +3,12 @@
 Under `jax.jit`, `jax.vmap` and `jax.lax.scan` the measures are part of the program, and only their small results reach
 the host. No tracer is kept. The callback returns 1, by which the layer's output is multiplied: this changes no bit, has
 the layers arrive in the order of the program, and, unlike an effect, is allowed inside Flax's `nn.scan`. A layer inside
-a scan is met once while it is traced and arrives once per iteration; its arrivals within one call are numbered.
+a scan is met once while it is traced and arrives once per iteration; its arrivals within one call are numbered. What
+`jax.vmap` maps over counts as examples.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float
 
 from leanformer.errors import ConfigError
 from leanformer.layers import masks
-from leanformer.watching.measures import OF_LOGITS, Layer, reduce, unit_roundoff
-from leanformer.watching.session import Watch
+from leanformer.watching.measures import OF_LOGITS, Layer, find_roundoffs, reduce
+from leanformer.watching.session import ALL_PADDING, Watch
 
 
 class Arrivals:
@@ -34,33 +34,37 @@ class Arrivals:
 
     def __init__(self, watch: Watch, by_data: bool = True):
         self.watch, self.by_data = watch, by_data
-        self.inside = False  # a call of the whole model is running or being traced
-        self.counts: dict[str, int] = {}  # arrivals by layer in this call of the model
+        self.counts: dict[str, int] | None = None  # arrivals by layer in the call of the model that is under way
+        self.eager: dict[str, int] = {}  # the same in calls that are not traced
         self.calls: dict[str, int] = {}  # calls by layer, to measure each `every`-th
 
-    @contextlib.contextmanager
-    def call(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        """Context manager around one call of the model, which numbers the results of layers that arrive several times.
+    def call(self, model: Callable[[], Any], given: Any) -> Any:
+        """Call the model, and return its result; results of layers that arrive several times in it are numbered.
 
-        It yields the positional arguments with which to call the model: those given, the first array marked if it is
-        traced.
+        A call that is traced has counts of its own, since the program may contain others, and may run many times. They
+        are reset once the model's output is computed, on which all its layers have had their effect.
+
+        Args:
+            model: function without arguments that calls the model.
+            given: what the call depends on: arguments and weights.
         """
-        arrays = [i for i, x in enumerate(args) if hasattr(x, "dtype")]
-        self.inside = bool(arrays)
-        if arrays and is_traced(args[arrays[0]]):
-            first = arrays[0]
-            x = pass_through(self._start, args[first])
-            jax.debug.callback(lambda: None)  # an effect, so that `jax.effects_barrier` waits for the program
-            args = (*args[:first], x, *args[first + 1 :])
-        else:
-            self._start()
+        traced = is_traced(given)
+        self.counts = counts = {} if traced else self.eager
+        counts.clear()
         try:
-            yield args
+            result = model()
         finally:
-            self.inside = False
-
-    def _start(self) -> None:
-        self.counts.clear()
+            self.counts = None
+        if not traced:
+            return result
+        jax.debug.callback(lambda: None)  # an effect, so that `jax.effects_barrier` waits for the program
+        leaves, structure = jax.tree.flatten(result)
+        places = [i for i, x in enumerate(leaves) if is_traced(x) and jnp.issubdtype(x.dtype, jnp.number)]
+        if places:
+            one = on_host(lambda *_: counts.clear(), *(leaves[i].ravel()[:1] for i in places))
+            for i in places:
+                leaves[i] = leaves[i] * one.astype(leaves[i].dtype)
+        return jax.tree.unflatten(structure, leaves)
 
     def see(
         self, name: str, out: Float[Array, "*b t n h"], tokens: Any = None, attention: "Attention | None" = None
@@ -77,36 +81,37 @@ class Arrivals:
         examples, length = arrays["out"].shape[:2]
         if tokens is not None and np.shape(tokens)[:-1] == out.shape[:-2]:
             arrays["tokens"] = _batched(tokens, 3)[:examples]
-        layer, valid = self.watch.add_layer(name), None
+        layer, valid = self.layer(name), None
         layer.heads, layer.head_dim, names = *out.shape[-2:], layer.names
+        roundoffs = find_roundoffs(names, out.dtype, None if tokens is None else tokens.dtype)
         if attention is not None:
             if OF_LOGITS.intersection(names):
                 arrays["logits"] = attention.logits()[:examples]
             valid = attention.valid(length)
         given = options.valid_for(examples, length, name)
         valid = jnp.asarray(given) if given is not None else valid if valid is None else valid[:examples]
+        deliver = functools.partial(self._deliver, name, roundoffs, self.counts)
         if not is_traced(arrays, valid):
             if self._due(name):
-                self._deliver(
-                    name, out.dtype, self.inside, reduce(arrays, valid, names), count_rows(valid, examples, length)
-                )
+                deliver(reduce(arrays, valid, names), count_rows(valid, examples, length))
             return out
         self._check_uncounted()
         results = reduce(arrays, valid, names), count_rows(valid, examples, length)
-        deliver = functools.partial(self._deliver, name, out.dtype, self.inside)
         if self.by_data:
-            return pass_through(deliver, out, *results)
+            return out * on_host(deliver, *results).astype(out.dtype)
         jax.debug.callback(deliver, *results)
         return out
 
-    def deliver_stack(self, stack: str, measured: Mapping[str, Any], rows: Any, dtype: Any, first: int = 0) -> None:
+    def deliver_stack(
+        self, stack: str, measured: Mapping[str, Any], rows: Any, roundoffs: Mapping[str, float], first: int = 0
+    ) -> None:
         """Deliver the results of a call of a stack of `leanformer.layers`, or of a group of its layers.
 
         Args:
             stack: name of the stack.
             measured: results by measure, with leading axes L B.
             rows: numbers of tokens that are not padding, L B.
-            dtype: dtype of the activations.
+            roundoffs: unit roundoff by measure, as from `measures.find_roundoffs`.
             first: index of the first layer of the group.
 
         Raises:
@@ -116,7 +121,7 @@ class Arrivals:
         def deliver(measured: Mapping[str, Any], rows: Any) -> None:
             for i in range(len(rows)):
                 name = f"{stack}.{first + i}"
-                self._deliver(name, dtype, False, jax.tree.map(lambda x, i=i: x[i], measured), rows[i])
+                self._deliver(name, roundoffs, None, jax.tree.map(lambda x, i=i: x[i], measured), rows[i])
 
         for i in range(len(rows)):
             layer, per_head = self.watch.add_layer(f"{stack}.{first + i}"), measured.get("head_output")
@@ -133,8 +138,8 @@ class Arrivals:
         every = self.watch.options.every
         if every > 1:
             raise ConfigError(
-                f"every={every}: a compiled call cannot be counted. Call the model without jax.jit, or open the watch "
-                "at each step to measure."
+                f"every={every}: a call under jax.jit or jax.vmap cannot be counted. Call the model without them, or "
+                "open the watch at each step to measure."
             )
 
     def _due(self, name: str) -> bool:
@@ -142,22 +147,44 @@ class Arrivals:
         self.calls[name] = count + 1
         return count % self.watch.options.every == 0
 
-    def _deliver(self, name: str, dtype: Any, numbered: bool, measured: Mapping[str, Any], rows: Any) -> None:
+    def _deliver(
+        self,
+        name: str,
+        roundoffs: Mapping[str, float],
+        counts: dict[str, int] | None,
+        measured: Mapping[str, Any],
+        rows: Any,
+    ) -> None:
+        """Add results to the statistics of a layer, of its next arrival if they are counted."""
         if not self.watch.open:
             return  # a compiled function that was traced inside the block and is called after it
-        index = self.counts.get(name, 0) if numbered else 0
-        self.counts[name] = index + 1
+        index = 0
+        if counts is not None:
+            index = counts.get(name, 0)
+            counts[name] = index + 1
         layer, rows = self._layer(name, index), np.asarray(rows)
-        if rows.max(initial=0) <= 1:
+        kept = rows > 0
+        if not kept.all():
+            layer.note(ALL_PADDING)
+        if not kept.any():
+            return
+        if rows.max() == 1:
             layer.single += 1
             return
         layer.calls += 1
-        layer.add(jax.tree.map(np.asarray, measured), rows, unit_roundoff(dtype))
+        layer.add(jax.tree.map(lambda x: np.asarray(x)[kept], measured), rows[kept], roundoffs)
+
+    def layer(self, name: str) -> Layer:
+        """Return the statistics of a layer, created at first use; of the first, if it arrives several times in a call.
+
+        Args:
+            name: path of the layer.
+        """
+        return self.watch.layers.get(f"{name}[0]") or self.watch.add_layer(name)
 
     def _layer(self, name: str, index: int) -> Layer:
         """Return the statistics of an arrival. If there is a second one, the first is renamed to NAME[0]."""
-        layers = self.watch.layers
-        first = layers.get(name) or layers[f"{name}[0]"]
+        layers, first = self.watch.layers, self.layer(name)
         if index and name in layers:
             renamed = {f"{name}[0]" if key == name else key: layer for key, layer in layers.items()}
             first.name = f"{name}[0]"
@@ -168,22 +195,25 @@ class Arrivals:
         return self.watch.add_layer(f"{name}[{index}]", heads=first.heads, head_dim=first.head_dim)
 
 
-def pass_through(function: Callable[..., None], x: Array, *results: Any) -> Array:
-    """Return a traced x, bit for bit, after `function(*results)` was called on the host.
+def on_host(function: Callable[..., None], *results: Any) -> Float[Array, ""]:
+    """Return 1 after `function(*results)` was called on the host; the program has to multiply by it.
+
+    Axes that `jax.vmap` adds are merged into the first axis of the results, the examples.
 
     Args:
         function: function of NumPy arrays.
-        x: traced array that the program continues with.
-        results: traced arrays.
+        results: pytrees of traced arrays with an axis of examples.
     """
+    ndim = jnp.ndim(jax.tree.leaves(results)[0])
 
     def call(*results: Any) -> np.ndarray:
-        function(*results)
-        return np.ones((), x.dtype)
+        first = jax.tree.leaves(results)[0]
+        mapped = first.ndim - ndim
+        function(*jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[mapped + 1 :])), results))
+        return np.ones(first.shape[:mapped], np.float32)
 
-    shape = jax.ShapeDtypeStruct((), x.dtype)
-    one = jax.pure_callback(call, shape, *jax.lax.stop_gradient(results), vmap_method="sequential")
-    return x * one
+    one = jax.ShapeDtypeStruct((), np.float32)
+    return jax.pure_callback(call, one, *jax.lax.stop_gradient(results), vmap_method="broadcast_all")
 
 
 class Attention:
@@ -244,11 +274,11 @@ def _batched_mask(mask: Any) -> Array:
 
 
 def count_rows(valid: Any, examples: int, length: int) -> Any:
-    """Return the number of tokens of each example that are not padding, int B, at least 1.
+    """Return the number of tokens of each example that are not padding, int B.
 
     Args:
         valid: bool B T, True for tokens that are not padding; None if there is no padding.
         examples: B.
         length: T.
     """
-    return np.full(examples, length) if valid is None else jnp.maximum(valid.sum(axis=1), 1)
+    return np.full(examples, length) if valid is None else valid.sum(axis=1)

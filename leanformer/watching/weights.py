@@ -4,6 +4,7 @@ The role of a matrix follows from its name in the files of PyTorch's libraries. 
 heads by `config.json` beside the file, or by the arguments. At most two matrices are in memory.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from leanformer.watching.roles import FLOATS, HEADS, KV_HEADS, find_size, group,
 
 
 INTERLEAVED = ("gpt_neox", "bloom")  # packed as N 3 H; others as N H, K H, K H
+BY_GROUP = ("codegen", "internlm2")  # packed as groups of queries with their keys and values
 CONTIGUOUS = ("chatglm", "glm", "glm4")  # with the name query_key_value, but N H, K H, K H
 PARTS = {"query": "attention.query.kernel", "key": "attention.key.kernel", "value": "attention.value.kernel"}
 PARTS |= {"out": "attention.out.kernel", "up": "mlp.up.kernel", "down": "mlp.down.kernel"}
@@ -120,7 +122,7 @@ def watch_weights(
     layout, layers = Layout(given, published, groups), {}
     for name, members in groups.items():
         layers[name] = Layer(name, [m for m in names if m != "matrix"])
-        measure_group(layers[name], members, layout)
+        measure_group(layers[name], members, layout.of(name))
     for name, tensor in others.items() if "matrix" in names else ():
         layers[name] = Layer(name, ("matrix",))
         _add(layers[name], "matrix", conditioning.condition(tensor()[None]), tensor)
@@ -146,12 +148,26 @@ class Layout:
 
     def __init__(self, given: Heads, published: Mapping[str, Any], groups: Mapping[str, Mapping[str, StoredTensor]]):
         self.kind, self.given = published.get("model_type"), given
-        self.heads = given.heads or find_size(published, HEADS)
-        self.kv_heads = given.kv_heads or find_size(published, KV_HEADS)
-        self.head_dim = given.head_dim or find_size(published, ("head_dim",))
+        self._towers = {name.removesuffix("_config"): x for name, x in published.items() if name.endswith("_config")}
+        self._set_sizes(published)
         packed = [members["packed"] for members in groups.values() if "packed" in members]
         # The Conv1D of transformers' GPT-2 has inputs x outputs, all others have outputs x inputs.
         self.turned = any(x.name.endswith("c_attn.weight") and x.shape[1] == 3 * x.shape[0] for x in packed)
+
+    def _set_sizes(self, published: Mapping[str, Any]) -> None:
+        self.heads = self.given.heads or find_size(published, HEADS)
+        self.kv_heads = self.given.kv_heads or find_size(published, KV_HEADS)
+        self.head_dim = self.given.head_dim or find_size(published, ("head_dim",))
+
+    def of(self, name: str) -> "Layout":
+        """Return the layout of a layer, with the sizes of its tower: those in "vision_config" for "vision_model.0"."""
+        parts = ["vision" if part == "visual" else part for part in name.split(".")]
+        own = [x for tower, x in self._towers.items() if any(part.startswith(tower) for part in parts)]
+        if not own or not isinstance(own[0], Mapping) or find_size(own[0], HEADS) is None:
+            return self
+        result = copy.copy(self)
+        result._set_sizes(own[0])
+        return result
 
     def object(self, layer: Layer, sentence: str) -> None:
         """Report sizes that do not fit a layer: raise ConfigError if the caller gave them, else add a note to it.
@@ -182,7 +198,8 @@ class Layout:
         """
         if self.kind in INTERLEAVED:
             return True
-        if packed.name.endswith("query_key_value.weight") and self.kind not in CONTIGUOUS:
+        named = packed.name.endswith("query_key_value.weight") and self.kind not in CONTIGUOUS
+        if named or self.kind in BY_GROUP:
             raise ConfigError(f"{packed.name}: the order of queries, keys and values of {self.kind} is unknown")
         return False
 
@@ -215,7 +232,8 @@ def measure_group(layer: Layer, members: Mapping[str, StoredTensor], layout: Lay
 
 
 def _add(layer: Layer, name: str, measured: Any, tensor: StoredTensor) -> None:
-    layer.add({name: jax.device_get(measured)}, np.array([measured.shape[0]]), unit_roundoff(FLOATS[tensor.dtype]))
+    roundoff = {name: unit_roundoff(FLOATS[tensor.dtype])}
+    layer.add({name: jax.device_get(measured)}, np.array([measured.shape[0]]), roundoff)
     layer.calls = 1
 
 

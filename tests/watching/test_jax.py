@@ -173,7 +173,100 @@ def test_padding_does_not_count(name):
                 np.testing.assert_allclose(values, np.ravel(numbers[measure]), rtol=2e-3, err_msg=measure)
 
 
-def test_everything_is_restored_after_an_exception():
+def test_calls_of_one_program_are_told_apart():
+    """A layer is one layer, however often the model is called in a program, or the program is run."""
+    model, params, batches = LinenModel(), linen_params(), jnp.stack([X, 2 * X, 3 * X])
+    stacked, stacked_params = LinenModel(scanned=True), linen_params(scanned=True)
+    nnx_model, expected = NnxModel(), by_hand(X)
+    programs = {
+        "batch in a closure": (model, lambda: [jax.jit(lambda p: model.apply(p, X))(params) for _ in range(3)], 3),
+        "one program, run again": (model, lambda: _repeat(jax.jit(lambda p: model.apply(p, X)), params), 3),
+        "scan over batches": (model, lambda: jax.lax.scan(lambda c, x: (c, model.apply(params, x)), 0, batches), 3),
+        "twice in a program": (
+            model,
+            lambda: jax.jit(lambda x: model.apply(params, x) + model.apply(params, 2 * x))(X),
+            2,
+        ),
+        "vmap, NNX": (nnx_model, lambda: jax.vmap(nnx_model)(X), 1),
+        "vmap, linen": (model, lambda: jax.jit(jax.vmap(lambda x: model.apply(params, x)))(X), 1),
+        "keyword, scanned": (stacked, lambda: _repeat(jax.jit(lambda p: stacked.apply(p, x=X)), stacked_params), 3),
+        "keyword, scanned, eager": (stacked, lambda: _repeat(lambda p: stacked.apply(p, x=X), stacked_params), 3),
+    }
+    for name, (watched, call, calls) in programs.items():
+        with leanformer.watch(watched, measures=("attention_output",)) as w:
+            call()
+        assert [layer.calls for layer in w.layers.values()] == [calls] * DEPTH, name
+        for layer, numbers in zip(w.layers.values(), expected, strict=True):
+            values = layer.total["attention_output"].sample.values[:BATCH, 0, 0]
+            np.testing.assert_allclose(np.sort(values), np.sort(numbers["attention_output"]), rtol=1e-3, err_msg=name)
+
+
+def _repeat(call, *args):
+    for _ in range(3):
+        call(*args)
+
+
+def test_outputs_under_vmap_and_jit_are_unchanged():
+    """Also of a model that returns numbers of several types, and something else."""
+    model, params = LinenModel(), linen_params()
+    f = jax.jit(lambda x: (model.apply(params, x), model.apply(params, x).argmax(-1), model.apply(params, x) > 0))
+    expected = f(X)
+    f.clear_cache()
+    with leanformer.watch(model):
+        for a, b in zip(f(X), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", CASES)
+def test_examples_of_padding_alone_are_left_out(name, jit):
+    make, options = CASES[name]
+    model, call = make(jit, **options)
+    mask = MASK & (np.arange(BATCH) > 0)[:, None, None, None]
+    with leanformer.watch(model) as w:
+        call(model, X, mask)
+    for layer, numbers in zip(w.layers.values(), by_hand(X, MASK), strict=True):
+        assert "left out" in layer.status() and layer.total["attention_entropy"].examples == BATCH - 1
+        entropy = layer.total["attention_entropy"].sample.values[:, :, 0]
+        assert entropy.min() > 0.5 and not layer.total["attention_output"].singular.any() and len(numbers)
+    model, call = make(jit, **options)
+    with leanformer.watch(model) as w:
+        call(model, X, np.zeros_like(mask))
+    assert [layer.calls for layer in w.layers.values()] == [0] * DEPTH and "left out" in w.rows[0]["status"]
+
+
+def test_tokens_of_another_type_are_judged_by_it():
+    """Under mixed precision the residual stream is float32, which resolves what bfloat16 would only bound."""
+    x = X.copy()
+    x[:, 1] = x[:, 0] + 1e-3 * x[:, 2]  # two rows nearly equal
+    x[:, 2] = x[:, 3] + draw(WIDTH) / 100
+
+    class Mixed(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x + nn.MultiHeadDotProductAttention(HEADS, dtype=jnp.bfloat16, name="attention")(x)
+
+    model = Mixed()
+    with leanformer.watch(model) as w:
+        model.apply(model.init(jax.random.key(0), x), x)
+    rows = {row["measure"]: row for row in w.rows if row["head"] is None}
+    assert rows["tokens"]["bounds"] == [] and rows["attention_output"]["bounds"]
+    expected = np.median(np.linalg.cond(x.astype(np.float64)))
+    np.testing.assert_allclose(rows["tokens"]["median"], expected, rtol=1e-3)
+
+
+def test_masks_are_checked_before_the_model_is_called():
+    model, call = nnx_case(jit=False)
+    with refuses("mask", "(11,)", "False"):
+        leanformer.watch(model, mask=np.zeros(TOKENS, bool))
+    with leanformer.watch(model, mask=MASK[:, 0, 0], examples=2) as w:
+        call(model, X)
+    expected = [np.linalg.cond(x[:n].astype(np.float64)) for x, n in zip(X[:2], LENGTHS, strict=False)]
+    values = next(iter(w.layers.values())).total["tokens"].sample.values[:, 0, 0]
+    np.testing.assert_allclose(values, expected, rtol=1e-3)
+
+
+def test_everything_is_restored_after_an_exception(monkeypatch):
     model = NnxModel()
     before = nnx.graphdef(model)
     with pytest.raises(TypeError), leanformer.watch(model):
@@ -186,6 +279,11 @@ def test_everything_is_restored_after_an_exception():
         pass
     call(linen, X)
     assert w.layers == {}
+    monkeypatch.setattr(jax, "effects_barrier", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError), leanformer.watch(linen) as w:
+        pass
+    call(linen, X)
+    assert w.layers == {} and not w.open
 
 
 def test_every_counts_calls():
@@ -315,6 +413,11 @@ def test_equinox():
     with leanformer.watch(model) as w:
         jax.vmap(model)(X)
     assert all("w.model" in row["status"] for row in w.rows)
+    for options in ({"examples": 2}, {"mask": MASK[:, 0, 0]}):
+        with refuses("Equinox", "one example"), leanformer.watch(model, **options):
+            pass
+    with refuses("every=2", "jax.vmap"), leanformer.watch(model, every=2) as w:
+        jax.vmap(w.model)(X)
     with refuses("eqx.nn.MultiheadAttention"), leanformer.watch(eqx.nn.Linear(2, 3, key=jax.random.key(0))):
         pass
 

@@ -17,7 +17,7 @@ def test_memory_does_not_grow_and_quantiles_stay():
         values = rng.uniform(size=CAPACITY).astype(np.float32)
         values[:7] = np.nan
         reading = conditioning.Reading(np.nan_to_num(values), np.isfinite(values))
-        layer.add({"attention_entropy": reading}, np.full(CAPACITY, 5))
+        layer.add({"attention_entropy": reading}, np.full(CAPACITY, 5), {})
         layer.calls += 1
     (row,) = layer.rows()
     assert row["examples"] == total and row["not_finite"] == 140
@@ -71,7 +71,7 @@ def test_status_says_why_a_measure_is_missing():
         (every[::3], {"out": x}, None, "queries and keys"),
     ):
         layer = Layer("attention", names)
-        layer.add(jax.device_get(reduce(arrays, valid, names)), np.array([7, 5]))
+        layer.add(jax.device_get(reduce(arrays, valid, names)), np.array([7, 5]), {})
         layer.calls, layer.single = 1, 1
         assert mentions(layer.status(), "1 call with", reason)
         assert ("tokens not measured" in layer.status()) == ("tokens" in names)

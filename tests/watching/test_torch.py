@@ -262,6 +262,112 @@ def test_mask_of_cross_attention_is_that_of_other_tokens():
     assert next(row["shape"] for row in w.rows) == [5, 24]
 
 
+LENGTHS = {"encoder": 6, "decoder": 15}  # of 20 tokens on both sides
+
+
+def pytorch_encoder_decoder():
+    model = nn.Transformer(24, 3, 1, 1, 32, batch_first=True).eval()
+    padding = [torch.arange(20).expand(BATCH, 20) >= length for length in LENGTHS.values()]
+    masks = dict(zip(("src_key_padding_mask", "tgt_key_padding_mask"), padding, strict=True))
+    sides = torch.randn(2, BATCH, 20, 24)
+    return lambda: model(*sides, **masks, memory_key_padding_mask=padding[0]), model
+
+
+def transformers_encoder_decoder(name):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 24, "num_layers": 1, "num_heads": 3, "d_kv": 8, "d_ff": 32, "encoder_layers": 1}
+    sizes |= {"decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3, "vocab_size": 50}
+    sizes |= {"decoder_start_token_id": 0}
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    source, target = (torch.arange(20).expand(BATCH, 20) < length for length in LENGTHS.values())
+    tokens = {"input_ids": torch.randint(3, 50, (BATCH, 20)), "decoder_input_ids": torch.randint(3, 50, (BATCH, 20))}
+    masks = {"attention_mask": source.long(), "decoder_attention_mask": target.long()}
+    return lambda: model(**tokens, **masks), model
+
+
+@pytest.mark.parametrize("name", ["pytorch", "T5", "Bart"])
+def test_encoder_and_decoder_have_masks_of_their_own(name):
+    """Queries of cross-attention are target tokens. Both sides are padded to one length, so that either mask fits."""
+    call, model = pytorch_encoder_decoder() if name == "pytorch" else transformers_encoder_decoder(name)
+    with torch.no_grad(), leanformer.watch(model, measures=("attention_output",)) as w:
+        call()
+    rows = [row for row in w.rows if row["head"] is None]
+    assert len(rows) == 3 and not any("padding counts" in row["status"] for row in rows)
+    for row in rows:
+        assert row["tokens"] == [LENGTHS[row["layer"].partition(".")[0]]] * 2, row["layer"]
+
+
+def test_decoder_without_a_mask_says_that_padding_counts():
+    _, model = pytorch_encoder_decoder()
+    padding = torch.arange(20).expand(BATCH, 20) >= 6
+    with torch.no_grad(), leanformer.watch(model, measures=("attention_output",)) as w:
+        model(*torch.randn(2, BATCH, 20, 24), src_key_padding_mask=padding)
+    rows = {row["layer"].partition(".")[0]: row for row in w.rows}
+    assert rows["encoder"]["tokens"] == [6, 6] and "padding counts" not in rows["encoder"]["status"]
+    assert rows["decoder"]["tokens"] == [20, 20] and "padding counts" in rows["decoder"]["status"]
+
+
+@pytest.mark.parametrize("name", ["linear", "matmul", "softmax", "addmm"])
+def test_arguments_given_by_name(name):
+    """As in BEiT; measured as those given by position."""
+
+    class Named(Attention):
+        def heads(self, x, mask=None):
+            q, k, v = self.split(x)
+            product = torch.matmul(input=q, other=k.mT) if name == "matmul" else q @ k.mT
+            logits = product * HEAD_DIM**-0.5
+            weights = torch.softmax(input=logits, dim=-1) if name == "softmax" else logits.softmax(dim=-1)
+            return torch.matmul(input=weights, other=v) if name == "matmul" else weights @ v
+
+        def forward(self, x, mask=None):
+            out, weight, bias = self.heads(x).transpose(1, 2).flatten(2), self.omega.weight, self.omega.bias
+            if name == "addmm":
+                return torch.addmm(input=bias, mat1=out.flatten(0, 1), mat2=weight.T).unflatten(0, out.shape[:2])
+            return functional.linear(input=out, weight=weight, bias=bias)
+
+    model = Model(fused=False)
+    expected = watch_once(model, batch())
+    for block in model.blocks:
+        block.attention.__class__ = Named
+    found = watch_once(model, batch())
+    for layer in expected.layers:
+        for measure in ALL if name != "addmm" else ALL[:2]:
+            np.testing.assert_allclose(values(found, layer, measure), values(expected, layer, measure), rtol=1e-3)
+
+
+def test_float32_tokens_under_autocast_are_values():
+    model, x = Model(), batch()
+    x[:, 1] = x[:, 0] + 1e-2 * batch(seed=1)[:, 1]
+    with torch.autocast("cpu", torch.bfloat16):
+        w = watch_once(model, x)
+    rows = {row["measure"]: row for row in w.rows if row["layer"] == "blocks.0.attention" and row["head"] is None}
+    assert rows["tokens"]["bounds"] == [] and rows["tokens"]["median"] == pytest.approx(np.median(kappa(x)), rel=1e-2)
+    assert rows["attention_output"]["bounds"]
+
+
+def test_mask_of_all_examples_beside_a_number_of_examples():
+    model, lengths = Model(), np.array([11, 5, 9, 11])
+    mask = np.arange(TOKENS)[None] < lengths[:, None]
+    w = watch_once(model, batch(), mask=torch.tensor(mask), examples=2)
+    assert (w.rows[0]["examples"], w.rows[0]["tokens"]) == (2, [5, 11])
+    with pytest.raises(ConfigError, match="False everywhere"):
+        leanformer.watch(model, mask=~mask & mask)
+
+
+def test_call_of_padding_alone_is_left_out():
+    w = watch_once(Model(), batch(), torch.zeros(BATCH, TOKENS, dtype=torch.long))
+    assert w.rows[0]["median"] is None and "left out" in w.rows[0]["status"]
+
+
+def test_block_that_is_entered_again():
+    model = Model()
+    w = leanformer.watch(model)
+    for _ in range(2):
+        with torch.no_grad(), w:
+            model(batch())
+    assert {layer.status() for layer in w.layers.values()} == {"ok"} and w.rows[0]["calls"] == 2
+
+
 def test_mask_of_the_wrong_shape_is_refused():
     with pytest.raises(ConfigError, match=r"\(4, 9\)"):
         watch_once(Model(), batch(), mask=np.ones((4, 9)))

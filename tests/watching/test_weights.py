@@ -221,6 +221,32 @@ def test_lying_header_and_pickle(tmp_path):
         leanformer.watch_weights(path)
 
 
+def test_towers_have_heads_of_their_own(tmp_path):
+    """As in CLIP, whose text and images differ in heads, and both numbers divide the width."""
+    q, k, v, o, *_ = matrices()
+    parts = zip(("q_proj", "k_proj", "v_proj", "out_proj"), (q, k, v, o), strict=True)
+    weights = {
+        f"{tower}_model.encoder.layers.0.self_attn.{n}.weight": x for n, x in parts for tower in ("text", "vision")
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    towers = {"text_config": {"num_attention_heads": 4}, "vision_config": {"num_attention_heads": 8}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"} | towers))
+    layers = leanformer.watch_weights(tmp_path / "model.safetensors").layers
+    assert {name.partition("_")[0]: layer.heads for name, layer in layers.items()} == {"text": 4, "vision": 8}
+    assert {
+        layer.heads for layer in leanformer.watch_weights(tmp_path / "model.safetensors", heads=2).layers.values()
+    } == {2}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("internlm2", "attention.wqkv"), ("codegen", "attn.qkv_proj")])
+def test_packed_by_groups_of_heads_is_not_taken_apart(tmp_path, kind, name):
+    q, k, v, *_ = matrices()
+    save_file({f"layers.0.{name}.weight": np.concatenate([q, k, v])}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "num_attention_heads": HEADS}))
+    with refuses("none of its 1 tensors"):
+        leanformer.watch_weights(tmp_path / "model.safetensors")
+
+
 def test_one_matrix_in_memory(tmp_path, monkeypatch):
     """Only names and shapes are read at first; a matrix is read when it is measured, and not kept."""
     from leanformer.pretrained import storage
@@ -252,6 +278,9 @@ def test_one_matrix_in_memory(tmp_path, monkeypatch):
         ("blocks.2.attn1.to_out.0.weight", ("blocks.2.attn1", "out")),
         ("layers.0.self_attn.in_proj_weight", ("layers.0.self_attn", "packed")),
         ("h.0.mlp.c_proj.weight", ("h.0", "down")),
+        ("encoder.block.0.layer.1.DenseReluDense.wo.weight", ("encoder.block.0.layer.1", "down")),
+        ("layers.0.mlp.Wo.weight", ("layers.0", "down")),
+        ("layers.0.attention.wo.weight", ("layers.0.attention", "out")),
         ("patch_embed.proj.weight", ("patch_embed.proj.weight", None)),
     ],
 )
