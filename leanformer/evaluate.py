@@ -49,7 +49,6 @@ def main(f: cli.Values) -> None:
         named = tasks.class_names(task.data.open(c.data.train_split))
         artifacts.warn_missing_classes(workdir, named)
     source = task.data.open(c.data.eval_split, named)
-    artifacts.check_tokenizer(workdir, source)
     timer = Timer()
     with Watchdog(c.hang_seconds, lambda: timer.activity):
         timer.touch("restore")

@@ -128,10 +128,8 @@ def main(f: cli.Values) -> int:
         files.check_output_file(f.out)
     model = inference.load(f.workdir, step=f.step, best=f.best)
     if not model.classes:
-        raise ConfigError(
-            f'{f.workdir} is a run with task="{model.config.task}", which has no classes. For completions of a '
-            "language model use python -m leanformer.generate."
-        )
+        how = model.advice if model.regression else "For completions use python -m leanformer.generate."
+        raise ConfigError(f'{f.workdir} is a run with task="{model.config.task}" that has no classes. {how}')
     paths = find_files(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
     if f.out is not None:
         files.check_output_file(f.out, paths)

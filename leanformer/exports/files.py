@@ -75,10 +75,13 @@ def tokenizer_files(content: str, *, causal: bool, types: bool, length: int) -> 
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length}
     config["clean_up_tokenization_spaces"] = False
     if causal:
-        if base.post_processor is None:
-            base.post_processor = processors.TemplateProcessing(
-                single=f"{end}:0 $A:0", pair=f"{end}:0 $A:0 {end}:0 $B:0", special_tokens=[(end, tokenizer.end)]
-            )
+        template = processors.TemplateProcessing(
+            single=f"{end}:0 $A:0", pair=f"{end}:0 $A:0 {end}:0 $B:0", special_tokens=[(end, tokenizer.end)]
+        )
+        # GPT-2's own sets offsets; any other would add tokens that no text began with in training.
+        given = base.post_processor
+        offsets = isinstance(given, processors.ByteLevel)
+        base.post_processor = processors.Sequence([given, template]) if offsets else template
         config |= {"bos_token": end, "eos_token": end, "pad_token": end, "padding_side": "left"}
         config["model_input_names"] = ["input_ids", "attention_mask"]
     else:

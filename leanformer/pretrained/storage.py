@@ -188,7 +188,7 @@ def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.atomic_write(path) as draft:
-        contiguous = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+        contiguous = {name: np.asarray(x, order="C") for name, x in tensors.items()}
         safetensors.save_file(contiguous, draft, dict(metadata or {}))
 
 

@@ -247,19 +247,19 @@ def load_tokenizer(workdir: Path) -> Any:
 
 
 def use_saved_tokenizer(workdir: Path, c: Any) -> None:
-    """Set `data.tokenizer` of a config, in place, to the path of the tokenizer.json of a run, if the key is unset.
+    """Set `data.tokenizer` of a config, in place, to the path of the tokenizer.json of a run that is read.
 
-    An unset key means the tokenizer of the run in `init_from.path`, which may no longer exist. Nothing changes if
-    `workdir` has no tokenizer.json.
+    The tokenizer that the config names would be trained again if the texts have changed, and that of the run in
+    `init_from.path` may no longer exist. Nothing changes if `workdir` has no tokenizer.json.
 
     Args:
-        workdir: folder of the run that is resumed or read.
+        workdir: folder of the run.
         c: config of this run.
 
     Raises:
         WorkdirError: the file has changed since the run wrote it.
     """
-    if "tokenizer" in c.data and c.data.tokenizer is None and (workdir / TOKENIZER).is_file():
+    if "tokenizer" in c.data and (workdir / TOKENIZER).is_file():
         _check_unchanged(workdir / TOKENIZER)
         c.data.tokenizer = str(workdir / TOKENIZER)
 

@@ -111,10 +111,8 @@ class SentenceData(DataModule):
         """Return `tokens` of a text in UTF-8, and `tokens2` if it is two texts with a tab between, int32 (n,).
 
         Raises:
-            DataError: the model is a regression, or these are not one or two texts that are not empty.
+            DataError: these are not one or two texts that are not empty.
         """
-        if self.numbers:
-            raise DataError("The run is a regression and has no classes to predict. Use leanformer.load.")
         try:
             texts = [text.strip() for text in bytes(raw).decode().strip().split("\t")]
         except UnicodeDecodeError as error:

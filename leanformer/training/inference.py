@@ -198,7 +198,7 @@ class LoadedModel:
             CorruptExample, DataError: an error of `prepare`.
         """
         if not self.classes:
-            raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no classes. Use `generate` or `embed`.')
+            raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no classes. {self.advice}')
         return self.scores(self._prepare_all(examples))
 
     def predict(self, examples: Any) -> list[str]:
@@ -311,6 +311,18 @@ class LoadedModel:
         return self.task.objective.inputs({name: jnp.stack([row[name] for row in prepared]) for name in names})
 
     @property
+    def regression(self) -> bool:
+        """True if the model's output is a number, such as a similarity of two texts."""
+        return getattr(self.task.data, "numbers", False)
+
+    @property
+    def advice(self) -> str:
+        """Sentence about what to call on a model without classes."""
+        if self.regression:
+            return "With m = leanformer.load(workdir), its numbers are m.model(*m.preprocess(texts))[0]."
+        return "Use `generate` or `embed` of leanformer.load(workdir)."
+
+    @property
     def takes_images(self) -> bool:
         """True if the files that `prepare` reads are images, False if they are texts."""
         return "image" in self.task.data.input_specs() or self.config.data.name.startswith("pixels:")
@@ -347,6 +359,8 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         step = int(step)  # Orbax takes no integers of NumPy
     run = open_run(downloads.local_copy(workdir, step, best=best))
     restored = run.restore(step, best=best)
-    classes = tuple(artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0)))
+    names = artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0))
     model = run.model.merge(restored.ema or restored.weights)
-    return LoadedModel(model, run.config, run.task, restored.step, restored.ema is not None, classes, run.workdir)
+    averaged = restored.ema is not None
+    loaded = LoadedModel(model, run.config, run.task, restored.step, averaged, tuple(names), run.workdir)
+    return dataclasses.replace(loaded, classes=()) if loaded.regression else loaded

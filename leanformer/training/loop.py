@@ -45,7 +45,7 @@ def train(
 
     def log_train() -> None:
         nonlocal logged
-        run.settle(ends_at=step if step == last else None)
+        run.settle(steps=last if step == last else None)
         seconds, waited = timer.lap()
         speed = (step - logged) * c.batch_size / seconds
         timing = {"examples_per_s": round(speed, 2), "data_wait": round(waited / seconds, 4)}

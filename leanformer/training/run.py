@@ -88,7 +88,6 @@ class Run:
     start: int = 0
 
     vmapped = 1  # number of runs that the step trains; see `vmap.EnsembleRun`
-    _logged = 0  # step of the last train record
     _seen = 0  # training examples until step `start`
     _metrics: Any = None  # metrics of the last step
 
@@ -212,7 +211,7 @@ class Run:
         """
         with phases.announce("Reading or initialising the weights"):
             state, seconds = self.checkpoints.restore(self.state) or (self.initial_state(), {})
-        self.start = self._logged = int(state.step)
+        self.start = int(state.step)
         self._seen = multihost.broadcast_from_primary(self._count_examples_before())
         self.timer.resume(seconds)
         scores = multihost.broadcast_from_primary(metrics_log.read_scores(self.workdir, self.checkpoints.score.name))
@@ -278,17 +277,16 @@ class Run:
         self.checkpoints.poll()
         self.recorder.advance(step)
 
-    def settle(self, *, ends_at: int | None = None) -> None:
+    def settle(self, *, steps: int | None = None) -> None:
         """Wait for all dispatched steps, and check them.
 
         Args:
-            ends_at: last step of the run, if it is reached. The run then also counts as diverged if all steps since the
-                last train record were skipped.
+            steps: number of steps of the run, if all are taken. It then also counts as diverged if all were skipped.
 
         Raises:
             TrainingError: the run diverged.
         """
-        self.divergence.settle(None if ends_at is None else ends_at - self._logged)
+        self.divergence.settle(steps)
 
     def log_train(self, step: int, timing: Mapping[str, float]) -> None:
         """Write a train record with the metrics of the steps since the last one.
@@ -300,7 +298,6 @@ class Run:
         shown = {name: jax.device_get(self._metrics[name]) for name in TRAIN_METRICS}
         wall = {"wall_s": round(self.timer.total(), 1)}
         self.recorder.write(step, "train", shown | self.examples_and_tokens_seen(step) | dict(timing) | wall)
-        self._logged = step
         self.corrupt.seen |= multihost.gather_union("unreadable", self.corrupt.seen)
 
     def measure(self, evaluator: Any, state: TrainState) -> Any:

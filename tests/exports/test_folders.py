@@ -75,6 +75,7 @@ UNSUPPORTED = {
     "gpt2, heads": (TEXTS["gpt2"], {"head_dim": 4}, ["model.head_dim=4", "model.rotary", "--to=stablehlo"]),
     "gpt2, head bias": (TEXTS["gpt2"], {"tied": False, "head_bias": True}, ["model.head_bias=True"]),
     "llama, no positions": (TEXTS["llama"], {"rotary": None}, ["model.rotary=None"]),
+    "llama, rotary width": (TEXTS["llama"], {"rotary_width": 4}, ["model.rotary_width=4"]),
     "llama, value dimension": (TEXTS["llama"], {"value_dim": 5}, ["model.value_dim=5"]),
     "qwen3, epsilon": (TEXTS["llama"], {"qk_norm": "rmsnorm", "epsilon": 1e-5}, ["model.epsilon=1e-05"]),
     "mistral, biases": (TEXTS["llama"], LEAN | {"qkv_bias": True, "out_bias": True}, ["model.qkv_bias=True"]),
@@ -132,6 +133,12 @@ def test_tokenizers_add_the_special_tokens_of_the_models():
     assert base.encode("ab").ids == [256, 97, 98]
     settings = written["tokenizer_config.json"]
     assert (settings["eos_token"], settings["model_max_length"], settings["padding_side"]) == (ours.END, 16, "left")
+    others = {"GPT-2's": tokenizers.processors.ByteLevel(trim_offsets=False)}
+    others["Llama's"] = tokenizers.processors.TemplateProcessing("z $A", "z $A z $B", [("z", ord("z"))])
+    for name, processor in others.items():  # as in published files, of models that a run goes on from
+        base.post_processor = processor
+        again = files.tokenizer_files(base.to_str(), causal=True, types=False, length=16)["tokenizer.json"]
+        assert tokenizers.Tokenizer.from_str(json.dumps(again)).encode("ab").ids == [256, 97, 98], name
     wordpiece = ours.train_wordpiece(["a b ab ba"] * 3, 10)
     written = files.tokenizer_files(wordpiece.json(), causal=False, types=True, length=8)
     base = tokenizers.Tokenizer.from_str(json.dumps(written["tokenizer.json"]))

@@ -48,8 +48,8 @@ def test_guide_example_runs_without_leanformer(tmp_path):
 
 
 def test_card_and_signature_name_the_inputs(tmp_path):
-    """A sentence model has three inputs; the weights may be in several files."""
-    arguments = TEXT | BERT | {"num_classes": 3, "pooler_dim": 24, "pool": "first"}
+    """A sentence model has three inputs; the weights may be in several files, and one of them is a number."""
+    arguments = TEXT | BERT | {"num_classes": 3, "pooler_dim": 24, "pool": "first", "positions": "sinusoidal"}
     export_program(tmp_path, "sentences", "bert", arguments, largest=20_000)
     signature = json.loads((tmp_path / "signature.json").read_text())
     shapes = {name: spec["shape"] for name, spec in signature["inputs"].items()}

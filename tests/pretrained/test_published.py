@@ -167,6 +167,12 @@ def test_changed_settings_are_refused(tmp_path, folder, key, value, parts, capsy
     assert "\n" not in str(error.value) and capsys.readouterr().err == ""
 
 
+def test_rotation_of_a_part_of_each_head_is_not_that_of_a_llama(tmp_path):
+    content, model = describe("llama")
+    with refuses("model.rotary_width", 4, error=WeightsError):
+        check(tmp_path, content, model | {"rotary_width": 4})
+
+
 HARMLESS = [
     *(("vit", key, 0.5) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")),
     *(("llama", key, 7) for key in ("bos_token_id", "transformers_version", "max_position_embeddings", "torch_dtype")),

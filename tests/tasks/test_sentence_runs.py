@@ -12,6 +12,7 @@ from messages import mentions, refuses
 from random_weights import fill_weights
 from scipy import stats
 
+import leanformer
 from leanformer import config, evaluate, predict, tasks, train
 from leanformer.data.sentences import open_table
 from leanformer.data.text import corpus
@@ -19,7 +20,7 @@ from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts, sentences
 from leanformer.tasks.scores import Score
-from leanformer.training import checks, metrics_log, run_files, streams, train_setup
+from leanformer.training import checks, inference, metrics_log, run_files, streams, train_setup
 from leanformer.training import step as steps
 from tests.data.test_sentences import HEADERS, download, make_row, wordpiece, write_table
 
@@ -89,8 +90,6 @@ def test_constant_predictions_have_zero_correlation(download, wordpiece):
     assert values == {"loss": 2.0, "pearson": 0.0, "spearman": 0.0, "spread": 0.0}
     totals["per_example"]["predictions"] = np.array([1, np.nan, 2, 3], np.float32)
     assert np.isnan(task.objective.metrics(totals)["pearson"])
-    with refuses("leanformer.load", error=DataError):  # `predict` reads files through this
-        task.data.read(b"the bear sang\tno bird sang")
 
 
 def make_mrpc_config(download, wordpiece):
@@ -141,6 +140,34 @@ def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, mes
     c = artifacts.load_config(tmp_path / "second")
     artifacts.use_saved_tokenizer(tmp_path / "second", c)
     assert tasks.build(c).data.open("train").tokenizer.json() == readers.read(wordpiece).json()
+
+
+def test_run_is_read_with_its_own_tokenizer(download, tmp_path):
+    """A tokenizer trained on the texts would become another one, with other numbers, if the texts change."""
+    c, workdir = make_config(config.glue("mrpc"), download, "wordpiece:60"), tmp_path / "run"
+    c.model.update(types=2, vocabulary=60)
+    start_run(workdir, c)
+    saved = artifacts.load_tokenizer(workdir)
+    train_file = next((download / "MRPC").glob("*train*"))
+    train_file.write_text(train_file.read_text().replace("bear", "zebra").replace("sang", "quacked"))
+    assert tasks.build(artifacts.load_config(workdir)).data._tokenizer.json() != saved.json()
+    for folder in (download, download.rename(tmp_path / "elsewhere")):
+        assert inference.open_run(workdir, dir=str(folder)).task.data._tokenizer.json() == saved.json()
+
+
+def test_regression_has_numbers_instead_of_classes(download, wordpiece, tmp_path, capsys):
+    c, workdir = make_config(config.glue("stsb"), download, wordpiece), tmp_path / "run"
+    c.update(total_steps=2)
+    c.model.types = 2
+    assert train.train(c, workdir) == 0
+    model, texts = leanformer.load(workdir), [b"the bear sang\tno bird sang", b"the bear\tthe bear"]
+    assert model.classes == () and model.model(*model.preprocess(texts))[0].shape == (2, 1)
+    assert len(model.probe(texts)["attention_output"]) == 1
+    with refuses("m.model(*m.preprocess(texts))[0]", error=ConfigError):
+        model.predict(texts)
+    (tmp_path / "a.txt").write_text("the bear\tthe bear")
+    assert predict.main([f"--workdir={workdir}", str(tmp_path / "a.txt")]) == 2
+    assert mentions(capsys.readouterr().err, "m.model(*m.preprocess(texts))[0]")
 
 
 def _get_initial_weights(run, fresh):

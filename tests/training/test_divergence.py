@@ -16,6 +16,7 @@ from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks import losses
 from leanformer.train import train
+from leanformer.training import step as steps
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.divergence import DivergenceMonitor
@@ -175,6 +176,31 @@ def short_config(plain, one_device):
     plain.checkpoint.update(every=1, keep=2)
     plain.probe.every = 0
     return plain
+
+
+@pytest.mark.parametrize(("first_bad", "ends"), [(3, True), (1, False)], ids=["last step", "every step"])
+def test_run_of_few_steps_ends_unless_all_are_skipped(short_config, tmp_path, monkeypatch, capfd, first_bad, ends):
+    """Resuming repeats a step bit for bit, so a run that one skipped step ended could never be finished."""
+    original, run_key = steps.make_gradient, jax.random.split(jax.random.key(short_config.seed))[1]
+    bad = jnp.stack([jax.random.key_data(jax.random.fold_in(run_key, step - 1)) for step in range(first_bad, 4)])
+
+    def make_gradient(*args, **options):
+        gradient = original(*args, **options)
+
+        def with_nan(weights, batch, key):
+            loss, gradients, statistics = gradient(weights, batch, key)
+            return jnp.where((jax.random.key_data(key)[None] == bad).all(-1).any(), jnp.nan, loss), gradients, statistics
+
+        return with_nan
+
+    monkeypatch.setattr(steps, "make_gradient", make_gradient)
+    short_config.update(total_steps=3, log_every=2)
+    if ends:
+        assert train(short_config, tmp_path) == 0 and mentions(capfd.readouterr().err, "step 3", "skipped")
+        assert json.loads((tmp_path / "summary.json").read_text())["final"]["loss"] < np.inf
+    else:
+        with refuses(3, "step 1", error=TrainingError):
+            train(short_config, tmp_path)
 
 
 @pytest.mark.slow

@@ -47,6 +47,8 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
     )
     wrong = {key: given.get(key) for key, value in required.items() if given.get(key) != value}
     wrong |= {key: given[key] for key in UNSUPPORTED if given.get(key) is not None}
+    if required is not DEEPSEEK and given.get("rotary_width") is not None:
+        wrong["rotary_width"] = given["rotary_width"]
     if required is NANOCHAT:
         wrong.pop("head_cap", None)
     if required is GPT2 and attention != "softmax":

@@ -93,7 +93,7 @@ LLAMA |= {
 LLAMA |= {"intermediate_size": ("mlp_dim", 11008), "vocab_size": ("vocabulary", 32000), "rope_theta": ("rotary", 1e4)}
 LLAMA |= {"rms_norm_eps": ("epsilon", 1e-6), "tie_word_embeddings": ("tied", False)}
 ROTARY = {**PLAIN, "norm": "rmsnorm", "qk_norm": None, "post_norm": False, "positions": "none", "gated": True}
-ROTARY |= {"mlp_bias": False, "qkv_bias": False, "out_bias": False, "head_cap": None}
+ROTARY |= {"mlp_bias": False, "qkv_bias": False, "out_bias": False, "head_cap": None, "rotary_width": None}
 BIASED = ("mlp_bias", "qkv_bias", "out_bias")
 WINDOWS = ["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"]  # `published` checks them
 # Rotary positions have no last position. `published` also checks the type of rotary positions.
@@ -102,7 +102,7 @@ NO_BIAS = {**FIXED, "partial_rotary_factor": 1.0, "attention_bias": False, "mlp_
 LATENT = {name: entry for name, entry in LLAMA.items() if name not in ("head_dim", "num_key_value_heads")}
 LATENT |= {"v_head_dim": ("value_dim", 128), "kv_lora_rank": ("kv_rank", 512), "q_lora_rank": ("query_rank", 1536)}
 LATENT |= {"qk_rope_head_dim": ("rotary_width", 64), "qk_nope_head_dim": ("head_dim", 128)}
-OF_LATENT = {**ROTARY, "attention": "latent", "latent_norm": "rmsnorm"}
+OF_LATENT = {"attention": "latent", "latent_norm": "rmsnorm"}
 # Of layers with experts, which `published` refuses; and dimensions that others determine.
 EXPERTS_WORDS = """
 first_k_dense_replace n_group n_routed_experts n_shared_experts routed_scaling_factor topk_group topk_method
@@ -135,8 +135,9 @@ def _llama(keys: Mapping[str, tuple[str, Any]], *free: str, **implied: Any) -> T
     fixed = {name: only for name, only in NO_BIAS.items() if name not in free}
     derive = _find_biases if "attention_bias" in free else lambda _: {}
     harmless = [*HARMLESS_LLAMA, *(["attention_bias"] if "attention_bias" in free else [])]
-    more = EXPERTS if implied.get("attention") == "latent" else []
-    return Table("gpt", keys, {**ROTARY, **implied}, fixed, [*harmless, *more], derive)
+    more, mapped = EXPERTS if implied.get("attention") == "latent" else [], {option for option, _ in keys.values()}
+    implied = {option: value for option, value in {**ROTARY, **implied}.items() if option not in mapped}
+    return Table("gpt", keys, implied, fixed, [*harmless, *more], derive)
 
 
 QWEN3 = _change(LLAMA, vocab_size=151936, intermediate_size=22016, num_key_value_heads=32, head_dim=128)
@@ -178,8 +179,6 @@ TABLES = {
     "deepseek_v2": _llama(_change(LATENT, vocab_size=102400), **OF_LATENT),
     "deepseek_v3": _llama(DEEPSEEK_V3, **OF_LATENT),
 }
-nanochat: Any = TABLES["nanochat"].implied
-nanochat.pop("head_cap")
 ALIASES = {  # second names of keys, by model
     "gpt2": {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     | {"max_position_embeddings": "n_positions"}
