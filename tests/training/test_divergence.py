@@ -189,7 +189,8 @@ def test_run_of_few_steps_ends_unless_all_are_skipped(short_config, tmp_path, mo
 
         def with_nan(weights, batch, key):
             loss, gradients, statistics = gradient(weights, batch, key)
-            return jnp.where((jax.random.key_data(key)[None] == bad).all(-1).any(), jnp.nan, loss), gradients, statistics
+            is_bad = (jax.random.key_data(key)[None] == bad).all(-1).any()
+            return jnp.where(is_bad, jnp.nan, loss), gradients, statistics
 
         return with_nan
 
