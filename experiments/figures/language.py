@@ -49,7 +49,7 @@ def heads_by_layer() -> Mapping[str, Any]:
 def heads_at_fixed_width() -> Mapping[str, Any]:
     """Return losses by total width and head dimension, their changes per doubling of heads, and verdicts."""
     rows, result = read_rows(), {}
-    for block in ("A", "F"):
+    for block in ("A", "F", "G"):
         width = BLOCKS[block].width
         loss = verdicts.read_values(rows, block, "loss")
         slopes = np.polyfit(np.log2(sorted(loss)), [loss[n] for n in sorted(loss)], 1)[0]  # one per seed
@@ -63,9 +63,8 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
             "step": {width // few: Estimate.of(d) for (few, _), (d, _) in verdicts.doublings(loss).items()},
             "verdict": {width // few: word for (few, _), (_, word) in verdicts.doublings(loss).items()},
             "slope": Estimate.mean(slopes),
-            "none": "none" if turn.bound else "one",
-            "best": "one head" if min(loss, key=lambda n: loss[n].mean()) == 1 else "several heads",
-            "turn": "no minimum inside the range" if turn.bound else f"a minimum at {turn.value:.0f}",
+            "best": width // min(loss, key=lambda n: loss[n].mean()),
+            "turn": f"{'best end' if turn.bound else 'minimum at'} {turn.value:.0f}, {turn.interval}",
             "ends": turn.interval,
             "rates": " or ".join(f"{x:g}" for x in sorted({verdicts.language.best_rate(arm, rows) for arm in arms})),
         }

@@ -13,7 +13,7 @@ from flax import linen as nn
 from leanformer.errors import ConfigError
 from leanformer.watching.nnx import attention_of
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals
+from leanformer.watching.traced import Arrivals, find_tokens
 
 
 def attach(watch: Watch) -> Callable[[], None]:
@@ -33,14 +33,15 @@ def attach(watch: Watch) -> Callable[[], None]:
         module, path = context.module, context.module.path
         if context.method_name != "__call__" or module.scope is None or module.is_initializing():
             return call(*args, **kwargs)
-        if path:
-            return measured(call, args, kwargs, module)
-        whole = functools.partial(measured, call, args, kwargs, module)
-        return arrivals.call(whole, (args, kwargs, module.variables))
 
-    def measured(call: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            return measure(call, args, kwargs, module)
+
+        return measured(*args, **kwargs) if path else arrivals.call(measured, args, kwargs, module.variables)
+
+    def measure(call: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
         path = module.path
-        tokens[path] = next((x for x in args if getattr(x, "ndim", 0) >= 2), None)
+        tokens[path] = find_tokens(args)
         original = getattr(module, "attention_fn", None)
         if not callable(original):
             try:
@@ -62,10 +63,18 @@ def attach(watch: Watch) -> Callable[[], None]:
         finally:
             object.__setattr__(module, "attention_fn", original)
 
+    apply = nn.Module.apply
+
+    def apply_counted(self: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
+        return arrivals.call(functools.partial(apply, self, variables), args, kwargs, variables)
+
     interception = nn.intercept_methods(intercept)
     interception.__enter__()
+    # A scanned model is intercepted at each of its layers; what is called once is this.
+    nn.Module.apply = apply_counted  # ty: ignore[invalid-assignment]
 
     def detach() -> None:
+        nn.Module.apply = apply
         interception.__exit__(None, None, None)
         if not watch.layers:
             watch.unmatched[type(watch.model).__name__] = (

@@ -18,7 +18,7 @@ from leanformer.layers.masks import ALL
 from leanformer.layers.model_base import Family
 from leanformer.watching.measures import find_roundoffs
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, Attention, count_rows
+from leanformer.watching.traced import Arrivals, Attention, count_rows, find_tokens
 
 
 def attach(watch: Watch) -> Callable[[], None]:
@@ -68,14 +68,14 @@ def _noting(original: type, tokens: dict[Any, Any], path: Any, arrivals: Arrival
     """Return a `__call__` that notes the first array among its arguments."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        def measured() -> Any:
-            tokens[path] = next((x for x in args if getattr(x, "ndim", 0) >= 2), None)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            tokens[path] = find_tokens(args)
             try:
                 return original.__call__(self, *args, **kwargs)
             finally:
                 tokens.pop(path, None)  # a tracer must not outlive its trace
 
-        return measured() if path else arrivals.call(measured, (args, kwargs, nnx.state(self)))
+        return measured(*args, **kwargs) if path else arrivals.call(measured, args, kwargs, nnx.state(self))
 
     return call
 

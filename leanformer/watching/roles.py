@@ -20,7 +20,7 @@ ROLES = {  # last part of a name: role
     **dict.fromkeys(("fc2", "down_proj", "lin2", "dense_4h_to_h", "linear2", "w2"), "down"),
 }
 INSIDE = ("proj", "c_proj", "dense")  # the output projection inside an attention, the second matrix inside an MLP
-ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+ATTENTION, MLP = re.compile(r"attn|attention", re.IGNORECASE), re.compile(r"mlp|dense|ffn|feed_forward", re.IGNORECASE)
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 HEADS, KV_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads"), ("num_key_value_heads", "n_head_kv")
 
@@ -111,7 +111,7 @@ def find_role(name: str) -> tuple[str, str | None]:
         role = (
             "up" if before == "intermediate" else "out" if inside else "down" if before in ("output", "mlp") else None
         )
-    elif end == "wo" and not inside:  # T5's and ModernBERT's MLP; LLaMA's attention.wo is inside
+    elif end == "wo" and len(parts) > 1 and MLP.search(parts[-2]):  # of T5 and ModernBERT
         role = "down"
     if role in ("up", "down"):
         return ".".join(parts[:numbered]), role

@@ -33,7 +33,7 @@ from leanformer.watching.torch_recorder import Recorder, as_batch, to_host
 MASKS = {"attention_mask": False, "src_key_padding_mask": True, "tgt_key_padding_mask": True, "key_padding_mask": True}
 # Arguments of an encoder-decoder, whose call has masks of two sides: encoder and decoder are called with their own.
 SOURCE, TARGET = {"src_key_padding_mask", "attention_mask"}, {"tgt", "decoder_input_ids", "decoder_attention_mask"}
-OWN = "no padding mask was read from the call of this part of the model: padding counts unless mask= is passed"
+OWN = "no padding mask was read from the call of this part of the model: padding counts. Pass the model its mask"
 SHOWN = 12  # candidates in a message
 
 
@@ -137,6 +137,7 @@ class Hooks:
         self.masked: nn.Module | None = None  # part of the model whose call had the mask
         self.unreadable = self.unmasked = ""  # what to note if a layer has a mask that is not read, or has none
         self.seen: set[str] = set()  # layers that ran in this call of the model
+        self.outside: list[tuple[Any, ...]] = []  # parts with masks of their own that run, and the masks outside
         self.frozen = any(p.requires_grad for p in watch.model.parameters())
         self.weights: dict[int, str] = {}  # projections seen, and the layer they belong to
         self.scopes = []
@@ -159,7 +160,7 @@ class Hooks:
             handles.append(scope.module.register_forward_pre_hook(enter, prepend=True, **options))
             handles.append(scope.module.register_forward_hook(leave, always_call=True))
         # After those of the layers, which may themselves be such parts and still need their mask.
-        for part in (m for m in model.modules() if m is not model and _takes_mask(m)):
+        for part in (m for m in model.modules() if m is not model and (_takes_mask(m) or _has_own_masks(m))):
             handles.append(part.register_forward_pre_hook(self._enter_part, prepend=True, **options))
             handles.append(part.register_forward_hook(self._leave_part, always_call=True))
         handles.append(model.register_forward_hook(self._end, always_call=True))
@@ -173,7 +174,7 @@ class Hooks:
         self.seen.clear()
         if self.measured and self.options.mask is None:
             self.valid, self.unreadable = _read_mask(model, args, kwargs)
-            if _has_two_sides(model):
+            if _has_own_masks(model):
                 self.unmasked = OWN if self.valid is not None or self.unreadable else ""
                 self.valid, self.unreadable = None, ""
 
@@ -181,12 +182,19 @@ class Hooks:
         if not _recomputing():
             self.running = self.measured = False
             self.valid, self.masked, self.unreadable, self.unmasked = None, None, "", ""
+            self.outside.clear()
             self.tokens.clear()
 
     def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read the mask of a part, for its layers, unless the model's or an outer part's call had one."""
-        unread = self.measured and self.options.mask is None and self.valid is None and not self.unreadable
-        if unread and not _has_two_sides(part):
+        if not self.measured or self.options.mask is not None:
+            return
+        if _has_own_masks(part):
+            self.outside.append((part, self.valid, self.masked, self.unmasked))
+            given = self.valid is not None or _read_mask(part, args, kwargs)[0] is not None
+            self.valid, self.masked = None, None
+            self.unmasked = OWN if _takes_mask(part) and (given or self.unmasked) else ""
+        elif self.valid is None and not self.unreadable:
             # A mask of more axes was made by the model, from one that it does not pass on.
             self.valid, _ = _read_mask(part, args, kwargs)
             self.masked = None if self.valid is None else part
@@ -194,6 +202,8 @@ class Hooks:
     def _leave_part(self, part: nn.Module, *_: object) -> None:
         if self.masked is part:
             self.valid = self.masked = None
+        if self.outside and self.outside[-1][0] is part:
+            _, self.valid, self.masked, self.unmasked = self.outside.pop()
 
     def _enter_encoder(self, *_: object) -> None:
         """Have the encoder of PyTorch, which asks for it, keep padding instead of packing the tokens of its layers."""
@@ -298,9 +308,14 @@ def _takes_mask(module: nn.Module) -> bool:
     return not MASKS.keys().isdisjoint(_parameters(module))
 
 
-def _has_two_sides(module: nn.Module) -> bool:
-    """Return whether a module is an encoder-decoder, by the arguments of its call."""
-    return not (SOURCE.isdisjoint(_parameters(module)) or TARGET.isdisjoint(_parameters(module)))
+def _has_own_masks(module: nn.Module) -> bool:
+    """Return whether a mask outside is not that of a module's layers: an encoder-decoder, or a model of images alone.
+
+    It is known by the arguments of its call.
+    """
+    names = _parameters(module)
+    both = not (SOURCE.isdisjoint(names) or TARGET.isdisjoint(names))
+    return both or ("pixel_values" in names and not _takes_mask(module))
 
 
 def _parameters(module: nn.Module) -> tuple[str, ...]:

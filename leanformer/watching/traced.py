@@ -36,35 +36,55 @@ class Arrivals:
         self.watch, self.by_data = watch, by_data
         self.counts: dict[str, int] | None = None  # arrivals by layer in the call of the model that is under way
         self.eager: dict[str, int] = {}  # the same in calls that are not traced
+        self.counted: dict[str, dict[str, int]] = {}  # by layer: the counts in the program that was traced last
+        self.met: set[str] = set()  # layers met in the call of the model that is under way
         self.calls: dict[str, int] = {}  # calls by layer, to measure each `every`-th
 
-    def call(self, model: Callable[[], Any], given: Any) -> Any:
+    def call(self, model: Callable[..., Any], args: Any, kwargs: Any, weights: Any) -> Any:
         """Call the model, and return its result; results of layers that arrive several times in it are numbered.
 
         A call that is traced has counts of its own, since the program may contain others, and may run many times. They
-        are reset once the model's output is computed, on which all its layers have had their effect.
+        are reset before its first input is used.
 
         Args:
-            model: function without arguments that calls the model.
-            given: what the call depends on: arguments and weights.
+            model: function that calls the model.
+            args, kwargs: its arguments.
+            weights: weights of the model.
         """
-        traced = is_traced(given)
-        self.counts = counts = {} if traced else self.eager
-        counts.clear()
+        if self.counts is not None:
+            return model(*args, **kwargs)  # within another call, such as that of a base class
+        if not is_traced(args, kwargs, weights, jnp.zeros(())):
+            for counts in (self.eager, *self.counted.values()):
+                counts.clear()
+            return self._counting(self.eager, functools.partial(model, *args, **kwargs))
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        first = next((i for i, x in enumerate(leaves) if _is_numeric(x)), None)
+        if first is None:
+            return model(*args, **kwargs)
+        counts, others = {}, []
+
+        def reset(*_: Any) -> None:
+            for started in (counts, *others):
+                started.clear()
+
+        # One number of each input, so that the program can neither merge this with another call nor do it once.
+        inputs = [x for x in (*leaves, *jax.tree.leaves(weights)) if _is_numeric(x) and is_traced(x)]
+        numbers = [jnp.asarray(x)[(slice(1),) * jnp.ndim(x)].reshape(-1) for x in inputs or leaves[first : first + 1]]
+        leaves[first] = leaves[first] * on_host(reset, *numbers).astype(leaves[first].dtype)
+        jax.debug.callback(lambda: None)  # an effect, so that `jax.effects_barrier` waits for the program
+        args, kwargs = jax.tree.unflatten(structure, leaves)
         try:
-            result = model()
+            return self._counting(counts, functools.partial(model, *args, **kwargs))
+        finally:  # layers that were not met are in a function that JAX traced before
+            others += [self.counted[name] for name in self.counted.keys() - self.met]
+
+    def _counting(self, counts: dict[str, int], model: Callable[[], Any]) -> Any:
+        self.counts = counts
+        self.met.clear()
+        try:
+            return model()
         finally:
             self.counts = None
-        if not traced:
-            return result
-        jax.debug.callback(lambda: None)  # an effect, so that `jax.effects_barrier` waits for the program
-        leaves, structure = jax.tree.flatten(result)
-        places = [i for i, x in enumerate(leaves) if is_traced(x) and jnp.issubdtype(x.dtype, jnp.number)]
-        if places:
-            one = on_host(lambda *_: counts.clear(), *(leaves[i].ravel()[:1] for i in places))
-            for i in places:
-                leaves[i] = leaves[i] * one.astype(leaves[i].dtype)
-        return jax.tree.unflatten(structure, leaves)
 
     def see(
         self, name: str, out: Float[Array, "*b t n h"], tokens: Any = None, attention: "Attention | None" = None
@@ -79,11 +99,13 @@ class Arrivals:
         """
         options, arrays = self.watch.options, {"out": _batched(out, 4)[: self.watch.options.examples]}
         examples, length = arrays["out"].shape[:2]
-        if tokens is not None and np.shape(tokens)[:-1] == out.shape[:-2]:
+        if tokens is not None and _is_outside(tokens, out):
+            self.layer(name).unseen["tokens",] = "to JAX the block is a function of its own, as by nnx.remat or nnx.jit"
+        elif tokens is not None and np.shape(tokens)[:-1] == out.shape[:-2]:
             arrays["tokens"] = _batched(tokens, 3)[:examples]
+        roundoffs = find_roundoffs(self.watch.options.measures, out.dtype, arrays.get("tokens", out).dtype)
         layer, valid = self.layer(name), None
         layer.heads, layer.head_dim, names = *out.shape[-2:], layer.names
-        roundoffs = find_roundoffs(names, out.dtype, None if tokens is None else tokens.dtype)
         if attention is not None:
             if OF_LOGITS.intersection(names):
                 arrays["logits"] = attention.logits()[:examples]
@@ -91,6 +113,9 @@ class Arrivals:
         given = options.valid_for(examples, length, name)
         valid = jnp.asarray(given) if given is not None else valid if valid is None else valid[:examples]
         deliver = functools.partial(self._deliver, name, roundoffs, self.counts)
+        if self.counts is not None:
+            self.counted[name] = self.counts
+            self.met.add(name)
         if not is_traced(arrays, valid):
             if self._due(name):
                 deliver(reduce(arrays, valid, names), count_rows(valid, examples, length))
@@ -138,8 +163,8 @@ class Arrivals:
         every = self.watch.options.every
         if every > 1:
             raise ConfigError(
-                f"every={every}: a call under jax.jit or jax.vmap cannot be counted. Call the model without them, or "
-                "open the watch at each step to measure."
+                f"every={every}: a call in jax.jit, jax.vmap or a gradient cannot be counted. Call the model without "
+                "these, or open the watch at each step to measure."
             )
 
     def _due(self, name: str) -> bool:
@@ -259,6 +284,21 @@ class Attention:
 def is_traced(*trees: Any) -> bool:
     """Return True if a leaf of the trees is a tracer of JAX, so that it has no value yet."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def find_tokens(args: tuple[Any, ...]) -> Any:
+    """Return the first of the positional arguments of a module that may be tokens, floats with two axes or more."""
+    return next((x for x in args if getattr(x, "ndim", 0) >= 2 and jnp.issubdtype(x.dtype, jnp.floating)), None)
+
+
+def _is_outside(tokens: Any, out: Any) -> bool:
+    """Return whether tokens do not belong to the program in which `out` is traced, which JAX may keep for others."""
+    inner = getattr(out, "_trace", None) if is_traced(out) else None
+    return type(inner).__name__ == "DynamicJaxprTrace" and getattr(tokens, "_trace", None) is not inner
+
+
+def _is_numeric(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.number)
 
 
 def _batched(x: Any, ndim: int) -> Array:

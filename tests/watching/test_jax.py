@@ -177,7 +177,11 @@ def test_calls_of_one_program_are_told_apart():
     """A layer is one layer, however often the model is called in a program, or the program is run."""
     model, params, batches = LinenModel(), linen_params(), jnp.stack([X, 2 * X, 3 * X])
     stacked, stacked_params = LinenModel(scanned=True), linen_params(scanned=True)
-    nnx_model, expected = NnxModel(), by_hand(X)
+    nnx_model, expected, cached, inherited = NnxModel(), by_hand(X), NnxModel(), Inherited()
+    for block in cached.blocks:
+        block.__class__ = CompiledBlock
+    axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": nn.broadcast}
+    root, root_params = nn.scan(LinenBlock, length=DEPTH, **axes)(), {"params": linen_params(True)["params"]["blocks"]}
     programs = {
         "batch in a closure": (model, lambda: [jax.jit(lambda p: model.apply(p, X))(params) for _ in range(3)], 3),
         "one program, run again": (model, lambda: _repeat(jax.jit(lambda p: model.apply(p, X)), params), 3),
@@ -189,6 +193,12 @@ def test_calls_of_one_program_are_told_apart():
         ),
         "vmap, NNX": (nnx_model, lambda: jax.vmap(nnx_model)(X), 1),
         "vmap, linen": (model, lambda: jax.jit(jax.vmap(lambda x: model.apply(params, x)))(X), 1),
+        "closed over": (nnx_model, lambda: _repeat(jax.jit(lambda: nnx_model(X))), 3),
+        "another output": (model, lambda: _repeat(jax.jit(lambda p: model.apply(p, X) > 0), params), 3),
+        "eager, then jit": (cached, lambda: (cached(X), _repeat(nnx.jit(lambda m: m(X)), cached)), 4),
+        "two programs": (cached, lambda: [_repeat(nnx.jit(lambda m, k=k: m(X) + k), cached) for k in range(2)], 6),
+        "call of the base class": (inherited, lambda: _repeat(jax.jit(lambda p: inherited.apply(p, X)), params), 3),
+        "scan as the model": (root, lambda: _repeat(jax.jit(lambda p: root.apply(p, X, None)), root_params), 3),
         "keyword, scanned": (stacked, lambda: _repeat(jax.jit(lambda p: stacked.apply(p, x=X)), stacked_params), 3),
         "keyword, scanned, eager": (stacked, lambda: _repeat(lambda p: stacked.apply(p, x=X), stacked_params), 3),
     }
@@ -201,9 +211,50 @@ def test_calls_of_one_program_are_told_apart():
             np.testing.assert_allclose(np.sort(values), np.sort(numbers["attention_output"]), rtol=1e-3, err_msg=name)
 
 
+class CompiledBlock(NnxBlock):
+    __call__ = nnx.jit(NnxBlock.__call__)
+
+
+class Inherited(LinenModel):
+    def __call__(self, x, mask=None):
+        return super().__call__(x, mask)
+
+
 def _repeat(call, *args):
     for _ in range(3):
         call(*args)
+
+
+def test_first_argument_that_is_no_tokens():
+    """Numbers of tokens, or a mask: the layer is measured, and nothing is said of its tokens."""
+
+    class Embedded(nnx.Module):
+        def __init__(self):
+            self.attention = NnxBlock(0, nnx.Rngs(0)).attention
+
+        def __call__(self, numbers, mask=None):
+            return self.attention(jnp.asarray(X) * numbers[..., None], mask=mask)
+
+    model, numbers = Embedded(), jnp.ones((BATCH, TOKENS), int)
+    for call in (lambda: model(numbers), lambda: nnx.jit(lambda m, n: m(n))(model, numbers)):
+        with leanformer.watch(model) as w:
+            call()
+        (layer,) = w.layers.values()
+        assert layer.calls == 1 and "tokens" not in layer.total and "tokens not measured" in layer.status()
+
+
+def test_gradient_of_blocks_that_are_functions_of_their_own():
+    class Rematerialised(NnxBlock):
+        __call__ = nnx.remat(NnxBlock.__call__)
+
+    model = NnxModel()
+    for block in model.blocks:
+        block.__class__ = Rematerialised
+    expected = nnx.grad(lambda m: (m(X) ** 2).sum())(model)
+    with leanformer.watch(model) as w:
+        found = nnx.grad(lambda m: (m(X) ** 2).sum())(model)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert any("a function of its own" in row["status"] for row in w.rows)
 
 
 def test_outputs_under_vmap_and_jit_are_unchanged():

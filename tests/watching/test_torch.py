@@ -273,7 +273,7 @@ def pytorch_encoder_decoder():
     return lambda: model(*sides, **masks, memory_key_padding_mask=padding[0]), model
 
 
-def transformers_encoder_decoder(name):
+def transformers_encoder_decoder(name, wrapped):
     transformers = pytest.importorskip("transformers")
     sizes = {"d_model": 24, "num_layers": 1, "num_heads": 3, "d_kv": 8, "d_ff": 32, "encoder_layers": 1}
     sizes |= {"decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3, "vocab_size": 50}
@@ -282,19 +282,46 @@ def transformers_encoder_decoder(name):
     source, target = (torch.arange(20).expand(BATCH, 20) < length for length in LENGTHS.values())
     tokens = {"input_ids": torch.randint(3, 50, (BATCH, 20)), "decoder_input_ids": torch.randint(3, 50, (BATCH, 20))}
     masks = {"attention_mask": source.long(), "decoder_attention_mask": target.long()}
+    model = Wrapped(model) if wrapped else model
     return lambda: model(**tokens, **masks), model
 
 
-@pytest.mark.parametrize("name", ["pytorch", "T5", "Bart"])
+class Wrapped(nn.Module):
+    """As DistributedDataParallel wraps a model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, attention_mask=None, **kwargs):
+        return self.inner(attention_mask=attention_mask, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["pytorch", "T5", "Bart", "T5, wrapped"])
 def test_encoder_and_decoder_have_masks_of_their_own(name):
     """Queries of cross-attention are target tokens. Both sides are padded to one length, so that either mask fits."""
-    call, model = pytorch_encoder_decoder() if name == "pytorch" else transformers_encoder_decoder(name)
+    name, wrapped = name.partition(",")[0], "wrapped" in name
+    call, model = pytorch_encoder_decoder() if name == "pytorch" else transformers_encoder_decoder(name, wrapped)
     with torch.no_grad(), leanformer.watch(model, measures=("attention_output",)) as w:
         call()
     rows = [row for row in w.rows if row["head"] is None]
     assert len(rows) == 3 and not any("padding counts" in row["status"] for row in rows)
     for row in rows:
-        assert row["tokens"] == [LENGTHS[row["layer"].partition(".")[0]]] * 2, row["layer"]
+        assert row["tokens"] == [LENGTHS[row["layer"].removeprefix("inner.").partition(".")[0]]] * 2, row["layer"]
+
+
+def test_images_have_no_padding_of_texts():
+    """CLIP with as many patches as tokens."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 32}
+    texts = sizes | {"vocab_size": 50, "max_position_embeddings": 17, "eos_token_id": 49}
+    images = sizes | {"image_size": 32, "patch_size": 8}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=texts, vision_config=images)).eval()
+    mask = (torch.arange(17).expand(BATCH, 17) < 6).long()
+    with torch.no_grad(), leanformer.watch(model, measures=("attention_output",)) as w:
+        model(torch.randint(50, (BATCH, 17)), torch.randn(BATCH, 3, 32, 32), attention_mask=mask)
+    found = {row["layer"].partition("_")[0]: (row["tokens"], row["status"]) for row in w.rows}
+    assert (found["text"][0], found["vision"][0]) == ([6, 6], [17, 17]) and "padding" not in found["vision"][1]
 
 
 def test_decoder_without_a_mask_says_that_padding_counts():

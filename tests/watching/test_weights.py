@@ -281,6 +281,7 @@ def test_one_matrix_in_memory(tmp_path, monkeypatch):
         ("encoder.block.0.layer.1.DenseReluDense.wo.weight", ("encoder.block.0.layer.1", "down")),
         ("layers.0.mlp.Wo.weight", ("layers.0", "down")),
         ("layers.0.attention.wo.weight", ("layers.0.attention", "out")),
+        ("blocks.0.mha.wo.weight", ("blocks.0", "out")),
         ("patch_embed.proj.weight", ("patch_embed.proj.weight", None)),
     ],
 )
