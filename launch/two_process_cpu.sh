@@ -10,6 +10,7 @@ set -euo pipefail
 python=${PYTHON:-python} processes=${PROCESSES:-2}
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("localhost", 0)); print(s.getsockname()[1])')
 export JAX_PLATFORMS=cpu
+set -m # each process has a group of its own: a shell starts others with SIGINT ignored, and Ctrl-C would reach them twice
 started=()
 for ((i = 0; i < processes; i++)); do
   "$python" -m "leanformer.${MODULE:-train}" "$@" \

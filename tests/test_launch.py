@@ -67,14 +67,16 @@ def test_local_without_arguments_prints_usage():
 
 
 @pytest.mark.slow
-def test_two_processes_stop_on_sigterm(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_two_processes_stop_on_a_signal(tmp_path, number, status):
+    """Ctrl-C too, which a shell has its background processes ignore."""
     words = [LAUNCH / "two_process_cpu.sh", f"--workdir={tmp_path}", "--config=configs/quickstart.py", *FLAGS]
     running = launch(*words, "--config.total_steps=5000")
     while len(read_records_by_step(tmp_path, "train")) < 3 and running.poll() is None:
         time.sleep(0.05)
-    running.send_signal(signal.SIGTERM)
+    running.send_signal(number)
     out, err = running.communicate(timeout=200)
-    assert running.returncode == 75 and mentions(out, "2 process(es)", f"--workdir={tmp_path}"), err
+    assert running.returncode == status and mentions(out, "2 process(es)", f"--workdir={tmp_path}"), err
 
 
 @pytest.mark.parametrize(("statuses", "status"), [("0 0 0", 0), ("0 2 75", 2), ("75 0 0", 75)])

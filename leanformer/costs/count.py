@@ -95,11 +95,11 @@ def _inner(params: dict[str, Any]) -> list[jex.Jaxpr]:
 def format_number(number: int | float) -> str:
     """Format a number with three digits and a unit prefix: 1234567 as "1.23 M".
 
-    >>> format_number(1234567)
-    '1.23 M'
+    >>> format_number(1234567), format_number(999_600)
+    ('1.23 M', '1 M')
     """
     for unit in ("", " k", " M", " G", " T"):
-        if abs(number) < 1000 or unit == " T":
+        if abs(number) < (1000 if isinstance(number, int) else 999.5) or unit == " T":
             break
         number /= 1000
     return f"{number:.3g}{unit}" if isinstance(number, float) or unit else str(number)

@@ -102,8 +102,8 @@ def peak_flops(device: Any) -> float | None:
 
 def without_bfloat16(device: Any) -> str | None:
     """Return a message for a GPU without bfloat16 units, with the fix; None for any other device."""
-    capability = getattr(device, "compute_capability", None)
-    if device.platform not in ("gpu", "cuda") or capability is None or float(capability) >= FIRST_BFLOAT16:
+    capability = _capability(device)
+    if capability is None or capability >= FIRST_BFLOAT16:
         return None
     return (
         f"This GPU (compute capability {capability}) has no bfloat16 units: XLA computes bfloat16 matmuls in float32 "
@@ -114,8 +114,15 @@ def without_bfloat16(device: Any) -> str | None:
 
 def has_tensor_float32(device: Any) -> bool:
     """Return whether a device is a GPU that by default multiplies float32 matrices in TF32 (10 bits of mantissa)."""
-    capability = getattr(device, "compute_capability", None)
-    return device.platform in ("gpu", "cuda") and capability is not None and float(capability) >= FIRST_BFLOAT16
+    capability = _capability(device)
+    return capability is not None and capability >= FIRST_BFLOAT16
+
+
+def _capability(device: Any) -> float | None:
+    """Return the CUDA compute capability, 9.0 for "9.0"; None if the device is not an NVIDIA GPU."""
+    text = str(getattr(device, "compute_capability", ""))  # "gfx942" on a GPU of AMD
+    known = device.platform in ("gpu", "cuda") and re.fullmatch(r"\d+\.\d+", text)
+    return float(text) if known else None
 
 
 def bandwidth(name: str, group: Sequence[int]) -> float:

@@ -200,7 +200,9 @@ class MultiHeadAttention(nnx.Module):
         `logit_scale`, the returned q is scaled so that attention is softmax(Q Kᵀ / √H).
         """
         mask, lengths = context.mask, context.lengths.get(x.shape[:2])
-        if self.backend == "cudnn":
+        # cuDNN takes queries from the first token on, and a token of padding would be written to the cache.
+        backend = "xla" if context.cache is not None and self.backend == "cudnn" else self.backend
+        if backend == "cudnn":
             x, mask = pad_to_even(x, mask, lengths)
         q, cached = self.projections(x, _positions(context, x.shape[1]))
         if hasattr(self, "temperature"):
@@ -212,7 +214,7 @@ class MultiHeadAttention(nnx.Module):
         options: dict[str, Any] = {
             "scale": self.logit_scale,
             "soft_cap": self.soft_cap,
-            "backend": self.backend,
+            "backend": backend,
             "lengths": lengths,
         }
         if context.key is not None and self.attention_dropout:

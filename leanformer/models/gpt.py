@@ -79,6 +79,8 @@ class Model(Family):
             )
         if tied and head_bias:
             raise ConfigError("model.head_bias=True: model.tied=True has no separate head. Set one of them to False.")
+        if head_cap is not None and head_cap <= 0:
+            raise ConfigError(f"model.head_cap={head_cap} must be positive. Set a positive number, or leave it unset.")
         self.max_length, self.packed, self.head_cap = max_length, packed, head_cap
         self.dropout, self.dtype, width = blocks.dropout, blocks.dtype, blocks.width
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))

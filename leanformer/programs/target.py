@@ -7,6 +7,7 @@ too), or a `Gpu` (programs can be traced and lowered without a CUDA package).
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +36,8 @@ class Gpu:
 
 def capability(device: Any) -> tuple[int, ...]:
     """Return the compute capability as a tuple, (9, 0) for 9.0; () if the device is not an NVIDIA GPU."""
-    return tuple(map(int, getattr(device, "compute_capability", "").split(".") if device.platform == "gpu" else ()))
+    version = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+    return tuple(map(int, version.groups())) if version and device.platform in ("gpu", "cuda") else ()
 
 
 @contextlib.contextmanager

@@ -168,5 +168,7 @@ def _divide_gpus(environ: Mapping[str, str], local: int, here: int | None) -> tu
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or here is None:
         return None
+    if environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == str(len(visible.split(","))):
+        return ()  # the scheduler shows each process as many as it asked for
     gpus = len(visible.split(",")) // here
     return tuple(range(local * gpus, (local + 1) * gpus))  # empty if the scheduler has already divided them

@@ -202,14 +202,19 @@ def retry[T](function: Callable[[], T], patience: float = PATIENCE) -> T:
 
     Args:
         function: function without arguments.
-        patience: seconds after which a StoreError is raised instead.
+        patience: seconds of failures after which a StoreError is raised instead. The time that the first attempt took
+            does not count, nor that of one that took longer than this.
     """
-    deadline, pause = time.monotonic() + patience, POLL
+    failing, pause = None, POLL
     while True:
+        begun = time.monotonic()
         try:
             return function()
         except StoreError:
-            if time.monotonic() + pause > deadline:
+            now = time.monotonic()
+            if failing is None or now - begun > patience:
+                failing, pause = now, POLL
+            if now + pause - failing > patience:
                 raise
         time.sleep(pause)
         pause = min(BACKOFF, 2 * pause)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from leanformer.runtime import files, integrity
 from leanformer.runtime.integrity import MANIFEST
-from leanformer.stores import Store
+from leanformer.stores import Store, StoreError
 from leanformer.stores.layout import (
     CHECKPOINTS,
     complete_steps,
@@ -191,7 +191,11 @@ class Mirror:
             shutil.copytree(source, links, copy_function=_link)
             sizes = {name: size for name, (size, _) in json.loads((links / MANIFEST).read_bytes()).items()}
             whole = all((links / name).stat().st_size == size for name, size in sizes.items())
-        except (FileNotFoundError, shutil.Error):
+        except FileNotFoundError:
+            whole = False
+        except shutil.Error as error:
+            if (source / MANIFEST).is_file():
+                raise StoreError(f"Checkpoint {source} cannot be copied to {links}: {error}") from error
             whole = False
         if not whole:  # it is being deleted
             return

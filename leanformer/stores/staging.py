@@ -100,7 +100,7 @@ class _Uploads:
 
     def _work(self) -> None:
         failures, small = 0, -SMALL
-        while not self._done.wait(min(BACKOFF, POLL * 2**failures)):
+        while not self._done.wait(min(BACKOFF, POLL * 2 ** min(failures, 10))):
             try:
                 due = time.monotonic() - small >= SMALL
                 self.mirror.upload(small=due)

@@ -71,7 +71,7 @@ def attach(watch: Watch) -> Callable[[], None]:
     interception = nn.intercept_methods(intercept)
     interception.__enter__()
     # A scanned model is intercepted at each of its layers; what is called once is this.
-    nn.Module.apply = apply_counted  # ty: ignore[invalid-assignment]
+    nn.Module.apply = apply_counted
 
     def detach() -> None:
         nn.Module.apply = apply

@@ -80,6 +80,9 @@ def test_gpus_without_bfloat16_have_advice_and_no_peak():
         assert advice is None or mentions(advice, "float32", 8.0)
     assert hardware.without_bfloat16(make_device("Quadro RTX 8000", 7.5)) is not None  # in no table
     assert hardware.without_bfloat16(make_device("cpu", platform="cpu")) is None
+    amd = make_device("AMD Instinct MI300X", "gfx942")
+    assert hardware.without_bfloat16(amd) is None and not hardware.has_tensor_float32(amd)
+    assert target.capability(amd) == ()
     assert hardware.without_bfloat16(jax.devices()[0]) is None
 
 

@@ -214,3 +214,10 @@ def test_invalid_inputs_are_refused():
         build("crammed")(tokens, types=tokens)
     with refuses("segments", "lengths"):
         build("crammed", packed=True)(tokens, jnp.ones(1, jnp.int32), segments=tokens)
+
+
+@pytest.mark.parametrize("cap", [0.0, -15.0])
+def test_cap_of_the_logits_is_positive(cap):
+    """A cap of 0 would make all logits 0, and train nothing."""
+    with refuses(f"model.head_cap={cap}", "positive"):
+        build("nanochat", head_cap=cap)

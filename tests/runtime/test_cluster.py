@@ -28,6 +28,14 @@ CASES = {
     "SLURM": (STEP, Cluster("SLURM", 7, 5, None, None)),
     "SLURM, 6 GPUs / 3 tasks": (STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"}, Cluster("SLURM", 7, 5, None, (2, 3))),
     "SLURM, GPU bound": (STEP | {"CUDA_VISIBLE_DEVICES": "0"}, Cluster("SLURM", 7, 5, None, ())),
+    "SLURM, 2 GPUs per task bound": (
+        STEP | {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "a100:2"},
+        Cluster("SLURM", 7, 5, None, ()),
+    ),
+    "SLURM, 2 GPUs per task, 6 visible": (
+        STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_GPUS_PER_TASK": "2"},
+        Cluster("SLURM", 7, 5, None, (2, 3)),
+    ),
     "SLURM, node = task": (TASK_PER_NODE, Cluster("SLURM", 2, 1, None, ())),
     "SLURM, chosen devices": (TASK_PER_NODE | {"JAX_LOCAL_DEVICE_IDS": "1"}, Cluster("SLURM", 2, 1, None, None)),
     "SLURM, single task": (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, Cluster("single process")),

@@ -1,5 +1,7 @@
 """Mirror of a run in an object store: order of uploads, kills between any two of them, retention, and restarts."""
 
+import errno
+import os
 import shutil
 
 import pytest
@@ -8,7 +10,7 @@ from messages import mentions, refuses
 
 from leanformer import stores
 from leanformer.errors import WorkdirError
-from leanformer.stores import Store
+from leanformer.stores import Store, StoreError, retry
 from leanformer.stores.downloads import NEWEST, downloaded
 from leanformer.stores.layout import complete_steps, download_step
 from leanformer.stores.mirror import Mirror
@@ -202,6 +204,46 @@ def test_checkpoint_that_is_deleted_during_its_upload_is_uploaded_whole(tmp_path
     with downloaded(URL, upload=False) as copy:
         record(copy, 10)
         check_readable(copy, [10])
+
+
+def test_checkpoint_that_cannot_be_copied_is_an_error(tmp_path, monkeypatch):
+    """On a full disk that has no hard links; a checkpoint that is being deleted is none."""
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "run"
+    mirror = open_mirror(folder)
+    save(folder, 10)
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(shutil, "copy2", fail)
+    with refuses(folder / "checkpoints" / "10", "No space left", error=StoreError):
+        mirror.upload(small=True)
+    (folder / "checkpoints" / "10" / "files.json").unlink()
+    mirror._send_step(10)
+    assert complete_steps(mirror.store.sizes()) == []
+
+
+@pytest.mark.parametrize(("lasts", "attempts"), [(1.0, 2), (14.0, 2), (300.0, 2)])
+def test_time_of_an_attempt_is_no_time_of_failures(monkeypatch, lasts, attempts):
+    """A long download that fails once is repeated; one that only fails ends after the patience."""
+    clock, calls = [0.0], []
+
+    def attempt(fails):
+        calls.append(clock[0])
+        clock[0] += lasts
+        if len(calls) <= fails:
+            raise StoreError("503")
+        return "done"
+
+    monkeypatch.setattr(stores.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(stores.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    assert retry(lambda: attempt(1), 15.0) == "done" and len(calls) == attempts
+    if lasts < 15:
+        calls.clear()
+        with refuses("503", error=StoreError):
+            retry(lambda: attempt(1000), 15.0)
+        assert len(calls) > 1 and clock[0] < 90
 
 
 def test_store_replaces_a_local_folder_that_is_behind(tmp_path, capsys):

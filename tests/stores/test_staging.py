@@ -11,7 +11,7 @@ from fake_stores import URL, FailingFiles, check_readable, save, use_memory
 from messages import mentions, refuses
 
 from leanformer.errors import TrainingError
-from leanformer.stores import Store, StoreError, downloads, lease, shared_folder, staging
+from leanformer.stores import Store, StoreError, downloads, lease, mirror, shared_folder, staging
 from leanformer.stores.downloads import downloaded
 from leanformer.stores.layout import complete_steps
 from leanformer.stores.shared_folder import staging_root
@@ -95,6 +95,27 @@ def test_store_that_is_down_does_not_stop_training(monkeypatch, capsys):
         wait_until(lambda: complete_steps(Store(URL).sizes()) == [10, 20])
     err = capsys.readouterr().err
     assert mentions(err, "OSError", folder) and err.count(f"{folder} is complete") == 1
+
+
+def test_uploads_go_on_after_thousands_of_failures(monkeypatch):
+    """An outage of a night: powers of two no longer are numbers of seconds."""
+    monkeypatch.setattr(staging, "BACKOFF", 0.0)
+    broken = []
+    opened = break_stores(monkeypatch, broken)
+    with mirrored(URL) as folder:
+        failures, upload = [], mirror.Mirror.upload
+
+        def count(self, **options):
+            failures.append(True)
+            return upload(self, **options)
+
+        monkeypatch.setattr(mirror.Mirror, "upload", count)
+        broken.append(True)
+        save(folder, 10)
+        wait_until(lambda: len(failures) > 1100)
+        broken.clear()
+        wait_until(lambda: complete_steps(Store(URL).sizes()) == [10])
+    assert opened
 
 
 def test_upload_that_fails_at_the_end_names_the_local_copy(monkeypatch):

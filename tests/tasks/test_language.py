@@ -211,6 +211,20 @@ def test_cached_generation_equals_uncached(sampling, rng):
     assert [row[row != NOTHING].tolist() for row in rows] == expected and len(expected[1]) < 9
 
 
+@pytest.mark.parametrize("attention", [{}, {"attention": "latent", "kv_rank": 4, "num_kv_heads": None}], ids=str)
+def test_generation_with_the_fused_kernel_of_training(attention):
+    """cuDNN takes no cache, so a model that is trained with it generates with XLA's attention."""
+    sizes = {"vocabulary": 13, "max_length": 16, "width": 16, "depth": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 20}
+    columns = []
+    for backend in ("xla", "cudnn"):
+        options = sizes | attention | {"backend": backend, "dtype": jnp.bfloat16}
+        model = fill_weights(lambda options=options: models.build("gpt", **options, rngs=nnx.Rngs(0)), seed=4)
+        prompts = [np.arange(n) for n in (2, 5, 3)]
+        how = Sampling(0.0)
+        columns.append(np.stack([*generation.generate(model, prompts, 9, end=None, key=jax.random.key(8), how=how)]))
+    np.testing.assert_array_equal(*columns)
+
+
 def test_tokens_are_sampled_by_probability():
     number, shares = 4000, np.array([0.5, 0.05, 0.25, 0.2])
     keys, logits = jax.random.split(jax.random.key(1), number), jnp.tile(jnp.log(shares), (number, 1))
