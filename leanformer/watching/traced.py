@@ -50,7 +50,15 @@ class Arrivals:
             model: function that calls the model.
             args, kwargs: its arguments.
             weights: weights of the model.
+
+        Raises:
+            ConfigError: the call is inside `jax.shard_map` or `jax.pmap`.
         """
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            raise ConfigError(
+                "watch: a call inside jax.shard_map or jax.pmap runs once per device, and its layers cannot be told "
+                "apart. Watch a call of the model outside of it."
+            )
         if self.counts is not None:
             return model(*args, **kwargs)  # within another call, such as that of a base class
         if not is_traced(args, kwargs, weights, jnp.zeros(())):

@@ -243,6 +243,15 @@ def test_first_argument_that_is_no_tokens():
         assert layer.calls == 1 and "tokens" not in layer.total and "tokens not measured" in layer.status()
 
 
+def test_call_on_several_devices_by_hand_is_refused():
+    model, params = LinenModel(), linen_params()
+    mesh = jax.make_mesh((4,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    spec = jax.sharding.PartitionSpec("data")
+    call = jax.shard_map(lambda x: model.apply(params, x), mesh=mesh, in_specs=spec, out_specs=spec)
+    with refuses("jax.shard_map", "outside"), leanformer.watch(model):
+        jax.jit(call)(X)
+
+
 def test_gradient_of_blocks_that_are_functions_of_their_own():
     class Rematerialised(NnxBlock):
         __call__ = nnx.remat(NnxBlock.__call__)
