@@ -63,19 +63,22 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
             "step": {width // few: Estimate.of(d) for (few, _), (d, _) in verdicts.doublings(loss).items()},
             "verdict": {width // few: word for (few, _), (_, word) in verdicts.doublings(loss).items()},
             "slope": Estimate.mean(slopes),
-            "best": width // min(loss, key=lambda n: loss[n].mean()),
-            "turn": f"{'best end' if turn.bound else 'minimum at'} {turn.value:.0f}, {turn.interval}",
+            "minimum": "a minimum" if not turn.bound else "no minimum",
             "ends": turn.interval,
             "rates": " or ".join(f"{x:g}" for x in sorted({verdicts.language.best_rate(arm, rows) for arm in arms})),
         }
     by_block = {verdicts.BLOCKS[b].width: verdicts.read_values(rows, b, "loss") for b in "FAG"}
     lost = {width: Estimate.of(statistics.paired(x[width // 8], x[width // 64])) for width, x in by_block.items()}
     result["lost"] = lost
-    rates = (verdicts.language.best_rate(verdicts.language.Arm("G", n), rows) for n in (4, 32))
-    result["rates_256"] = " and ".join(f"{rate:g}" for rate in rates)
+    fewest = all(min(x, key=lambda n, x=x: x[n].mean()) == min(x) for x in by_block.values())
+    result["best"] = "the fewest heads" if fewest else "others"
+    same = {result[f"w{width}"]["minimum"] for width in by_block}
+    result["minimum"] = same.pop() if len(same) == 1 else "different ends"
     rotary = {verdicts.language.best_rate(verdicts.language.Arm("C", n), rows) for n in (4, 32)}
     result["rotary_rates"] = " or ".join(f"{x:g}" for x in sorted(rotary))
-    return result | {"narrow": verdicts.verdicts(rows)[(verdicts.narrow_heads_lose.__doc__ or "").strip()]}
+    words = verdicts.verdicts(rows)
+    rules = {"narrow": verdicts.narrow_heads_lose, "moves": verdicts.width_moves_it}
+    return result | {name: words[(rule.__doc__ or "").strip()] for name, rule in rules.items()}
 
 
 def narrow_heads() -> Mapping[str, Any]:
@@ -132,6 +135,7 @@ def coverage() -> Mapping[str, Any]:
 LOST = (
     "the loss changes by {lost[64]:+.3f} at width 64, {lost[128]:+.3f} at width 128 and {lost[256]:+.3f} at width 256"
 )
+TRAINED = {b.width: {b.width // n for n in b.heads} for b in (BLOCKS[name] for name in "GAF")}  # head dimensions
 WORDS = ("none", "one", "two", "three", "four", "five", "six")
 
 PASSAGES = [
@@ -158,36 +162,41 @@ PASSAGES = [
         heads_at_fixed_width,
         {
             README: [
-                "per doubling, width 128: {w128[slope]:+.3f nats}, width 64: {w64[slope]:+.3f}; κ falls",
+                "per doubling, width 256: {w256[slope]:+.3f nats}, width 128: {w128[slope]:+.3f}, "
+                "width 64: {w64[slope]:+.3f};",
             ],
             FINDINGS: [
-                "the loss changes by {w128[slope]:+.3f nats} at width 128, which is worse, and "
-                "by {w64[slope]:+.3f} at width 64",
-                "The planned rule, that heads of dimensions below 16 lose, is {narrow}",
-                "heads stop paying at a dimension of {w64[ends]} (width 64) or {w128[ends]} (width 128",
+                "the loss changes by {w256[slope]:+.3f nats} at width 256 and {w128[slope]:+.3f} at width 128, which "
+                "is worse, and by {w64[slope]:+.3f} at width 64",
+                "that heads of dimensions below 16 lose at width 128 and that the end moves with width, are {narrow}",
+                "64 to 32 {w256[step][64]:+.3f nats}, 32 to 16 {w256[step][32]:+.3f}, 16 to 8 "
+                "{w256[step][16]:+.3f}, each {w256[verdict][64]} after",
+                "heads stop paying at a dimension of {w64[ends]} at width 64, {w128[ends]} at width 128 and "
+                "{w256[ends]} at width 256",
                 LOST,
             ],
             RESULTS: [
                 "the learning rate of each arm: {w128[rates]} at width 128 ({rotary_rates} with rotary positions), "
-                "{w64[rates]} at width 64",
+                "{w64[rates]} at width 64, {w256[rates]} at width 256",
                 *(
                     f"| width {width}: {name} |"
-                    + " |" * (width == 64)
-                    + "".join(f" {{w{width}[{key}][{dim}]:{spec}}} |" for dim in DIMENSIONS if dim <= width)
-                    for width in (128, 64)
+                    + "".join(f" {{w{width}[{key}][{dim}]:{spec}}} |" if dim in dims else " |" for dim in DIMENSIONS)
+                    for width, dims in TRAINED.items()
                     for name, key, spec in (("loss", "loss", ".3f ±"), *MEASURES)
                 ),
                 "dimension 128 to 64 {w128[step][128]:+.3f}, 64 to 32 {w128[step][64]:+.3f}, 32 to 16 "
                 "{w128[step][32]:+.3f}, 16 to 8 {w128[step][16]:+.3f}, 8 to 4 {w128[step][8]:+.3f}. These",
                 "the last is {w128[verdict][8]} and the others are {w128[verdict][16]}. The planned rule that heads "
                 "below a dimension of 16 lose needs both steps, so it is {narrow}",
-                "by {w128[slope]:+.3f} per doubling at width 128 and by {w64[slope]:+.3f} at width 64",
+                "by {w256[slope]:+.3f} per doubling at width 256, {w128[slope]:+.3f} at width 128 and "
+                "{w64[slope]:+.3f} at width 64",
                 "At width 64 every corrected verdict is {w64[verdict][64]}",
-                "has {w128[turn]} at width 128 and {w64[none]} at width 64: {w128[best]} has the lowest mean loss",
-                "{w64[best]} has the lowest mean loss at both",
+                "At width 256: 64 to 32 {w256[step][64]:+.3f}, {w256[verdict][64]} after the correction; 32 to 16 "
+                "{w256[step][32]:+.3f}, {w256[verdict][32]}; 16 to 8 {w256[step][16]:+.3f}, {w256[verdict][16]}",
+                "has {minimum} inside the range at any width: {best} have the lowest mean loss",
                 LOST,
-                "these two arms are complete (rates {rates_256})",
-                "by bootstrap {w128[ends]}, and {w64[ends]})",
+                "by bootstrap {w256[ends]} at width 256, {w128[ends]} at width 128, and {w64[ends]} at width 64)",
+                "That the end moves with width is {moves}",
             ],
         },
     ),
