@@ -194,7 +194,7 @@ class Mirror:
         except FileNotFoundError:
             whole = False
         except shutil.Error as error:
-            if (source / MANIFEST).is_file():
+            if all(Path(name).exists() for name, *_ in error.args[0]):
                 raise StoreError(f"Checkpoint {source} cannot be copied to {links}: {error}") from error
             whole = False
         if not whole:  # it is being deleted

@@ -261,7 +261,7 @@ def use_saved_tokenizer(workdir: Path, c: Any) -> None:
     """
     if "tokenizer" in c.data and (workdir / TOKENIZER).is_file():
         _check_unchanged(workdir / TOKENIZER)
-        c.data.tokenizer = str(workdir / TOKENIZER)
+        c.data.tokenizer = str((workdir / TOKENIZER).absolute())  # no folder is taken for "bpe:..."
 
 
 def check_tokenizer(workdir: Path, source: Source) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from fake_stores import URL, FailingFiles, Killed, check_readable, record, save, use_memory
@@ -219,7 +220,12 @@ def test_checkpoint_that_cannot_be_copied_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "copy2", fail)
     with refuses(folder / "checkpoints" / "10", "No space left", error=StoreError):
         mirror.upload(small=True)
-    (folder / "checkpoints" / "10" / "files.json").unlink()
+
+    def delete(source, _):
+        Path(source).unlink()
+        raise FileNotFoundError(source)
+
+    monkeypatch.setattr(shutil, "copy2", delete)
     mirror._send_step(10)
     assert complete_steps(mirror.store.sizes()) == []
 
