@@ -5,6 +5,7 @@
 - `xla_bridge.backends_are_initialized`: True once devices are in use; XLA's flags have no effect from then on.
 - `cudnn.fused_attention_stablehlo`: checks of this machine's GPU, which `programs.pretend_attached` replaces by
   checks of the GPU that a program is compiled for.
+- `interpreters.partial_eval.DynamicJaxprTrace`: the program that a tracer belongs to, since JAX keeps programs.
 
 A version of JAX may have moved them. Then only what needs them is refused, with a message.
 """
@@ -27,6 +28,7 @@ def _find(module: str, name: str) -> Any | None:
 _state = _find("distributed", "global_state")
 _initialized = _find("xla_bridge", "backends_are_initialized")
 _cudnn = _find("cudnn", "fused_attention_stablehlo")
+_program = _find("interpreters.partial_eval", "DynamicJaxprTrace")
 
 
 def require(value: Any | None, what: str) -> Any:
@@ -52,6 +54,15 @@ def check_processes() -> None:
 def backends_are_initialized() -> bool:
     """Return whether devices are in use. Raises ConfigError if this version of JAX does not tell."""
     return require(_initialized, "setting flags of XLA")()
+
+
+def program_of(x: Any) -> Any | None:
+    """Return the program in whose trace `x` is an intermediate value; None for an array, and inside `jax.grad` alone.
+
+    Raises ConfigError if this version of JAX does not tell.
+    """
+    trace = getattr(x, "_trace", None)
+    return trace if isinstance(trace, require(_program, "measuring a model while it is traced")) else None
 
 
 def cudnn_checks() -> Any:

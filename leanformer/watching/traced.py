@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from leanformer.errors import ConfigError
 from leanformer.layers import masks
+from leanformer.runtime.jax_internals import program_of
 from leanformer.watching.measures import OF_LOGITS, Layer, find_roundoffs, reduce
 from leanformer.watching.session import ALL_PADDING, Watch
 
@@ -301,8 +302,8 @@ def find_tokens(args: tuple[Any, ...]) -> Any:
 
 def _is_outside(tokens: Any, out: Any) -> bool:
     """Return whether tokens do not belong to the program in which `out` is traced, which JAX may keep for others."""
-    inner = getattr(out, "_trace", None) if is_traced(out) else None
-    return type(inner).__name__ == "DynamicJaxprTrace" and getattr(tokens, "_trace", None) is not inner
+    program = program_of(out)
+    return program is not None and program_of(tokens) is not program
 
 
 def _is_numeric(x: Any) -> bool:
