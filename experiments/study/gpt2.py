@@ -1,6 +1,6 @@
-r"""GPT-2 of 4 layers and 16 heads against 12 and 12 on 10 MB of prose, at the published size and steps: part 6 of PLAN.md.
+"""GPT-2 of 4 layers and 16 heads against 12 and 12, at the published size and steps, on 10 MB of prose: PLAN.md, part 6.
 
-    python -m experiments.study.gpt2 [--out=DIR --texts=DIR --tokenizer=DIR] [--arms=12x12,4x16,4x16_wide] [--seeds=0,1,2]
+    python -m experiments.study.gpt2 [--out=DIR --texts=DIR --tokenizer=DIR] [--arms=12x12,4x16,4x16_wide]
     python -m experiments.study.gpt2 --texts=DIR --sources=DIR      # writes the prose to DIR/train.txt
 
 With --out, trains one run after another; every finished run is a row of experiments/evidence/study_gpt2.csv. Without
@@ -91,7 +91,7 @@ def get_config(arm: str, seed: int, texts: Path, tokenizer: Path) -> config.Conf
     c.update(seed=seed, loggers=())
     c.data.update(name=f"text:{texts}", tokenizer=str(tokenizer), separator=SEPARATOR, documents=0)
     c.model.update(keys)
-    c.probe.every = c.checkpoint.every = 0
+    c.probe.every = c.checkpoint.every = c.data.workers = 0
     return c.lock()
 
 
@@ -134,7 +134,6 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     cli.Flag("tokenizer", "Folder of GPT-2's tokenizer."),
     cli.Flag("sources", "Folder of the unpacked packages; writes train.txt to --texts."),
     cli.Flag("arms", "Arms to train, in order.", list, default=[*ARMS]),
-    cli.Flag("seeds", "Seeds to train, in order.", list, default=[*map(str, SEEDS)]),
 )
 def main(f: cli.Values) -> None:
     if unknown := [name for name in f.arms if name not in ARMS]:
@@ -148,7 +147,7 @@ def main(f: cli.Values) -> None:
     elif f.out:
         texts, tokenizer = (Path(path).expanduser().resolve() for path in (f.texts, f.tokenizer or "data/gpt2"))
         for arm in f.arms:
-            for seed in map(int, f.seeds):
+            for seed in SEEDS:
                 if not any((r["arm"], r["seed"]) == (arm, seed) for r in read_rows()):
                     row = run(arm, seed, texts, tokenizer, Path(f.out).expanduser())
                     language.append_row(row, ROWS, FIELDS)
