@@ -6,18 +6,19 @@
     python benchmarks/gpu.py --list [--study]
 
 Order: checks, several at a time if there are cores to compile them: attention backends against the float32 reference,
-resuming bit for bit, ten steps of every architecture against the CPU. Then, one at a time: the training steps of four
-configs, each followed by PyTorch's, eager and compiled (--python=INTERPRETER of an environment that has it);
-Nyströmformer; model.unroll, model.remat and XLA's attention; the probe; JPEG files; other models and batch sizes. On
-an H200 with 16 CPU cores, four checks took 100 s, and two training steps and one comparison with PyTorch 180 s.
+resuming bit for bit, ten steps of every architecture and `leanformer.watch` of PyTorch models against the CPU. Then,
+one at a time: the training steps of four configs, each followed by PyTorch's, eager and compiled (--python=INTERPRETER
+of an environment that has it); Nyströmformer; model.unroll, model.remat and XLA's attention; the probe; JPEG files;
+other models and batch sizes. On an H200 with 16 CPU cores, four checks took 100 s, and two training steps and one
+comparison with PyTorch 180 s.
 
 --study: then the runs of part 6 of experiments/study/PLAN.md, in the minutes that are left.
 
 Each measurement runs in a process with a time limit. A failed measurement becomes a row with the reason, and the others
 still run. DIR/results.json and DIR/table.md are updated after each row; the same command runs what is missing or
 failed, also if it was killed. DIR/table.md begins with what to change. With several GPUs, the first one of
-CUDA_VISIBLE_DEVICES is used. Logs are in DIR/logs. `agree`, `attention` and `resume` are the only tests that need a
-GPU: the test suite runs on CPUs.
+CUDA_VISIBLE_DEVICES is used. Logs are in DIR/logs. `agree`, `attention`, `resume` and `watch` are the only tests that
+need a GPU: the test suite runs on CPUs.
 
 peak GB is the peak device memory in 1e9 bytes; compile s is the time to trace, lower and compile the training
 step, without a cache; MFU the fraction of the vendor's bfloat16 peak. A step that runs out of memory is listed without
@@ -52,7 +53,7 @@ RESULT_PREFIX = "RESULT "  # of the last output line of a measurement
 ORIGINAL, LEAN, BATCH = "vit_b_12x12", gpu_rows.LEAN, 256
 GPT = ("gpt2_tinystories_4x16", "gpt2_tinystories_12x12")
 NYSTROM = "nystromformer_text"  # 4,096 tokens
-CHECKS = ("attention", "resume", "agree")  # functions whose result does not depend on what else runs
+CHECKS = ("attention", "resume", "agree", "watch")  # functions whose result does not depend on what else runs
 MEASURED, FAILED, NO_TIME = "measured", "failed", "no time left"
 MIN_SECONDS, MAX_SECONDS = 45, 240  # time left that a measurement needs to start, and its time limit
 CORES = 4  # for each check that runs at the same time: XLA compiles candidates of each matmul side by side
@@ -91,6 +92,7 @@ def measurements(out: Path, python: str, tiny: bool = False) -> dict[str, tuple[
     rows = {f"attention {dtype}": ("attention", {"dtype": dtype}) for dtype in ("bfloat16", "float32")}
     rows |= {f"resume {'deterministic' * d or 'default'}": ("resume", {"deterministic": d}) for d in (True, False)}
     rows |= {f"agree {config}": ("agree", {"config": config}) for config in families}
+    rows |= {f"watch {model}": ("watch", {"model": model}) for model in ("gpt2", "vit_small_patch16_224")}
     for config, batch in ((LEAN, BATCH), (ORIGINAL, BATCH), *((config, 128) for config in GPT)):
         peer = ("peer", {"config": config, "batch": batch, "python": python})
         rows |= [step(config, batch), (f"peer {config}", peer)]

@@ -37,6 +37,12 @@ def _wrong(results: dict[str, Any]) -> Iterator[str]:
                 f"{row['config']}: the loss differs from the CPU's by {row['largest difference']}, more than "
                 f"{row['limit']:g}. Find the layer before training."
             )
+    for row in _rows(results, "watch"):
+        if not row.get("agrees", True):
+            yield (
+                f"watch of {row['model']} differs from the CPU's by {row['largest difference']}, more than "
+                f"{row['limit']:g}. Do not trust it on this GPU."
+            )
     for row in _rows(results, "resume"):
         if row["deterministic"] and row["equal arrays"] < row["arrays"]:
             yield "deterministic=True does not resume bit for bit: README and docs/gpus.md must say so."

@@ -65,6 +65,7 @@ CALLS = {  # attention of the models: T, S, N, H and mask
 SINGLE, LIMIT = 1e-5, kernel_check.largest_error(jnp.bfloat16)  # largest errors of attention in float32 and bfloat16
 LEAN = "vit_b_7x16"
 AGREE = 1e-3  # largest relative difference of the loss of ten steps between devices, with float32 matmuls
+WATCH = 1e-3  # largest relative difference of a watched measure between devices, in float32
 
 
 def build(config: str, batch: int, attention: str, tiny: bool, dtype: str = "bfloat16", **model: Any) -> Run:
@@ -240,4 +241,39 @@ def _time_calls(function: Callable[[Any], Any], calls: int, state: Any) -> float
     return time.perf_counter() - start
 
 
-FUNCTIONS = {f.__name__: f for f in (machine, attention, agree, resume, train, peer, probe, pipeline)}
+def watch(model: str, tiny: bool) -> dict[str, Any]:
+    """Compare what `leanformer.watch` measures in a PyTorch model on the GPU and on the CPU, in float32."""
+    if importlib.util.find_spec("torch") is None:
+        return {"model": model, "note": "PyTorch is not installed in this environment"}
+    import timm
+    import torch
+    import transformers
+
+    import leanformer
+
+    torch.manual_seed(0)
+    if model == "gpt2":
+        sizes = {"n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 101} if tiny else {}
+        network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+        inputs = torch.randint(0, network.config.vocab_size, (4, 128))
+    else:
+        sizes = {"depth": 2, "embed_dim": 24, "num_heads": 3} if tiny else {}
+        network, inputs = timm.create_model("vit_small_patch16_224", **sizes), torch.randn(8, 3, 224, 224)
+    values: list[dict[str, float]] = []
+    row: dict[str, Any] = {"model": model}
+    for device in ("cpu", "cuda" if torch.cuda.is_available() else "cpu"):
+        network.eval().to(device)
+        seconds = []
+        for _ in range(2):  # the first call compiles
+            start = time.perf_counter()
+            with torch.no_grad(), leanformer.watch(network) as watched:
+                network(inputs.to(device))
+            seconds.append(time.perf_counter() - start)
+        values.append(watched.record())
+        row[f"{device} s"] = round(seconds[1], 2)
+    cpu, gpu = values
+    difference = max(abs(gpu[key] - x) / abs(x) for key, x in cpu.items())
+    return row | {"largest difference": f"{difference:.1e}", "limit": WATCH, "agrees": difference <= WATCH}
+
+
+FUNCTIONS = {f.__name__: f for f in (machine, attention, agree, resume, watch, train, peer, probe, pipeline)}

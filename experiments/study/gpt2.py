@@ -1,4 +1,4 @@
-"""GPT-2 of 4 layers and 16 heads against 12 and 12, at the published size and steps, on 10 MB of prose: PLAN.md, part 6.
+"""GPT-2 of 4 layers and 16 heads against 12 and 12, published size and steps, on 10 MB of prose: PLAN.md, part 6.
 
     python -m experiments.study.gpt2 [--out=DIR --texts=DIR --tokenizer=DIR] [--arms=12x12,4x16,4x16_wide]
     python -m experiments.study.gpt2 --texts=DIR --sources=DIR      # writes the prose to DIR/train.txt
