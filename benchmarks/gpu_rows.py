@@ -253,7 +253,8 @@ def watch(model: str, tiny: bool) -> dict[str, Any]:
 
     torch.manual_seed(0)
     if model == "gpt2":
-        sizes = {"n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 101} if tiny else {}
+        small = {"n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 101, "bos_token_id": 0, "eos_token_id": 0}
+        sizes = small if tiny else {}
         network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
         inputs = torch.randint(0, network.config.vocab_size, (4, 128))
     else:

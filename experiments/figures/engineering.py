@@ -20,7 +20,7 @@ def records() -> Mapping[str, Any]:
 def on_gpu() -> Mapping[str, Any]:
     """Return what was measured on an H200, by case, and ranges and ratios of it."""
     values = records()["H200"]
-    ours = values["vit_b_7x16 beside PyTorch"]
+    ours, gpt = values["vit_b_7x16 beside PyTorch"], values["gpt2_tinystories_4x16 beside PyTorch"]
     errors = {
         f"{backend} {dtype}": sorted(
             x for case, x in values.items() if case.startswith("attention") and case.endswith(f"{dtype} {backend}")
@@ -35,11 +35,15 @@ def on_gpu() -> Mapping[str, Any]:
         "ours": round(ours, -2),
         "eager": ours / values["vit_b_7x16 PyTorch eager"],
         "compiled": ours / values["vit_b_7x16 PyTorch compiled"],
+        "gpt_eager": gpt / values["gpt2_tinystories_4x16 PyTorch eager"],
+        "gpt_compiled": gpt / values["gpt2_tinystories_4x16 PyTorch compiled"],
+        "tf32": f"{values['watch of NNX attention against CPU in TF32']:.0e}".replace("e-0", "e-"),
         "lean": values["vit_b_7x16"] / values["vit_b_12x12"],
         "loop": 100 * (1 - values["vit_b_7x16 with loop"] / values["vit_b_7x16"]),
         "loop_memory": values["vit_b_7x16 with loop memory"] - values["vit_b_7x16 memory"],
         "mfu": {name: 100 * values[f"{name} MFU"] for name in values if f"{name} MFU" in values},
-        "tokens": round(values["gpt2_tinystories_4x16 tokens"], -3),
+        "tokens": {n: round(values[f"gpt2_tinystories_{n} tokens"], -3) for n in ("4x16", "12x12")},
+        "watch": {n: f"{values[f'watch of {n} against CPU']:.1e}".replace("e-0", "e-") for n in ("GPT-2", "ViT-S")},
         "loss": f"{max(x for case, x in values.items() if case.startswith('loss')):.1e}".replace("e-0", "e-"),
         "float32": f"{errors['xla float32'][-1]:.1e}".replace("e-0", "e-"),
     }
@@ -68,8 +72,8 @@ PASSAGES = [
         on_gpu,
         {
             README: [
-                "ViT-B 7x16 training steps: {ours:,.0f} images/s, {eager:.2f} times PyTorch eager and {compiled:.2f} "
-                "of "
+                "ViT-B 7x16: {ours:,.0f} images/s, {eager:.2f} times PyTorch eager, {compiled:.2f} of ",
+                "; GPT-2 4x16: {gpt_eager:.2f}, {gpt_compiled:.2f})",
             ],
             RESULTS: [
                 "{values[vit_b_7x16]:,.0f}, {values[vit_b_12x12]:,.0f}; {eager:.2f}, {compiled:.2f} |",
@@ -81,11 +85,25 @@ PASSAGES = [
                     f"{{values[{name} compilation]:.0f}} |"
                     for name in ("vit_b_7x16", "vit_b_7x16 with loop", "vit_b_12x12")
                 ),
-                "{tokens:,.0f} tokens | {mfu[gpt2_tinystories_4x16]:.0f} % | "
-                "{values[gpt2_tinystories_4x16 memory]:.2f} | {values[gpt2_tinystories_4x16 compilation]:.0f} |",
-                "reach {matmuls[0]:.0f} to {matmuls[2]:.0f} TFLOP/s",
+                *(
+                    f"{{tokens[{name}]:,.0f}} tokens | {{mfu[gpt2_tinystories_{name}]:.0f}} % | "
+                    f"{{values[gpt2_tinystories_{name} memory]:.2f}} | "
+                    f"{{values[gpt2_tinystories_{name} compilation]:.0f}} |"
+                    for name in ("4x16", "12x12")
+                ),
+                "reach {matmuls[0]:.0f} to {matmuls[3]:.0f} TFLOP/s",
                 "{values[vit_b_7x16 PyTorch eager]:,.0f} images/s eager, {values[vit_b_7x16 PyTorch compiled]:,.0f} "
                 "compiled; ours {values[vit_b_7x16 beside PyTorch]:,.0f}: {eager:.2f} and {compiled:.2f} times",
+                "{values[gpt2_tinystories_4x16 PyTorch eager]:,.0f} rows/s eager, "
+                "{values[gpt2_tinystories_4x16 PyTorch compiled]:,.0f} compiled; ours "
+                "{values[gpt2_tinystories_4x16 beside PyTorch]:,.0f}: {gpt_eager:.2f} and {gpt_compiled:.2f} times",
+                "by at most {watch[GPT-2]} (transformers' GPT-2, 4 x 128 tokens) and {watch[ViT-S]} (timm's",
+                "takes {values[watch of GPT-2 seconds]:.1f} and {values[watch of ViT-S seconds]:.1f} s,",
+                "a plain one, {values[GPT-2 seconds without watch]:.2f} s",
+                "differ by up to {tf32}",
+                "of {values[quickstart_gpt 60 steps]:.0f} s for 60 steps of",
+                "the steps took {values[quickstart_gpt steps alone]:.1f} s",
+                "not compiled within {values[nystromformer_text not compiled within]:.0f} s",
                 "is {lean:.2f} times as fast",
                 "costs {loop:.0f} % of the speed and {loop_memory:.1f} GB",
                 "reference, {errors[cudnn bfloat16][0]:.4f} to {errors[cudnn bfloat16][5]:.4f} with cuDNN "

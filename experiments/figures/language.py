@@ -135,7 +135,10 @@ def coverage() -> Mapping[str, Any]:
 LOST = (
     "the loss changes by {lost[64]:+.3f} at width 64, {lost[128]:+.3f} at width 128 and {lost[256]:+.3f} at width 256"
 )
-TRAINED = {b.width: {b.width // n for n in b.heads} for b in (BLOCKS[name] for name in "GAF")}  # head dimensions
+TRAINED = {  # head dimensions by width
+    (width := BLOCKS[block].width): {width // n for n in verdicts.read_values(read_rows(), block, "loss")}
+    for block in "GAF"
+}
 WORDS = ("none", "one", "two", "three", "four", "five", "six")
 
 PASSAGES = [
