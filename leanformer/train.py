@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, programs
 from leanformer.costs import oom_suggestions
+from leanformer.data import pool
 from leanformer.reports import pages
 from leanformer.runtime import multihost, signals
 from leanformer.runtime.stopping import StopRequest
@@ -47,6 +48,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         LeanformerError: the class says what prevents training: ConfigError, DataError, WeightsError, CheckpointError,
             WorkdirError or TrainingError (diverged, or the step does not fit the device).
     """
+    pool.check_main_program(c.data.workers)
     return start(functools.partial(train_setup.prepare, c, workdir), c.hang_seconds, dry_run=dry_run, again=again)
 
 

@@ -26,6 +26,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, tasks
 from leanformer.costs import oom_suggestions
+from leanformer.data import pool
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
 from leanformer.train import start
@@ -45,6 +46,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         TrainingError: one run diverged, which ends all of them, or the program does not fit the device.
     """
     vmap.check([c for _, c in members])
+    pool.check_main_program(members[0][1].data.workers)
 
     def prepare(timer: Timer) -> vmap.EnsembleRun:
         mesh = meshes.make_mesh(devices=jax.local_devices()[:1])

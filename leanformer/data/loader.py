@@ -17,7 +17,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from leanformer.data.pool import SIGNALS, begin_worker
+from leanformer.data.pool import SIGNALS, begin_worker, check_main_program
 from leanformer.data.source import Source, size
 from leanformer.errors import EXHAUSTED, CorruptExample, DataError
 
@@ -178,12 +178,16 @@ def stream(
         stop: step after the last; None for all.
         workers: number of processes that read; 0 for a thread of this process.
         prefetch: number of batches that each worker, or the thread, reads in advance.
+
+    Raises:
+        ConfigError: workers could not import the main program.
     """
     stop = len(batches) if stop is None else stop
     steps = grain.MapDataset.source(batches)[start:stop]  # ty: ignore[invalid-argument-type] - it has __getitem__
     threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
     dataset = steps.to_iter_dataset(threads)
     if workers:
+        check_main_program(workers)
         if not flags.FLAGS.is_parsed():  # grain's worker processes read absl flags, which nothing else parses
             flags.FLAGS.mark_as_parsed()
         # grain's reading thread keeps the last batch in shared memory until Python exits. The resource tracker process

@@ -9,9 +9,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from leanformer.errors import DataError
+from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import signals
 
 
@@ -23,6 +24,27 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def check_main_program(workers: int) -> None:
+    """Raise ConfigError if worker processes could not import the main program, as each does when it starts.
+
+    A worker that dies then can leave its parent waiting for ever: with more than 64 KB to send, Python blocks.
+    """
+    if not workers:
+        return
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what Python's own check reads
+        raise ConfigError(
+            "A worker process imports the main program, which would begin this run again. Put what it runs under "
+            f'`if __name__ == "__main__":`, or set data.workers=0 (now {workers}).'
+        )
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path and getattr(main, "__spec__", None) is None and not Path(path).exists():
+        raise ConfigError(
+            f"data.workers={workers}: worker processes import the main program, and there is no file {path}: it was "
+            "read from standard input. Save it as a file, or set data.workers=0."
+        )
+
+
 def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
     """Yield function(item) for each item, in order, computed by worker processes, or in this process for 0 workers.
 
@@ -30,11 +52,13 @@ def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: i
     picklable. An error of `function` is raised in place of its result.
 
     Raises:
+        ConfigError: workers could not import the main program.
         DataError: a worker was killed.
     """
     if not workers:
         yield from map(function, items)
         return
+    check_main_program(workers)
     spawned = multiprocessing.get_context("spawn")  # not forked: this process has threads
     pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawned, initializer=begin_worker)
     running: collections.deque[concurrent.futures.Future[Any]] = collections.deque()

@@ -256,6 +256,25 @@ def test_workers_do_not_change_batches(tmp_path):
     assert process.returncode == 0 and process.stdout == "the same\n", process.stderr
 
 
+PROGRAM = """
+import math
+from leanformer.data import pool
+print(*pool.map_ordered(math.sqrt, [4, 9], 1))
+"""
+
+
+@pytest.mark.parametrize("read_from", ["file without a guard", "standard input"])
+def test_programs_that_workers_cannot_import_are_refused(tmp_path, read_from):
+    """Without a guard the worker would begin the program again; from standard input there is nothing to import."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    piped = read_from == "standard input"
+    command = [sys.executable, *(["-"] if piped else [str(tmp_path / "program.py")])]
+    text = PROGRAM if piped else None
+    process = subprocess.run(command, input=text, capture_output=True, text=True, timeout=200)
+    assert process.returncode == 1 and not process.stdout
+    assert mentions(process.stderr, "ConfigError", "data.workers", 1, 0, "<stdin>" if piped else "__main__")
+
+
 GPU_SCRIPT = """
 import concurrent.futures, functools, multiprocessing, os
 import numpy as np
