@@ -263,11 +263,11 @@ print(*pool.map_ordered(math.sqrt, [4, 9], 1))
 """
 
 
-@pytest.mark.parametrize("read_from", ["file without a guard", "standard input"])
+@pytest.mark.parametrize("read_from", ["file", "stdin"])
 def test_programs_that_workers_cannot_import_are_refused(tmp_path, read_from):
     """Without a guard the worker would begin the program again; from standard input there is nothing to import."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    piped = read_from == "standard input"
+    piped = read_from == "stdin"
     command = [sys.executable, *(["-"] if piped else [str(tmp_path / "program.py")])]
     text = PROGRAM if piped else None
     process = subprocess.run(command, input=text, capture_output=True, text=True, timeout=200)
