@@ -84,13 +84,14 @@ def heads_at_fixed_width() -> Mapping[str, Any]:
 def narrow_heads() -> Mapping[str, Any]:
     """Return what 32 heads lose to 8 at width 128, and what other queries and keys, or a wider MLP, change of it."""
     rows = read_rows()
-    losses = {block: verdicts.read_values(rows, block, "loss") for block in ("A", "B", "C", "E", "E2")}
+    losses = {block: verdicts.read_values(rows, block, "loss") for block in ("A", "B", "C", "D", "E", "E2")}
     words, lost_with_norm = verdicts.verdicts(rows), losses["B"][32] - losses["B"][8]
-    a, c, e = losses["A"], losses["C"], losses["E"]
+    a, c, d, e = (losses[block] for block in ("A", "C", "D", "E"))
+    fit = verdicts.read_values(rows, "D", "train_loss")
     params = {row["block"]: row["params"] for row in rows if row["num_heads"] == 32}
     return {
         "loss": {block: Estimate.mean(values[32]) for block, values in losses.items()},
-        "change": {block: Estimate.of(statistics.paired(values[32], a[32])) for block, values in losses.items()},
+        "change": {b: Estimate.of(statistics.paired(losses[b][32], a[32])) for b in ("B", "C", "E", "E2")},
         "lost": Estimate.of(statistics.paired(a[32], a[8])),
         "lost_repaired": Estimate.of(statistics.paired(e[32], e[8])),
         "eight": Estimate.of(statistics.paired(a[8], a[32])),
@@ -105,6 +106,12 @@ def narrow_heads() -> Mapping[str, Any]:
         "lost_from_4": Estimate.of(statistics.paired(a[32], a[4])),
         "lost_with_rotary": Estimate.of(statistics.paired(c[32], c[4])),
         "rotary_moves": Estimate.of(statistics.paired(c[32] - c[4], a[32] - a[4])),
+        "long": {n: Estimate.mean(d[n]) for n in (4, 32)},
+        "lost_long": Estimate.of(statistics.paired(d[32], d[4])),
+        "fit_long": Estimate.of(statistics.paired(fit[32], fit[4])),
+        "length_takes": Estimate.of(statistics.paired(d[32] - d[4], a[32] - a[4])),
+        "length_halves": verdicts.halves_loss(losses, "D", 4),
+        "optimisation": words[(verdicts.optimisation_explains.__doc__ or "").strip()],
         "halved": Estimate.of(statistics.paired(a[32] - a[8] - lost_with_norm, 0.5 * (a[32] - a[8]))),
         "conditioning": words[(verdicts.conditioning_coincides.__doc__ or "").strip()],
         "positions": words[(verdicts.positions_move_it.__doc__ or "").strip()],
@@ -213,6 +220,10 @@ PASSAGES = [
                 "they still differ by {lost_with_qk_norm:.3f}, without it by {lost:.3f} | {qk_norm_halves} for QK-norm"
                 ", narrowly: what it takes off, minus half of the {lost.value:.3f}, is {halved:+.3f} |",
                 "so they do not turn together | {conditioning} |",
+                "from 4 to 32 heads the loss changes by {lost_long:+.3f nats} instead of {lost_from_4:+.3f} | "
+                "**{length_halves}** |",
+                "({long[32]:.3f ±} and {long[4]:.3f ±} nats)",
+                "on the training text by {fit_long:+.3f nats}",
                 "The loss itself is lower, by {rotary_gain[4]:.3f nats} at 4 heads",
             ],
             RESULTS: [
@@ -232,6 +243,10 @@ PASSAGES = [
                 "raises the loss of 8 heads as much, by {qk_norm_at_8:.3f}, so that 32 heads lose "
                 "{lost_with_qk_norm:.3f} to 8 heads, as without it. That it halves this loss is {qk_norm_halves}, "
                 "narrowly: what it takes off, minus half of the loss, is {halved:+.3f}",
+                "4 heads end at {long[4]:.3f ±}, 32 heads at {long[32]:.3f ±}, a change of {lost_long:+.3f} instead of "
+                "{lost_from_4:+.3f}; {length_takes:+.3f} of difference",
+                "on the training text too: {fit_long:+.3f}",
+                "That temperature or optimisation explains the loss {optimisation}, by length",
             ],
         },
     ),
