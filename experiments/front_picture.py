@@ -218,14 +218,14 @@ def draw_stop_paying(axes: Axes) -> None:
         y, low, high = (x / 3 for x in Estimate.of(statistics.paired(long[32], long[4])))
         bars = {"xerr": [[4], [8]], "yerr": [[y - low], [high - y]]}
         style = {"color": FIRST, "fmt": "D", "markerfacecolor": "none", "markersize": 5, "linewidth": 1, "capsize": 2}
-        axes.errorbar([8], [y], label="width 128, four times the steps\n(mean of three doublings)", **bars, **style)
+        axes.errorbar([8], [y], label="width 128, 4,000 steps", **bars, **style)
     axes.axhline(0, color=grey, linewidth=0.8)
-    axes.set(xscale="log", xlabel="head dimension after doubling the heads", ylim=(-0.16, 0.21))
+    axes.set(xscale="log", xlabel="head dimension after doubling the heads", ylim=(-0.21, 0.21))
     axes.set_title("Change of the loss, nats per token (below 0: heads pay)", fontsize=FONT - 2)
     axes.minorticks_off()
     axes.set_xticks(DIMENSIONS, [str(n) for n in DIMENSIONS])
     axes.invert_xaxis()
-    axes.legend(frameon=False, fontsize=FONT - 4)
+    axes.legend(loc="lower left", frameon=False, fontsize=FONT - 4)
 
 
 DOSES = {  # words of the picture, at places in data coordinates
