@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from experiments.study import language, layers, verdicts, vision
+from experiments.study import gpt2, language, layers, verdicts, vision
 from experiments.study.language import BLOCKS, TUNING_SEED, Arm
+from leanformer.errors import DataError
 
 
 def make_rows(losses, seeds=(0, 1, 2), noise=1e-4):
@@ -261,3 +262,40 @@ def test_arms_of_the_trade_have_the_shapes_of_the_plan():
         "lean, MLP halved": (4, 4, 16, 96, 92_170),
         "lean, fixed width": (4, 6, 8, 96, 79_690),
     }
+
+
+def test_prose_is_whole_lines_of_both_packages(tmp_path, monkeypatch):
+    """Tags are removed, quotation marks restored, and every line is in the prose once, whatever the order."""
+    brown, chapters = tmp_path / "package", [["Emma Woodhouse,", "handsome,"], ["clever, and rich"]]
+    brown.mkdir()
+    tagged = "\n\t``/`` Only/rb a/at handful/nn ''/'' ,/, he/pps said/vbd (/( twice/rb )/) ./.\n\n\tand/or/cc ./.\n"
+    (brown / "ca01").write_text(tagged)
+    (brown / "CONTENTS").write_text("no text of the corpus")
+    novels = tmp_path / gpt2.make_austen.RDATA
+    novels.parent.mkdir(parents=True)
+    novels.touch()
+    monkeypatch.setattr(gpt2.make_austen, "read_lines", lambda path: [["a novel"]])
+    monkeypatch.setattr(gpt2.make_austen, "split_chapters", lambda lines: ("\n".join(c) for c in chapters))
+    pieces = gpt2.make_prose(tmp_path).split(gpt2.SEPARATOR)
+    lines = ['"Only a handful", he said (twice).', "and/or.", "Emma Woodhouse,", "handsome,", "clever, and rich"]
+    assert sorted(line for piece in pieces for line in piece.split("\n")) == sorted(lines)
+    novels.unlink()
+    with refuses(f"--sources={tmp_path}", error=DataError):
+        gpt2.make_prose(tmp_path)
+
+
+def test_gpt2_pair_has_an_equal_parameter_control_and_a_margin(tmp_path):
+    counts = {name: language.count_parameters(gpt2.get_config(name, 0, tmp_path, tmp_path)) for name in gpt2.ARMS}
+    assert counts == {"12x12": 89_160_785, "4x16": 64_150_609, "4x16_wide": 89_160_609}
+    losses = {"12x12": 4.9, "4x16": 4.85, "4x16_wide": 4.91}
+    rows = [
+        {"arm": arm, "seed": seed, "loss": loss + 0.1 * seed + 1e-4 * i * seed}
+        for i, (arm, loss) in enumerate(losses.items())
+        for seed in gpt2.SEEDS
+    ]
+    for arm, word in (("4x16", "better"), ("4x16_wide", "worse")):
+        difference, verdict = gpt2.compare(rows, arm)
+        assert difference.value == pytest.approx(losses[arm] - losses["12x12"], abs=1e-3) and verdict == word
+    rows[-1]["loss"] += 0.02  # more scatter: no difference is shown, and it is not within the margin either
+    assert gpt2.compare(rows, "4x16_wide")[1] == "inconclusive"
+    assert gpt2.compare(rows[:-1], "4x16_wide") is None
