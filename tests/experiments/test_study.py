@@ -268,7 +268,9 @@ def test_prose_is_whole_lines_of_both_packages(tmp_path, monkeypatch):
     """Tags are removed, quotation marks restored, and every line is in the prose once, whatever the order."""
     brown, chapters = tmp_path / "package", [["Emma Woodhouse,", "handsome,"], ["clever, and rich"]]
     brown.mkdir()
-    tagged = "\n\t``/`` Only/rb a/at handful/nn ''/'' ,/, he/pps said/vbd (/( twice/rb )/) ./.\n\n\tand/or/cc ./.\n"
+    tagged = (
+        "\n\t``/`` Only/rb a/at few/ap ''/'' ?/. ?/.\n\the/pps said/vbd (/( twice/rb )/) ./.\n\n\n\tand/or/cc ./.\n"
+    )
     (brown / "ca01").write_text(tagged)
     (brown / "CONTENTS").write_text("no text of the corpus")
     novels = tmp_path / gpt2.make_austen.RDATA
@@ -277,11 +279,21 @@ def test_prose_is_whole_lines_of_both_packages(tmp_path, monkeypatch):
     monkeypatch.setattr(gpt2.make_austen, "read_lines", lambda path: [["a novel"]])
     monkeypatch.setattr(gpt2.make_austen, "split_chapters", lambda lines: ("\n".join(c) for c in chapters))
     pieces = gpt2.make_prose(tmp_path).split(gpt2.SEPARATOR)
-    lines = ['"Only a handful", he said (twice).', "and/or.", "Emma Woodhouse,", "handsome,", "clever, and rich"]
+    lines = ['"Only a few"? he said (twice).', "and/or.", "Emma Woodhouse,", "handsome,", "clever, and rich"]
     assert sorted(line for piece in pieces for line in piece.split("\n")) == sorted(lines)
     novels.unlink()
     with refuses(f"--sources={tmp_path}", error=DataError):
         gpt2.make_prose(tmp_path)
+
+
+def test_table_of_the_gpt2_pair_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "rows.csv"
+    monkeypatch.setattr(gpt2, "ROWS", path)
+    row = dict.fromkeys(gpt2.FIELDS, 1) | {"arm": "4x16", "lr": 3e-4, "seed": 2, "loss": "4.92787", "device": "cpu"}
+    language.append_row(row, path, gpt2.FIELDS)
+    (read,) = gpt2.read_rows()
+    assert (read["arm"], read["seed"], read["loss"], read["lr"]) == ("4x16", 2, 4.92787, 3e-4)
+    assert gpt2.is_recorded("4x16", 2) and not gpt2.is_recorded("12x12", 2) and len(list(gpt2.report([read]))) == 3
 
 
 def test_gpt2_pair_has_an_equal_parameter_control_and_a_margin(tmp_path):
