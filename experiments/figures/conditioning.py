@@ -153,7 +153,6 @@ PASSAGES = [
         heads_values,
         {
             README: [
-                "16 heads for 2 in one shape: {gain[1]:+.1f points}",
                 "median κ {dim[2]:,.0f} to {dim[16]:,.0f} at fixed head dimension, {total[2]:,.0f} to "
                 "{total[16]:,.0f} at fixed total width",
                 "Gaussian matrices: {gaussian[2]:.1f} to {gaussian[16]:.1f}, and no change at fixed total width",

@@ -214,17 +214,20 @@ PASSAGES = [
     Passage(
         narrow_heads,
         {
+            README: [
+                "width 128, 4 to 32 heads: {lost_from_4.value:+.3f} after 1,000 steps, {lost_long:+.3f} after",
+            ],
             FINDINGS: [
                 "the loss changes by {lost_with_rotary:+.3f nats} instead of {lost_from_4:+.3f} | **{positions}** |",
                 "32 heads of 4 by queries and keys of dimension 32: {change[E]:+.3f}; by as many parameters in the MLP"
                 ": {change[E2]:+.3f} | {rule} |",
-                "they still differ by {lost_with_qk_norm:.3f}, without it by {lost:.3f} | {qk_norm_halves} for QK-norm"
-                ", narrowly: what it takes off, minus half of the {lost.value:.3f}, is {halved:+.3f} |",
-                "so they do not turn together | {conditioning} |",
+                "they differ by {lost_with_qk_norm:.3f}, without it by {lost:.3f} |",
+                "halves the difference is narrowly {qk_norm_halves} |",
+                "rises at every doubling at two of them | {conditioning} |",
                 "from 4 to 32 heads the loss changes by {lost_long:+.3f nats} instead of {lost_from_4:+.3f} | "
-                "**{length_halves}** |",
+                "**{length_halves}**, by length |",
                 "({long[32]:.3f ±} and {long[4]:.3f ±} nats)",
-                "on the training text by {fit_long:+.3f nats}",
+                "ahead on the training text by {fit_long:+.3f nats}",
                 "The loss itself is lower, by {rotary_gain[4]:.3f nats} at 4 heads",
             ],
             RESULTS: [
@@ -245,7 +248,7 @@ PASSAGES = [
                 "{lost_with_qk_norm:.3f} to 8 heads, as without it. That it halves this loss is {qk_norm_halves}, "
                 "narrowly: what it takes off, minus half of the loss, is {halved:+.3f}",
                 "4 heads end at {long[4]:.3f ±}, 32 heads at {long[32]:.3f ±}, a change of {lost_long:+.3f} instead of "
-                "{lost_from_4:+.3f}; {length_takes:+.3f} of difference",
+                "{lost_from_4:+.3f}; the two changes differ by {length_takes:+.3f}",
                 "on the training text too: {fit_long:+.3f}",
                 "That temperature or optimisation explains the loss {optimisation}, by length",
                 "rates are {rates[0]:g} and {rates[1]:g} (after 1,000 steps: {rates[2]:g} and {rates[3]:g})",

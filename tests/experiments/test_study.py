@@ -269,7 +269,7 @@ def test_prose_is_whole_lines_of_both_packages(tmp_path, monkeypatch):
     brown, chapters = tmp_path / "package", [["Emma Woodhouse,", "handsome,"], ["clever, and rich"]]
     brown.mkdir()
     tagged = (
-        "\n\t``/`` Only/rb a/at few/ap ''/'' ?/. ?/.\n\the/pps said/vbd (/( twice/rb )/) ./.\n\n\n\tand/or/cc ./.\n"
+        "\n\t``/`` Only/rb few/ap ''/'' ?/. ?/.\n\the/pps said/vbd (/( twice/rb )/) ./.\n\n\n\tand/or/cc ./.\n"
     )
     (brown / "ca01").write_text(tagged)
     (brown / "CONTENTS").write_text("no text of the corpus")
@@ -279,7 +279,7 @@ def test_prose_is_whole_lines_of_both_packages(tmp_path, monkeypatch):
     monkeypatch.setattr(gpt2.make_austen, "read_lines", lambda path: [["a novel"]])
     monkeypatch.setattr(gpt2.make_austen, "split_chapters", lambda lines: ("\n".join(c) for c in chapters))
     pieces = gpt2.make_prose(tmp_path).split(gpt2.SEPARATOR)
-    lines = ['"Only a few"? he said (twice).', "and/or.", "Emma Woodhouse,", "handsome,", "clever, and rich"]
+    lines = ['"Only few"? he said (twice).', "and/or.", "Emma Woodhouse,", "handsome,", "clever, and rich"]
     assert sorted(line for piece in pieces for line in piece.split("\n")) == sorted(lines)
     novels.unlink()
     with refuses(f"--sources={tmp_path}", error=DataError):
