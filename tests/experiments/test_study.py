@@ -268,9 +268,7 @@ def test_prose_is_whole_lines_of_both_packages(tmp_path, monkeypatch):
     """Tags are removed, quotation marks restored, and every line is in the prose once, whatever the order."""
     brown, chapters = tmp_path / "package", [["Emma Woodhouse,", "handsome,"], ["clever, and rich"]]
     brown.mkdir()
-    tagged = (
-        "\n\t``/`` Only/rb few/ap ''/'' ?/. ?/.\n\the/pps said/vbd (/( twice/rb )/) ./.\n\n\n\tand/or/cc ./.\n"
-    )
+    tagged = "\n\t``/`` Only/rb few/ap ''/'' ?/. ?/.\n\the/pps said/vbd (/( twice/rb )/) ./.\n\n\n\tand/or/cc ./.\n"
     (brown / "ca01").write_text(tagged)
     (brown / "CONTENTS").write_text("no text of the corpus")
     novels = tmp_path / gpt2.make_austen.RDATA
