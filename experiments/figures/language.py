@@ -180,8 +180,8 @@ PASSAGES = [
                 "the loss changes by {w256[slope]:+.3f nats} at width 256 and {w128[slope]:+.3f} at width 128, which "
                 "is worse, and by {w64[slope]:+.3f} at width 64",
                 "that heads of dimensions below 16 lose at width 128 and that the end moves with width, are {narrow}",
-                "64 to 32 {w256[step][64]:+.3f nats}, 32 to 16 {w256[step][32]:+.3f}, 16 to 8 "
-                "{w256[step][16]:+.3f}, each {w256[verdict][64]} after",
+                "128 to 64 {w256[step][128]:+.3f nats}, 64 to 32 {w256[step][64]:+.3f}, 32 to 16 "
+                "{w256[step][32]:+.3f}, 16 to 8 {w256[step][16]:+.3f}, each {w256[verdict][128]} after",
                 "heads stop paying at a dimension of {w64[ends]} at width 64, {w128[ends]} at width 128 and "
                 "{w256[ends]} at width 256",
                 LOST,
@@ -202,7 +202,8 @@ PASSAGES = [
                 "by {w256[slope]:+.3f} per doubling at width 256, {w128[slope]:+.3f} at width 128 and "
                 "{w64[slope]:+.3f} at width 64",
                 "At width 64 every corrected verdict is {w64[verdict][64]}",
-                "At width 256: 64 to 32 {w256[step][64]:+.3f}, {w256[verdict][64]} after the correction; 32 to 16 "
+                "At width 256: 128 to 64 {w256[step][128]:+.3f}, {w256[verdict][128]} after the correction; 64 to 32 "
+                "{w256[step][64]:+.3f}, {w256[verdict][64]}; 32 to 16 "
                 "{w256[step][32]:+.3f}, {w256[verdict][32]}; 16 to 8 {w256[step][16]:+.3f}, {w256[verdict][16]}",
                 "has {minimum} inside the range at any width: {best} have the lowest mean loss",
                 LOST,
