@@ -9,8 +9,8 @@ Figure 1:  depth 1, 3, 5; rank 1 to 64; modules 1, 8, 64; optim.lr 0.01, 100,000
 Over N:    depth 2, modules 64, points 4, 16, 64, 256. Over d: depth 2, modules 8, dim 16 to 256. Both: optim.lr 0.005,
            200,000 steps.
 Counts:    280,898 parameters; with 8 modules 397,378, with 64 1,329,218, as those in use of the released code.
-Hardware:  not measured at full length; the reduced runs are in rank_nn_small.py. A batch takes 13 ms of a CPU core, far
-           longer than a GPU's step: raise data.workers there.
+Hardware:  not measured at full length; the reduced runs are in rank_nn_small.py. A batch takes 13 ms of a CPU core
+           (2026-11-27), for which a GPU may wait: then raise data.workers.
 Expected:  squared error summed over dimensions, 1 for predicting zero, as read off the paper's plots: depth 1, one
            module: rank 1 0.87, 8 0.84, 16 0.80, 32 0.69, 64 0.015; 8 modules: 0.83, 0.73, 0.62, 0.43, 0.0069.
 """

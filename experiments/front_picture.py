@@ -213,12 +213,12 @@ def draw_stop_paying(axes: Axes) -> None:
             y, low, high = np.array([tuple(estimate) for estimate in steps.values()]).T
             x = [dim * 1.03 ** (i - 2) for dim in steps]
             axes.errorbar(x, y, yerr=(y - low, high - y), label=label, capsize=2, markersize=4, linewidth=1, **style)
-    long = verdicts.read_values(rows, "D", "loss")
-    if len(long) == 2:  # 4 and 32 heads: the mean of three doublings, over the dimensions that they lead to
+    longer, long = verdicts.BLOCKS["D"], verdicts.read_values(rows, "D", "loss")
+    if {4, 32} <= long.keys():  # the mean of three doublings, over the dimensions of 16 to 4 that they lead to
         y, low, high = (x / 3 for x in Estimate.of(statistics.paired(long[32], long[4])))
         bars = {"xerr": [[4], [8]], "yerr": [[y - low], [high - y]]}
         style = {"color": FIRST, "fmt": "D", "markerfacecolor": "none", "markersize": 5, "linewidth": 1, "capsize": 2}
-        axes.errorbar([8], [y], label="width 128, 4,000 steps", **bars, **style)
+        axes.errorbar([8], [y], label=f"width {longer.width}, {longer.steps:,} steps", **bars, **style)
     axes.axhline(0, color=grey, linewidth=0.8)
     axes.set(xscale="log", xlabel="head dimension after doubling the heads", ylim=(-0.21, 0.21))
     axes.set_title("Change of the loss, nats per token (below 0: heads pay)", fontsize=FONT - 2)

@@ -40,8 +40,8 @@ def check_main_program(workers: int) -> None:
     path = getattr(main, "__file__", None)
     if path and getattr(main, "__spec__", None) is None and not Path(path).exists():
         raise ConfigError(
-            f"data.workers={workers}: worker processes import the main program, and there is no file {path}: it was "
-            "read from standard input. Save it as a file, or set data.workers=0."
+            f"data.workers={workers}: worker processes import the main program, and there is no file {path} (a program "
+            "on standard input has none). Save it as a file, or set data.workers=0."
         )
 
 
@@ -69,7 +69,10 @@ def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: i
             running.extend(pool.submit(function, item) for item in itertools.islice(rest, 1))
             yield running.popleft().result()
     except concurrent.futures.BrokenExecutor as error:
-        raise DataError("A worker process was killed, probably out of memory. Use fewer data.workers.") from error
+        raise DataError(
+            "A worker process ended early. If no error of its own is above, it was killed, probably out of memory: use "
+            "fewer data.workers."
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
