@@ -58,20 +58,12 @@ MEASURED, FAILED, NO_TIME = "measured", "failed", "no time left"
 MIN_SECONDS, MAX_SECONDS = 45, 240  # time left that a measurement needs to start, and its time limit
 CORES = 4  # for each check that runs at the same time: XLA compiles candidates of each matmul side by side
 GRACE = 120  # seconds that a run of the study has to save after SIGTERM
-# The study's runs on a GPU (experiments/study/PLAN.md, part 6): flags of leanformer.train without --workdir.
-WIDE = "--config.model.mlp_dim=8148"  # 4x16 with the parameters of 12x12: 89,160,609 and 89,160,785
-STUDY = {
-    f"{name}_{seed}": (f"--config=configs/{config}.py", *more, f"--config.seed={seed}")
-    for seed in range(3)
-    for name, config, more in (
-        ("gpt2_12x12", GPT[1], ()),
-        ("gpt2_4x16", GPT[0], ()),
-        ("gpt2_4x16_wide", GPT[0], (WIDE,)),
-    )
+STUDY = {  # commands of the study on a GPU (experiments/study/PLAN.md, part 6), without the folder of their runs
+    "gpt2": ("experiments.study.gpt2",)
 } | {
     f"nearest_rank{rank}_{seed}": (
-        *(f"--config=configs/rank_nn.py:rank={rank}", "--config.optim.lr=0.01"),
-        f"--config.seed={seed}",
+        *("leanformer.train", f"--config=configs/rank_nn.py:rank={rank}", "--config.optim.lr=0.01"),
+        *(f"--config.seed={seed}", "--config.data.workers=8"),  # a batch takes a core longer than a GPU's step
     )
     for seed in range(3)
     for rank in (64, 32)
@@ -208,8 +200,10 @@ def format_page(results: dict[str, Any]) -> str:
 
 
 def study_command(name: str, out: Path) -> list[str]:
-    """Return the command of a run of the study."""
-    return [sys.executable, "-m", "leanformer.train", *STUDY[name], f"--workdir={out / 'study' / name}"]
+    """Return a command of the study."""
+    module, *flags = STUDY[name]
+    flag = "workdir" if module == "leanformer.train" else "out"
+    return [sys.executable, "-m", module, *flags, f"--{flag}={out / 'study' / name}"]
 
 
 def run_study(out: Path, deadline: float) -> None:

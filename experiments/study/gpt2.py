@@ -1,11 +1,12 @@
-"""GPT-2 of 4 layers and 16 heads against 12 and 12, published size and steps, on 10 MB of prose: PLAN.md, part 6.
+"""GPT-2 of 4 layers and 16 heads against 12 and 12, at the published size and steps: PLAN.md, part 6.
 
-    python -m experiments.study.gpt2 [--out=DIR --texts=DIR --tokenizer=DIR] [--arms=12x12,4x16,4x16_wide]
-    python -m experiments.study.gpt2 --texts=DIR --sources=DIR      # writes the prose to DIR/train.txt
+    python -m experiments.study.gpt2 [--out=DIR] [--texts=DIR] [--tokenizer=DIR] [--arms=12x12,4x16,4x16_wide]
+    python -m experiments.study.gpt2 --texts=DIR --sources=DIR      # writes 10 MB of prose to DIR/train.txt
 
-With --out, trains one run after another; every finished run is a row of experiments/evidence/study_gpt2.csv. Without
-it, prints what the rows say. By the speeds in docs/gpus.md a run takes about a minute of an H200; a run that is killed
-begins again.
+With --out, trains one run after another, all arms of a seed first; every finished run is a row of
+experiments/evidence/study_gpt2.csv. --texts holds the prose; without it the runs read TinyStories, where the configs
+say. Without --out, prints what the rows say. By the speeds in docs/gpus.md a run takes about a minute of an H200.
+SIGTERM saves it, SIGKILL does not.
 
 --sources holds the two packages that the prose is made from, unpacked: the Brown corpus, and six novels by Jane Austen:
 
@@ -16,6 +17,7 @@ begins again.
 has.
 """
 
+import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,14 +36,15 @@ from leanformer.runtime import files
 
 
 ROWS = language.ROWS.with_name("study_gpt2.csv")
-FIELDS = ("arm", "depth", "num_heads", "head_dim", "mlp_dim", "params", "steps", "lr", "seed", "loss", "train_loss")
-FIELDS += ("date", "device")
+FIELDS = ("texts", "arm", "depth", "num_heads", "head_dim", "mlp_dim", "params", "steps", "lr", "seed", "loss")
+FIELDS += ("train_loss", "date", "device")
 SEEDS = (0, 1, 2)
 ARMS: dict[str, tuple[str, dict[str, int]]] = {  # config, and keys of its section model
     "12x12": ("gpt2_tinystories_12x12", {}),
     "4x16": ("gpt2_tinystories_4x16", {}),
     "4x16_wide": ("gpt2_tinystories_4x16", {"mlp_dim": 8148}),  # 89,160,609 parameters; 12x12 has 89,160,785
 }
+PROSE, STORIES = "prose", "tinystories"  # texts
 SEPARATOR = "<|endoftext|>"
 PIECES = 12_000  # as many as the stories that the published runs read; fewer, since pieces are whole paragraphs
 MARGIN = 0.03  # nats, stated in PLAN.md
@@ -89,37 +92,37 @@ def make_prose(sources: Path) -> str:
     return SEPARATOR.join(pieces)
 
 
-def get_config(arm: str, seed: int, texts: Path, tokenizer: Path) -> config.ConfigDict:
-    """Return the config of a run: the published one, on other texts."""
+def get_config(arm: str, seed: int, texts: Path | None, tokenizer: Path) -> config.ConfigDict:
+    """Return the config of a run: the published one, on the texts of a folder if given."""
     name, keys = ARMS[arm]
     c = config.load(name).unlock()
     c.update(seed=seed, loggers=())
-    c.data.update(name=f"text:{texts}", tokenizer=str(tokenizer), separator=SEPARATOR, documents=0)
+    if texts is not None:
+        c.data.update(name=f"text:{texts}", separator=SEPARATOR, documents=0)
+    c.data.tokenizer = str(tokenizer)
     c.model.update(keys)
     c.probe.every = c.checkpoint.every = c.data.workers = 0
     return c.lock()
 
 
-def run(arm: str, seed: int, texts: Path, tokenizer: Path, out: Path) -> dict[str, Any]:
+def run(arm: str, seed: int, texts: Path | None, tokenizer: Path, out: Path) -> dict[str, Any]:
     """Train one run, or read it if it is finished, and return its row."""
-    c = get_config(arm, seed, texts, tokenizer)
+    c, name = get_config(arm, seed, texts, tokenizer), STORIES if texts is None else PROSE
     m = c.model
     sizes = {"depth": m.depth, "num_heads": m.num_heads, "head_dim": m.head_dim, "mlp_dim": m.mlp_dim}
-    return {"arm": arm} | sizes | language.train(c, out / f"{arm}-seed={seed}")
+    return {"texts": name, "arm": arm} | sizes | language.train(c, out / f"{name}-{arm}-seed={seed}")
 
 
-def read_rows(path: Path | None = None) -> list[dict[str, Any]]:
-    """Return the rows of finished runs."""
-    return language.read_rows(path or ROWS)
-
-
-def is_recorded(arm: str, seed: int) -> bool:
+def is_recorded(texts: str, arm: str, seed: int) -> bool:
     """Return whether a run is in the table."""
-    return any((row["arm"], row["seed"]) == (arm, seed) for row in read_rows())
+    return any((r["texts"], r["arm"], r["seed"]) == (texts, arm, seed) for r in language.read_rows(ROWS))
 
 
 def compare(rows: Sequence[Mapping[str, Any]], arm: str) -> tuple[statistics.Difference, str] | None:
-    """Return the difference of an arm to 12x12 in nats, paired by seed, and its verdict; None below three seeds."""
+    """Return the difference of an arm to 12x12 on the same texts, in nats, and its verdict; None below three seeds.
+
+    It is paired by seed.
+    """
     losses = {name: {r["seed"]: r["loss"] for r in rows if r["arm"] == name} for name in ARMS}
     seeds = sorted(losses[arm].keys() & losses["12x12"].keys())
     if len(seeds) < len(SEEDS):
@@ -130,43 +133,45 @@ def compare(rows: Sequence[Mapping[str, Any]], arm: str) -> tuple[statistics.Dif
 
 def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of the report."""
-    for arm in ARMS:
-        losses = [r["loss"] for r in rows if r["arm"] == arm]
-        yield f"{arm:<10} {len(losses)} seeds" + (f", loss {np.mean(losses):.4f} nats/token" if losses else "")
-        if arm != "12x12" and (judged := compare(rows, arm)):
-            difference, verdict = judged
-            yield f"  minus 12x12: {Estimate.of(difference):+.4f nats}: {verdict} (margin ±{MARGIN} nats)"
+    for texts in (PROSE, STORIES):
+        same = [r for r in rows if r["texts"] == texts]
+        for arm in ARMS:
+            losses = [r["loss"] for r in same if r["arm"] == arm]
+            mean = f", loss {np.mean(losses):.4f} nats/token" if losses else ""
+            yield f"{texts}, {arm}: {len(losses)} seeds{mean}"
+            if arm != "12x12" and (judged := compare(same, arm)):
+                difference, verdict = judged
+                yield f"  minus 12x12: {Estimate.of(difference):+.4f nats}: {verdict} (margin ±{MARGIN} nats)"
 
 
 @cli.command(
     cli.Flag("out", "Folder for the runs; without it the rows are reported.", writes=True),
-    cli.Flag("texts", "Folder of train.txt."),
+    cli.Flag("texts", "Folder of train.txt, the prose; TinyStories if missing."),
     cli.Flag("tokenizer", "Folder of GPT-2's tokenizer.", default="data/gpt2"),
-    cli.Flag("sources", "Folder of the unpacked packages; writes train.txt to --texts."),
+    cli.Flag("sources", "Folder of the unpacked packages; writes the prose to --texts."),
     cli.Flag("arms", "Arms to train, in order.", list, default=[*ARMS]),
 )
 def main(f: cli.Values) -> None:
     if unknown := [name for name in f.arms if name not in ARMS]:
         raise ConfigError(f"--arms={','.join(unknown)}: no such arm. Choose from {', '.join(ARMS)}.")
-    if (f.out or f.sources) and not f.texts:
-        raise ConfigError("--texts is missing: the folder of train.txt, which --sources writes.")
-    if f.out and f.sources:
-        raise ConfigError("--sources writes the prose, --out trains on it. Give one of them.")
+    if f.sources and (f.out or not f.texts):
+        raise ConfigError("--sources writes the prose to the folder --texts, which it needs; train on it afterwards.")
+    texts = Path(f.texts).expanduser().resolve() if f.texts else None
     if f.sources:
-        path = Path(f.texts).expanduser() / "train.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, make_prose(Path(f.sources).expanduser()))
+        prose = make_prose(Path(f.sources).expanduser())
+        texts.mkdir(parents=True, exist_ok=True)
+        files.write_text(texts / "train.txt", prose)
     elif f.out:
-        texts, tokenizer = (Path(path).expanduser().resolve() for path in (f.texts, f.tokenizer))
-        for arm in f.arms:
-            for seed in SEEDS:
-                if not is_recorded(arm, seed):
-                    row = run(arm, seed, texts, tokenizer, Path(f.out).expanduser())
-                    if not is_recorded(arm, seed):  # by a process beside this one
-                        language.append_row(row, ROWS, FIELDS)
-                    print(f"{arm} seed {seed} loss {row['loss']}", flush=True)
+        tokenizer, out = Path(f.tokenizer).expanduser().resolve(), Path(f.out).expanduser()
+        for seed, arm in itertools.product(SEEDS, f.arms):
+            name = STORIES if texts is None else PROSE
+            if not is_recorded(name, arm, seed):
+                row = run(arm, seed, texts, tokenizer, out)
+                if not is_recorded(name, arm, seed):  # by a process beside this one
+                    language.append_row(row, ROWS, FIELDS)
+                print(f"{name}, {arm}, seed {seed}: loss {row['loss']}", flush=True)
     else:
-        print(*report(read_rows()), sep="\n")
+        print(*report(language.read_rows(ROWS)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, subprocess_environment
+from commands import ROOT, run_in_process, subprocess_environment
 from messages import mentions
 
 from leanformer.cli.commands import COMMANDS
@@ -123,17 +123,15 @@ def test_gpu_measurements_exist_and_start_with_what_is_learned_first(gpu, tmp_pa
     assert sorted([*checks, *itertools.chain(*single)]) == sorted(every)
 
 
-def test_study_runs_have_equal_parameters_or_rank(gpu, tmp_path):
-    counts = {}
-    for name in gpu.STUDY:
-        words = gpu.study_command(name, tmp_path)[3:]
-        c = COMMANDS["train"].parse(words).config
-        if name.endswith("_0"):
-            _, _, (params, _) = model_setup.abstract_model(c)
-            counts[name[:-2]] = count.parameters(params)
+def test_commands_of_the_study_are_accepted(gpu, tmp_path):
+    commands, counts = {name: gpu.study_command(name, tmp_path) for name in gpu.STUDY}, set()
+    status, _, err = run_in_process([*commands.pop("gpt2"), "--arms=none"])  # ends before it trains
+    assert status == 2 and mentions(err, "--arms=none", "4x16_wide")
+    for name, command in commands.items():
+        c = COMMANDS["train"].parse(command[3:]).config
+        counts.add(count.parameters(model_setup.abstract_model(c)[2][0]))
         assert c.seed == int(name[-1])
-    assert abs(counts["gpt2_4x16_wide"] / counts["gpt2_12x12"] - 1) < 1e-4 > abs(counts["gpt2_4x16"] - 64150609)
-    assert counts["nearest_rank64"] == counts["nearest_rank32"]
+    assert len(counts) == 1  # whatever the rank
 
 
 def make_results(**rows):
