@@ -7,6 +7,7 @@ equal parameters the error falls with heads (middle; lines are the fit of experi
 head dimension). The two diagnostic tasks disagree on the number of heads (right). Bars and bands are 95 % intervals.
 """
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -160,7 +161,8 @@ def draw_language(axes: Axes) -> None:
 
 
 WIDTHS = {"F": SECOND, "A": FIRST, "G": THIRD}  # blocks of the study by their colours, in order of total width
-DIMENSIONS = (128, 64, 32, 16, 8, 4)
+LONGER = {"I": SECOND, "D": FIRST}  # blocks of 4,000 steps
+DIMENSIONS = (256, 128, 64, 32, 16, 8, 4)
 
 
 def draw_fixed_width(axes: Axes) -> None:
@@ -213,17 +215,21 @@ def draw_stop_paying(axes: Axes) -> None:
             y, low, high = np.array([tuple(estimate) for estimate in steps.values()]).T
             x = [dim * 1.03 ** (i - 2) for dim in steps]
             axes.errorbar(x, y, yerr=(y - low, high - y), label=label, capsize=2, markersize=4, linewidth=1, **style)
-    longer, long = verdicts.BLOCKS["D"], verdicts.read_values(rows, "D", "loss")
-    if {4, 32} <= long.keys():  # the mean of three doublings, over the dimensions of 16 to 4 that they lead to
-        y, low, high = (x / 3 for x in Estimate.of(statistics.paired(long[32], long[4])))
-        bars = {"xerr": [[4], [8]], "yerr": [[y - low], [high - y]]}
-        style = {"color": FIRST, "fmt": "D", "markerfacecolor": "none", "markersize": 5, "linewidth": 1, "capsize": 2}
-        axes.errorbar([8], [y], label=f"width {longer.width}, {longer.steps:,} steps", **bars, **style)
+    for block, color in LONGER.items():
+        about, loss = verdicts.BLOCKS[block], verdicts.read_values(rows, block, "loss")
+        style = {"color": color, "fmt": "D", "markerfacecolor": "none", "markersize": 5, "linewidth": 1, "capsize": 2}
+        style["label"] = f"width {about.width}, {about.steps:,} steps"
+        for few, many in itertools.pairwise(sorted(loss)):  # a mean over the doublings between two arms
+            y, low, high = (x / np.log2(many / few) for x in Estimate.of(statistics.paired(loss[many], loss[few])))
+            first, last = about.width / few / 2, about.width / many  # dimensions that the doublings lead to
+            x = (first * last) ** 0.5
+            axes.errorbar([x], [y], xerr=[[x - last], [first - x]], yerr=[[y - low], [high - y]], **style)
+            style["label"] = None
     axes.axhline(0, color=grey, linewidth=0.8)
     axes.set(xscale="log", xlabel="head dimension after doubling the heads", ylim=(-0.21, 0.21))
     axes.set_title("Change of the loss, nats per token (below 0: heads pay)", fontsize=FONT - 2)
     axes.minorticks_off()
-    axes.set_xticks(DIMENSIONS, [str(n) for n in DIMENSIONS])
+    axes.set_xticks(DIMENSIONS[1:], [str(n) for n in DIMENSIONS[1:]])
     axes.invert_xaxis()
     axes.legend(loc="lower left", frameon=False, fontsize=FONT - 4)
 

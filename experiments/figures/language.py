@@ -8,7 +8,7 @@ import numpy as np
 from experiments import planner, tables
 from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
 from experiments.front_picture import DIMENSIONS
-from experiments.study import layers, verdicts
+from experiments.study import gpt2, layers, verdicts
 from experiments.study.language import BLOCKS, read_rows
 from experiments.tables import Estimate
 from leanformer.analysis import statistics
@@ -119,6 +119,19 @@ def narrow_heads() -> Mapping[str, Any]:
     }
 
 
+def gpt2_pair() -> Mapping[str, Any]:
+    """Return losses of GPT-2's pair and of its control on prose by seed, and differences to 12x12 in nats."""
+    rows = [row for row in read_rows(gpt2.ROWS) if row["texts"] == gpt2.PROSE]
+    loss, fit = ({a: [r[key] for r in rows if r["arm"] == a] for a in gpt2.ARMS} for key in ("loss", "train_loss"))
+    lean, deep, wide = "4x16", "12x12", "4x16_wide"
+    differences = [b - a for a, b in zip(loss[deep], loss[lean], strict=True)]
+    result = {"lean": loss[lean], "deep": loss[deep], "wide": loss[wide], "seeds": WORDS[len(differences)]}
+    result |= {"difference": differences, "wide_difference": loss[wide][0] - loss[deep][0]}
+    result |= {"published": gpt2.PUBLISHED, "published_difference": gpt2.PUBLISHED[lean] - gpt2.PUBLISHED[deep]}
+    result |= {"params": {row["arm"]: row["params"] / 1e6 for row in rows}, "margin": gpt2.MARGIN}
+    return result | {"fit": [fit[arm][0] for arm in (deep, lean, wide)]}
+
+
 def predictors() -> Mapping[str, Any]:
     """Return least and most over the published tables of Kendall's τ and of the surface's coverage."""
     metrics = [planner.score_predictors(models) for models in planner.read_published().values()]
@@ -182,6 +195,7 @@ PASSAGES = [
                 "that heads of dimensions below 16 lose at width 128 and that the end moves with width, are {narrow}",
                 "128 to 64 {w256[step][128]:+.3f nats}, 64 to 32 {w256[step][64]:+.3f}, 32 to 16 "
                 "{w256[step][32]:+.3f}, 16 to 8 {w256[step][16]:+.3f}, each {w256[verdict][128]} after",
+                "256 to 128 {w256[step][256]:+.3f}, {w256[verdict][256]}",
                 "heads stop paying at a dimension of {w64[ends]} at width 64, {w128[ends]} at width 128 and "
                 "{w256[ends]} at width 256",
                 LOST,
@@ -202,9 +216,10 @@ PASSAGES = [
                 "by {w256[slope]:+.3f} per doubling at width 256, {w128[slope]:+.3f} at width 128 and "
                 "{w64[slope]:+.3f} at width 64",
                 "At width 64 every corrected verdict is {w64[verdict][64]}",
-                "At width 256: 128 to 64 {w256[step][128]:+.3f}, {w256[verdict][128]} after the correction; 64 to 32 "
-                "{w256[step][64]:+.3f}, {w256[verdict][64]}; 32 to 16 "
-                "{w256[step][32]:+.3f}, {w256[verdict][32]}; 16 to 8 {w256[step][16]:+.3f}, {w256[verdict][16]}",
+                "At width 256: 256 to 128 {w256[step][256]:+.3f}, {w256[verdict][256]} after the correction; 128 to 64 "
+                "{w256[step][128]:+.3f}, {w256[verdict][128]}; 64 to 32 {w256[step][64]:+.3f}, {w256[verdict][64]}; "
+                "32 to 16 {w256[step][32]:+.3f}, {w256[verdict][32]}; 16 to 8 {w256[step][16]:+.3f}, "
+                "{w256[verdict][16]}",
                 "has {minimum} inside the range at any width: {best} have the lowest mean loss",
                 LOST,
                 "by bootstrap {w256[ends]} at width 256, {w128[ends]} at width 128, and {w64[ends]} at width 64)",
@@ -253,6 +268,29 @@ PASSAGES = [
                 "on the training text too: {fit_long:+.3f}",
                 "That temperature or optimisation explains the loss {optimisation}, by length",
                 "rates are {rates[0]:g} and {rates[1]:g} (after 1,000 steps: {rates[2]:g} and {rates[3]:g})",
+            ],
+        },
+    ),
+    Passage(
+        gpt2_pair,
+        {
+            README: [
+                "{difference[0]:+.3f} and {difference[1]:+.3f} nats in {seeds} seeds (published, TinyStories: "
+                "{published_difference:+.2f})",
+            ],
+            FINDINGS: [
+                "{lean[0]:.3f} and {lean[1]:.3f} nats on held-out text, 12 layers of 12 heads at {deep[0]:.3f} and "
+                "{deep[1]:.3f}: {difference[0]:+.3f} and {difference[1]:+.3f} in {seeds} seeds",
+                "the paper reports {published_difference:+.2f}, one run each",
+            ],
+            RESULTS: [
+                "Table 2 of the paper reports {published[12x12]} nats for GPT-2 of 12 layers and 12 heads on TinyStories, "
+                "and {published[4x16]} for",
+                "by more than the planned margin of {margin} nats",
+                "| 12 layers, 12 heads of 42, MLP 2048 | {params[12x12]:.2f} | {deep[0]:.3f}; {deep[1]:.3f} | | {fit[0]:.3f} |",
+                "| 4 layers, 16 heads of 32, MLP 2048 | {params[4x16]:.2f} | {lean[0]:.3f}; {lean[1]:.3f} | {difference[0]:+.3f}; "
+                "{difference[1]:+.3f} | {fit[1]:.3f} |",
+                "| the same, MLP 8148 | {params[4x16_wide]:.2f} | {wide[0]:.3f} | {wide_difference:+.3f} | {fit[2]:.3f} |",
             ],
         },
     ),

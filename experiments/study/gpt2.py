@@ -48,6 +48,7 @@ PROSE, STORIES = "prose", "tinystories"  # texts
 SEPARATOR = "<|endoftext|>"
 PIECES = 12_000  # as many as the stories that the published runs read; fewer, since pieces are whole paragraphs
 MARGIN = 0.03  # nats, stated in PLAN.md
+PUBLISHED = {"12x12": 2.47, "4x16": 2.41}  # nats on TinyStories, one run each: Leaner Transformers, Table 2
 
 
 def read_brown(folder: Path) -> Iterator[list[str]]:
@@ -138,7 +139,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for arm in ARMS:
             losses = [r["loss"] for r in same if r["arm"] == arm]
             mean = f", loss {np.mean(losses):.4f} nats/token" if losses else ""
-            yield f"{texts}, {arm}: {len(losses)} seeds{mean}"
+            yield f"{texts}, {arm}: {len(losses)} of {len(SEEDS)} seeds{mean}"
             if arm != "12x12" and (judged := compare(same, arm)):
                 difference, verdict = judged
                 yield f"  minus 12x12: {Estimate.of(difference):+.4f nats}: {verdict} (margin ±{MARGIN} nats)"
