@@ -103,8 +103,7 @@ PASSAGES = [
                 "the steps took {values[quickstart_gpt steps alone]:.1f} s",
                 "{values[first record of the fastest of eight runs]:.0f} to "
                 "{values[first record of the slowest of eight runs]:.0f} s until the first record",
-                "one candidate in float32 without TF32 took "
-                "{values[one candidate of a matmul in float32]:.0f} s",
+                "one candidate in float32 without TF32 took {values[one candidate of a matmul in float32]:.0f} s",
                 "six runs took {values[first record of the fastest of six runs without tuning]:.0f} to "
                 "{values[first record of the slowest of six runs without tuning]:.0f} s",
                 "not compiled within {values[nystromformer_text not compiled within]:.0f} s",

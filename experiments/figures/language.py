@@ -97,7 +97,7 @@ def narrow_heads() -> Mapping[str, Any]:
         "eight": Estimate.of(statistics.paired(a[8], a[32])),
         "qk_norm_at_8": Estimate.of(statistics.paired(losses["B"][8], a[8])),
         "lost_with_qk_norm": Estimate.of(statistics.paired(losses["B"][32], losses["B"][8])),
-        "qk_norm_halves": verdicts.halves_loss(losses, "B", 8),
+        "qk_norm_halves": verdicts.halves_loss(losses, "A", "B", 8),
         "beyond": Estimate.of(statistics.paired(e[32], losses["E2"][32])),
         "params": {block: params[block] / 1e6 for block in ("A", "C", "E", "E2")},
         "rule": words[(verdicts.rank_explains.__doc__ or "").strip()],
@@ -111,7 +111,7 @@ def narrow_heads() -> Mapping[str, Any]:
         "lost_long": Estimate.of(statistics.paired(d[32], d[4])),
         "fit_long": Estimate.of(statistics.paired(fit[32], fit[4])),
         "length_takes": Estimate.of(statistics.paired(d[32] - d[4], a[32] - a[4])),
-        "length_halves": verdicts.halves_loss(losses, "D", 4),
+        "length_halves": verdicts.halves_loss(losses, "A", *verdicts.LENGTH["A"]),
         "optimisation": words[(verdicts.optimisation_explains.__doc__ or "").strip()],
         "halved": Estimate.of(statistics.paired(a[32] - a[8] - lost_with_norm, 0.5 * (a[32] - a[8]))),
         "conditioning": words[(verdicts.conditioning_coincides.__doc__ or "").strip()],
@@ -284,13 +284,15 @@ PASSAGES = [
                 "the paper reports {published_difference:+.2f}, one run each",
             ],
             RESULTS: [
-                "Table 2 of the paper reports {published[12x12]} nats for GPT-2 of 12 layers and 12 heads on TinyStories, "
-                "and {published[4x16]} for",
+                "Table 2 of the paper reports {published[12x12]} nats for GPT-2 of 12 layers and 12 heads on "
+                "TinyStories, and {published[4x16]} for",
                 "by more than the planned margin of {margin} nats",
-                "| 12 layers, 12 heads of 42, MLP 2048 | {params[12x12]:.2f} | {deep[0]:.3f}; {deep[1]:.3f} | | {fit[0]:.3f} |",
-                "| 4 layers, 16 heads of 32, MLP 2048 | {params[4x16]:.2f} | {lean[0]:.3f}; {lean[1]:.3f} | {difference[0]:+.3f}; "
-                "{difference[1]:+.3f} | {fit[1]:.3f} |",
-                "| the same, MLP 8148 | {params[4x16_wide]:.2f} | {wide[0]:.3f} | {wide_difference:+.3f} | {fit[2]:.3f} |",
+                "| 12 layers, 12 heads of 42, MLP 2048 | {params[12x12]:.2f} | {deep[0]:.3f}; {deep[1]:.3f} | | "
+                "{fit[0]:.3f} |",
+                "| 4 layers, 16 heads of 32, MLP 2048 | {params[4x16]:.2f} | {lean[0]:.3f}; {lean[1]:.3f} | "
+                "{difference[0]:+.3f}; {difference[1]:+.3f} | {fit[1]:.3f} |",
+                "| the same, MLP 8148 | {params[4x16_wide]:.2f} | {wide[0]:.3f} | {wide_difference:+.3f} | "
+                "{fit[2]:.3f} |",
             ],
         },
     ),
