@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import families, surface, tables
-from experiments.study import verdicts
+from experiments.study import curves, verdicts
 from experiments.study.causes import HEADS, INTERVENTIONS
 from experiments.study.language import read_rows
 from experiments.tables import Estimate
@@ -234,6 +234,22 @@ def draw_stop_paying(axes: Axes) -> None:
     axes.legend(loc="lower left", frameon=False, fontsize=FONT - 4)
 
 
+def draw_delay(axes: Axes) -> None:
+    """Plot the training loss of narrow heads minus that of the fewest, by step, at one learning rate."""
+    width = verdicts.BLOCKS[curves.BLOCK].width
+    differences = curves.behind(read_rows(curves.ROWS))
+    for (heads, by_step), color in zip(differences.items(), (SECOND, FIRST, THIRD), strict=False):
+        y, low, high = np.array([tuple(Estimate.of(d)) for d in by_step.values()]).T
+        axes.plot(list(by_step), y, color=color, label=f"{heads} heads of {width // heads}")
+        axes.fill_between(list(by_step), low, high, color=color, alpha=0.15, linewidth=0)
+    axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
+    axes.set(xscale="log", xlabel="step")
+    axes.set_title("Training loss minus that of one head of 128, nats", fontsize=FONT - 2)
+    axes.minorticks_off()
+    axes.set_xticks([100, 300, 1000, 4000], ["100", "300", "1,000", "4,000"])
+    axes.legend(frameon=False, fontsize=FONT - 3)
+
+
 DOSES = {  # words of the picture, at places in data coordinates
     "4 heads": (-1.15, 4.4),
     "8 heads": (-2.06, 5.8),
@@ -321,6 +337,7 @@ CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "language": draw_language,
     "fixed_width": draw_fixed_width,
     "stop_paying": draw_stop_paying,
+    "delay": draw_delay,
     "dose": draw_dose,
     "narrow_heads": draw_narrow_heads,
     "families": draw_families,

@@ -143,7 +143,7 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     words = ("block", "texts", "arm", "date", "device")
-    whole = ("depth", "num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "steps", "seed")
+    whole = ("depth", "num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "step", "steps", "seed")
 
     def parse(key: str, text: str) -> Any:
         kind: Any = str if key in words else int if key in whole else float
@@ -163,10 +163,15 @@ def append_row(row: dict[str, Any], path: Path = ROWS, fields: Sequence[str] = F
         table.writerow(row)
 
 
+def name_run(arm: Arm, lr: float, seed: int) -> str:
+    """Return the name of a run's folder."""
+    return f"{arm.block}-heads={arm.heads}-lr={lr:g}-seed={seed}"
+
+
 def run(arm: Arm, lr: float, seed: int, out: Path) -> dict[str, Any]:
     """Train one run, or read it if it is finished, and return its row."""
     c = get_config(arm, lr, seed)
-    workdir = out / f"{arm.block}-heads={arm.heads}-lr={lr:g}-seed={seed}"
+    workdir = out / name_run(arm, lr, seed)
     trained, m = train(c, workdir), c.model
     return {
         **{"block": arm.block, "num_heads": arm.heads, "width": m.width, "head_dim": m.head_dim},

@@ -1,12 +1,13 @@
 """The study's tuning rule, its table of runs and its rules of decision, on invented losses."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 from messages import refuses
 
-from experiments.study import gpt2, language, layers, verdicts, vision
+from experiments.study import curves, gpt2, language, layers, verdicts, vision
 from experiments.study.language import BLOCKS, TUNING_SEED, Arm
 from leanformer.errors import DataError
 
@@ -142,7 +143,7 @@ def test_tuning_tries_one_rate_beyond_an_edge():
 
 
 def test_configs_keep_the_total_width_and_the_control_has_the_parameters_of_the_repair():
-    for name in ("A", "B", "C", "D", "F", "G"):
+    for name in BLOCKS.keys() - {"E", "E2"}:
         for heads in BLOCKS[name].heads:
             m = language.get_config(Arm(name, heads), 1e-3, 0).model
             assert m.num_heads * m.head_dim == m.num_heads * m.value_dim == m.width == BLOCKS[name].width
@@ -158,6 +159,36 @@ def test_rows_are_read_as_written(tmp_path):
         language.append_row(row, tmp_path / "rows.csv")
     rows = language.read_rows(tmp_path / "rows.csv")
     assert len(rows) == 2 and rows[0]["loss"] == 2.5 and rows[0]["seed"] == 1 and rows[0]["date"].endswith("Z")
+
+
+def test_curves_are_compared_at_one_rate_by_seed_and_step(tmp_path, monkeypatch):
+    gap = {16: 0.2, 32: 0.3}
+    rows = [
+        {
+            "num_heads": n,
+            "lr": lr,
+            "seed": seed,
+            "step": step,
+            "loss": 3 + seed - step / 1e3 + gap.get(n, 0) * seed + 9 * lr,
+        }
+        for n, seed, step in itertools.product((1, 16, 32), (0, 1, 2, TUNING_SEED), (100, 200))
+        for lr in (curves.RATE, 2 * curves.RATE)
+    ]
+    rows += [row | {"num_heads": 4} for row in rows[:2]]  # one seed only
+    behind = curves.behind(rows)
+    assert {n: by_step[200].value for n, by_step in behind.items()} == pytest.approx(gap)
+    assert list(behind[16]) == [100, 200] and behind[16][100].interval().contains(0.2)
+    assert curves.behind(rows[-2:]) == {}
+
+    monkeypatch.setattr(language, "read_rows", lambda: [{"block": "D", "num_heads": 32, "lr": 4e-3, "seed": 0}])
+    with refuses(f"--runs={tmp_path}", "block D"):
+        curves.collect(tmp_path)
+    workdir = tmp_path / "D-heads=32-lr=0.004-seed=0"
+    workdir.mkdir()
+    records = ({"kind": "train", "step": 100, "loss": 2.0}, {"kind": "eval", "step": 100, "loss": 1.0})
+    (workdir / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    (row,) = curves.collect(tmp_path)
+    assert row == {"block": "D", "num_heads": 32, "lr": 4e-3, "seed": 0, "step": 100, "loss": "2.0000"}
 
 
 def make_layer_rows(losses, seeds=(0, 1, 2, 3, 4), noise=1e-4):

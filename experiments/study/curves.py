@@ -1,0 +1,83 @@
+"""Training losses of the study's long runs by step: when do narrow heads fall behind, and when do they catch up?
+
+    python -m experiments.study.curves [--runs=DIR]
+
+With --runs, the folder of the runs that `experiments.study.language --blocks=D --out=DIR` has trained, rewrites
+experiments/evidence/study_curves.csv, of the runs found there. Without it, prints the loss of each number of heads at
+one learning rate minus that of the fewest, with the same seeds, so with the same batches. This was not planned: it
+looks for what explains the planned result.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.study import language
+from experiments.tables import Estimate
+from leanformer import cli
+from leanformer.analysis import statistics
+from leanformer.analysis.statistics import Difference
+from leanformer.errors import DataError
+from leanformer.runtime import files
+from leanformer.training import metrics_log
+
+
+ROWS = language.ROWS.with_name("study_curves.csv")
+FIELDS = ("block", "num_heads", "lr", "seed", "step", "loss")  # loss: a mean over the last 100 steps
+BLOCK, RATE = "D", 4e-3  # the best rate of all numbers of heads but 4
+
+
+def read_curve(workdir: Path) -> dict[int, float]:
+    """Return the training loss of a run by step."""
+    records = metrics_log.read_records(workdir / "metrics.jsonl")
+    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+
+
+def collect(runs: Path) -> list[dict[str, Any]]:
+    """Return a row for each logged step of the block's recorded runs. Raises DataError if there is none in `runs`."""
+    rows = []
+    for run in language.read_rows():
+        workdir = runs / language.name_run(language.Arm(run["block"], run["num_heads"]), run["lr"], run["seed"])
+        if run["block"] == BLOCK and (workdir / "metrics.jsonl").is_file():
+            key = {name: run[name] for name in FIELDS[:4]}
+            rows += [key | {"step": step, "loss": f"{loss:.4f}"} for step, loss in read_curve(workdir).items()]
+    if not rows:
+        raise DataError(f"--runs={runs} holds no run of block {BLOCK}.")
+    return rows
+
+
+def behind(rows: Sequence[Mapping[str, Any]]) -> dict[int, dict[int, Difference]]:
+    """Return by number of heads and step the training loss minus that of the fewest heads, at the same learning rate.
+
+    It is paired by seed, of the numbers of heads that have all three seeds at that rate. Steps are those of all runs.
+    """
+    curves: dict[int, dict[int, dict[int, float]]] = {}
+    for row in rows:
+        if row["lr"] == RATE and row["seed"] in language.SEEDS:
+            curves.setdefault(row["num_heads"], {}).setdefault(row["seed"], {})[row["step"]] = row["loss"]
+    complete = [n for n in sorted(curves) if len(curves[n]) == len(language.SEEDS)]
+    if not complete:
+        return {}
+    steps = sorted(set.intersection(*(set(curve) for n in complete for curve in curves[n].values())))
+    losses = {n: {t: np.array([curves[n][seed][t] for seed in language.SEEDS]) for t in steps} for n in complete}
+    fewest, *more = complete
+    return {n: {t: statistics.paired(losses[n][t], losses[fewest][t]) for t in steps} for n in more}
+
+
+@cli.command(cli.Flag("runs", "Folder of the runs; without it the table is reported."))
+def main(f: cli.Values) -> None:
+    if f.runs:
+        rows = collect(Path(f.runs).expanduser())
+        with files.atomic_write(ROWS) as path:
+            for row in rows:
+                language.append_row(row, path, FIELDS)
+    print(f"Training loss minus that of the fewest heads, block {BLOCK}, rate {RATE:g}, nats per token")
+    for heads, by_step in behind(language.read_rows(ROWS)).items():
+        for step, difference in by_step.items():
+            print(f"{heads:>4} heads, step {step:>5}: {Estimate.of(difference):+.3f}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
