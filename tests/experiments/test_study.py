@@ -181,7 +181,7 @@ def test_curves_are_compared_at_one_rate_by_seed_and_step(tmp_path, monkeypatch)
     assert curves.behind(rows[-2:]) == {}
 
     monkeypatch.setattr(language, "read_rows", lambda: [{"block": "D", "num_heads": 32, "lr": 4e-3, "seed": 0}])
-    with refuses(f"--runs={tmp_path}", "block D"):
+    with refuses(f"--runs={tmp_path}", "block D", error=DataError):
         curves.collect(tmp_path)
     workdir = tmp_path / "D-heads=32-lr=0.004-seed=0"
     workdir.mkdir()
