@@ -102,7 +102,7 @@ PASSAGES = [
                 "of {values[quickstart_gpt 60 steps]:.0f} s for 60 steps of",
                 "the steps took {values[quickstart_gpt steps alone]:.1f} s",
                 "{values[first record of the fastest of eight runs]:.0f} to "
-                "{values[first record of the slowest of eight runs]:.0f} s until the first record",
+                "{values[first record of the slowest of eight runs]:.0f} s until the first training loss",
                 "one candidate in float32 without TF32 took {values[one candidate of a matmul in float32]:.0f} s",
                 "six runs took {values[first record of the fastest of six runs without tuning]:.0f} to "
                 "{values[first record of the slowest of six runs without tuning]:.0f} s",

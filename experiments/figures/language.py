@@ -129,6 +129,8 @@ def gpt2_pair() -> Mapping[str, Any]:
     result |= {"difference": differences, "wide_difference": loss[wide][0] - loss[deep][0]}
     result |= {"published": gpt2.PUBLISHED, "published_difference": gpt2.PUBLISHED[lean] - gpt2.PUBLISHED[deep]}
     result |= {"params": {row["arm"]: row["params"] / 1e6 for row in rows}, "margin": gpt2.MARGIN}
+    result |= {"mean": Estimate.of(statistics.paired(np.array(loss[lean]), np.array(loss[deep])))}
+    result |= {"fewer": 100 * (1 - result["params"][lean] / result["params"][deep])}
     return result | {"fit": [fit[arm][0] for arm in (deep, lean, wide)]}
 
 
@@ -279,6 +281,7 @@ PASSAGES = [
                 "{published_difference:+.2f})",
             ],
             FINDINGS: [
+                "with {fewer:.0f} % fewer parameters, trained by its recipe",
                 "{lean[0]:.3f} and {lean[1]:.3f} nats on held-out text, 12 layers of 12 heads at {deep[0]:.3f} and "
                 "{deep[1]:.3f}: {difference[0]:+.3f} and {difference[1]:+.3f} in {seeds} seeds",
                 "the paper reports {published_difference:+.2f}, one run each",
@@ -286,7 +289,8 @@ PASSAGES = [
             RESULTS: [
                 "Table 2 of the paper reports {published[12x12]} nats for GPT-2 of 12 layers and 12 heads on "
                 "TinyStories, and {published[4x16]} for",
-                "by more than the planned margin of {margin} nats",
+                "4 layers with {fewer:.0f} % fewer parameters",
+                "the planned margin of {margin} nats; their mean, {mean:+.3f}, is",
                 "| 12 layers, 12 heads of 42, MLP 2048 | {params[12x12]:.2f} | {deep[0]:.3f}; {deep[1]:.3f} | | "
                 "{fit[0]:.3f} |",
                 "| 4 layers, 16 heads of 32, MLP 2048 | {params[4x16]:.2f} | {lean[0]:.3f}; {lean[1]:.3f} | "
