@@ -8,8 +8,8 @@ import numpy as np
 from experiments import planner, tables
 from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
 from experiments.front_picture import DIMENSIONS
-from experiments.study import gpt2, layers, verdicts
-from experiments.study.language import BLOCKS, read_rows
+from experiments.study import curves, gpt2, layers, verdicts
+from experiments.study.language import BLOCKS, SHORT, read_rows
 from experiments.tables import Estimate
 from leanformer.analysis import statistics
 
@@ -46,20 +46,36 @@ def heads_by_layer() -> Mapping[str, Any]:
     return losses | differences | verdicts | {"claim": layers.decide(judged)}
 
 
+def measure(block: str) -> dict[str, dict[int, Any]]:
+    """Return loss and measures of a block's arms by head dimension."""
+    rows, width = read_rows(), BLOCKS[block].width
+    result = {"loss": {width // n: Estimate.mean(x) for n, x in verdicts.read_values(rows, block, "loss").items()}}
+    for _, key, _ in MEASURES:
+        result[key] = {width // n: x.mean() for n, x in verdicts.read_values(rows, block, key).items()}
+    return result
+
+
+def name_block(block: str) -> str:
+    """Return the name of a block's rows in the table of results."""
+    width, steps = BLOCKS[block].width, BLOCKS[block].steps
+    return f"width {width}" if steps == SHORT else f"width {width}, {steps:,} steps"
+
+
+def delay() -> Mapping[str, Any]:
+    """Return how far the training loss of more heads is behind that of one, by heads and step."""
+    rows = read_rows(curves.ROWS)
+    return {"behind": {n: {t: Estimate.of(d) for t, d in x.items()} for n, x in curves.behind(rows).items()}}
+
+
 def heads_at_fixed_width() -> Mapping[str, Any]:
     """Return losses by total width and head dimension, their changes per doubling of heads, and verdicts."""
-    rows, result = read_rows(), {}
+    rows, result = read_rows(), {"table": {block: measure(block) for block in TRAINED}}
     for block in ("A", "F", "G"):
         width = BLOCKS[block].width
         loss = verdicts.read_values(rows, block, "loss")
         slopes = np.polyfit(np.log2(sorted(loss)), [loss[n] for n in sorted(loss)], 1)[0]  # one per seed
         turn, arms = verdicts.find_turn(loss, width), [verdicts.language.Arm(block, n) for n in loss]
         result[f"w{width}"] = {
-            "loss": {width // n: Estimate.mean(values) for n, values in loss.items()},
-            **{
-                key: {width // n: values.mean() for n, values in verdicts.read_values(rows, block, key).items()}
-                for _, key, _ in MEASURES
-            },
             "step": {width // few: Estimate.of(d) for (few, _), (d, _) in verdicts.doublings(loss).items()},
             "verdict": {width // few: word for (few, _), (_, word) in verdicts.doublings(loss).items()},
             "slope": Estimate.mean(slopes),
@@ -158,9 +174,8 @@ def coverage() -> Mapping[str, Any]:
 LOST = (
     "the loss changes by {lost[64]:+.3f} at width 64, {lost[128]:+.3f} at width 128 and {lost[256]:+.3f} at width 256"
 )
-TRAINED = {  # head dimensions by width
-    (width := BLOCKS[block].width): {width // n for n in verdicts.read_values(read_rows(), block, "loss")}
-    for block in "GAF"
+TRAINED = {  # head dimensions by block
+    block: {BLOCKS[block].width // n for n in verdicts.read_values(read_rows(), block, "loss")} for block in "GADFI"
 }
 WORDS = ("none", "one", "two", "three", "four", "five", "six")
 
@@ -206,9 +221,10 @@ PASSAGES = [
                 "the learning rate of each arm: {w128[rates]} at width 128 ({rotary_rates} with rotary positions), "
                 "{w64[rates]} at width 64, {w256[rates]} at width 256",
                 *(
-                    f"| width {width}: {name} |"
-                    + "".join(f" {{w{width}[{key}][{dim}]:{spec}}} |" if dim in dims else " |" for dim in DIMENSIONS)
-                    for width, dims in TRAINED.items()
+                    f"| {name_block(block)}: {name} |"
+                    + "".join(f" {{table[{block}][{key}][{n}]:{spec}}} |" if n in dims else " |" for n in DIMENSIONS)
+                    for block, dims in TRAINED.items()
+                    if dims
                     for name, key, spec in (("loss", "loss", ".3f ±"), *MEASURES)
                 ),
                 "dimension 128 to 64 {w128[step][128]:+.3f}, 64 to 32 {w128[step][64]:+.3f}, 32 to 16 "
