@@ -61,6 +61,29 @@ def name_block(block: str) -> str:
     return f"width {width}" if steps == SHORT else f"width {width}, {steps:,} steps"
 
 
+def longer() -> Mapping[str, Any]:
+    """Return losses and differences after 4,000 steps: at width 128, at width 64, and of single runs at width 256."""
+    rows = read_rows()
+    losses = {block: verdicts.read_values(rows, block, "loss") for block in BLOCKS}
+    wide, narrow, short = losses["D"], losses["I"], losses["F"]
+    means = [x.mean() for x in wide.values()]
+    single = {n: min(r["loss"] for r in rows if (r["block"], r["num_heads"]) == ("J", n)) for n in (4, 32)}
+    return {
+        "loss": {n: Estimate.mean(x) for n, x in wide.items()},
+        "spread": max(means) - min(means),
+        "from_one": {n: Estimate.of(statistics.paired(wide[n], wide[1])) for n in wide if n > 1},
+        "last": Estimate.of(statistics.paired(wide[32], wide[16])),
+        "turn": verdicts.find_turn(wide, BLOCKS["D"].width).interval,
+        "narrow": {n: Estimate.mean(x) for n, x in narrow.items()},
+        "narrow_change": Estimate.of(statistics.paired(narrow[16], narrow[1])),
+        "narrow_before": Estimate.of(statistics.paired(short[16], short[1])),
+        "narrow_takes": Estimate.of(statistics.paired(narrow[16] - narrow[1], short[16] - short[1])),
+        "narrow_halves": verdicts.halves_loss(losses, "F", *verdicts.LENGTH["F"]),
+        "single": single,
+        "single_change": single[32] - single[4],
+    }
+
+
 def delay() -> Mapping[str, Any]:
     """Return how far the training loss of more heads is behind that of one, by heads and step."""
     rows = read_rows(curves.ROWS)
