@@ -155,7 +155,7 @@ PASSAGES = [
             README: [
                 "median κ {dim[2]:,.0f} to {dim[16]:,.0f} at fixed head dimension, {total[2]:,.0f} to "
                 "{total[16]:,.0f} at fixed total width",
-                "Gaussian matrices: {gaussian[2]:.1f} to {gaussian[16]:.1f}, and no change at fixed total width",
+                "Gaussian matrices: {gaussian[2]:.1f} to {gaussian[16]:.1f}; unchanged at fixed total width",
             ],
             FINDINGS: [
                 "κ falls {falls[0]:.0f}-fold at fixed head dimension and {falls[1]:.0f}-fold at fixed total width",

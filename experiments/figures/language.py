@@ -226,7 +226,7 @@ PASSAGES = [
         heads_at_fixed_width,
         {
             README: [
-                "per doubling, width 256: {w256[slope]:+.3f nats}, width 128: {w128[slope]:+.3f}, "
+                "1,000 steps, per doubling, width 256: {w256[slope]:+.3f nats}, width 128: {w128[slope]:+.3f}, "
                 "width 64: {w64[slope]:+.3f};",
             ],
             FINDINGS: [
@@ -238,6 +238,8 @@ PASSAGES = [
                 "256 to 128 {w256[step][256]:+.3f}, {w256[verdict][256]}",
                 "heads stop paying at a dimension of {w64[ends]} at width 64, {w128[ends]} at width 128 and "
                 "{w256[ends]} at width 256",
+                "width 128 heads stop paying at a dimension of {w128[ends]} after 1,000 steps",
+                "where 1,000 steps give {lost[256]:+.3f}",
                 LOST,
             ],
             RESULTS: [
@@ -272,7 +274,8 @@ PASSAGES = [
         narrow_heads,
         {
             README: [
-                "width 128, 4 to 32 heads: {lost_from_4.value:+.3f} after 1,000 steps, {lost_long:+.3f} after",
+                "4,000 steps, width 128, 4 to 32 heads: {lost_long:+.3f} instead of {lost_from_4.value:+.3f}; "
+                "width 64,",
             ],
             FINDINGS: [
                 "the loss changes by {lost_with_rotary:+.3f nats} instead of {lost_from_4:+.3f} | **{positions}** |",
@@ -283,8 +286,7 @@ PASSAGES = [
                 "rises at every doubling at two of them | {conditioning} |",
                 "from 4 to 32 heads the loss changes by {lost_long:+.3f nats} instead of {lost_from_4:+.3f} | "
                 "**{length_halves}**, by length |",
-                "({long[32]:.3f ±} and {long[4]:.3f ±} nats)",
-                "ahead on the training text by {fit_long:+.3f nats}",
+                "on the training text 32 heads are ahead of 4 heads by {fit_long:+.3f nats}",
                 "The loss itself is lower, by {rotary_gain[4]:.3f nats} at 4 heads",
             ],
             RESULTS: [
@@ -313,11 +315,51 @@ PASSAGES = [
         },
     ),
     Passage(
+        longer,
+        {
+            README: ["one to 16 heads: {narrow_change:+.3f} |"],
+            FINDINGS: [
+                "of {turn} after 4,000 steps; there the loss changes by {narrow_change:+.3f nats} from one to 16 heads "
+                "at width 64, and by {from_one[32]:+.3f} from one to 32 heads at width 128",
+                "one head, 4 heads, 16 heads and 32 heads end within {spread:.3f} nats of each other",
+                "16 heads of 4 differ from one head of 64 by {narrow_change:+.3f nats}, after 1,000 steps by "
+                "{narrow_before:+.3f}",
+                "32 heads behind 4 heads by {single_change:.3f} where",
+            ],
+            RESULTS: [
+                "One head ends at {loss[1]:.3f ±}, 16 heads at {loss[16]:.3f ±}; minus one head, 4 heads are at "
+                "{from_one[4]:+.3f}, 16 heads at {from_one[16]:+.3f} and 32 heads at {from_one[32]:+.3f}",
+                "heads stop paying at a dimension of {turn} (bootstrap). One",
+                "one head of 64 ends at {narrow[1]:.3f ±}, 16 heads of 4 at {narrow[16]:.3f ±}, a change of "
+                "{narrow_change:+.3f} instead of {narrow_before:+.3f}; the two changes differ by {narrow_takes:+.3f}",
+                "that length halves what heads lose is {narrow_halves}",
+                "{single[4]:.3f} and {single[32]:.3f} at the best of two learning rates, {single_change:+.3f}",
+            ],
+        },
+    ),
+    Passage(
+        delay,
+        {
+            FINDINGS: [
+                "After 600 steps 32 heads are behind by {behind[32][600]:.3f nats}, after 1,000 steps by "
+                "{behind[32][1000]:.3f}, after 2,000 steps by {behind[32][2000]:.3f}; at the end they differ by "
+                "{behind[32][4000]:+.3f}",
+            ],
+            RESULTS: [
+                "is {behind[32][300]:+.3f} after 300 steps, {behind[32][600]:+.3f} after 600 steps, "
+                "{behind[32][1000]:+.3f} after 1,000 steps, {behind[32][2000]:+.3f} after 2,000 steps "
+                "and {behind[32][4000]:+.3f} after 4,000 steps; that "
+                "of 16 heads {behind[16][300]:+.3f}, {behind[16][600]:+.3f}, {behind[16][1000]:+.3f}, "
+                "{behind[16][2000]:+.3f} and {behind[16][4000]:+.3f}",
+            ],
+        },
+    ),
+    Passage(
         gpt2_pair,
         {
             README: [
-                "{difference[0]:+.3f} and {difference[1]:+.3f} nats in {seeds} seeds (published, TinyStories: "
-                "{published_difference:+.2f})",
+                "{fewer:.0f} % fewer parameters: {difference[0]:+.3f} and {difference[1]:+.3f} nats in {seeds} seeds "
+                "(published, TinyStories: {published_difference:+.2f})",
             ],
             FINDINGS: [
                 "with {fewer:.0f} % fewer parameters, trained by its recipe",

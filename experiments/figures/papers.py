@@ -34,7 +34,7 @@ PASSAGES = [
     Passage(
         counts,
         {
-            README: ["{agree} of {models} | {other_mlp} of these only with another MLP width"],
+            README: ["{agree} of {models} | {other_mlp} only with another MLP width"],
             FINDINGS: [
                 "{saved[0]:.0f} to {saved[1]:.0f} % fewer parameters (Nyströmformer: at most {nystromformer:.0f} %)",
             ],
