@@ -342,7 +342,7 @@ PASSAGES = [
         {
             FINDINGS: [
                 "After 600 steps 32 heads are behind by {behind[32][600]:.3f nats}, after 1,000 steps by "
-                "{behind[32][1000]:.3f}, after 2,000 steps by {behind[32][2000]:.3f}; at the end they differ by "
+                "{behind[32][1000]:.3f}, after 2,000 steps by {behind[32][2000]:.3f}; at the end they are ahead, by "
                 "{behind[32][4000]:+.3f}",
             ],
             RESULTS: [
