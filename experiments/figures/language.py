@@ -160,7 +160,7 @@ def narrow_heads() -> Mapping[str, Any]:
 
 def gpt2_pair() -> Mapping[str, Any]:
     """Return losses of GPT-2's pair and of its control on prose by seed, and differences to 12x12 in nats."""
-    rows = [row for row in read_rows(gpt2.ROWS) if row["texts"] == gpt2.PROSE]
+    rows = sorted((row for row in read_rows(gpt2.ROWS) if row["texts"] == gpt2.PROSE), key=lambda row: row["seed"])
     loss, fit = ({a: [r[key] for r in rows if r["arm"] == a] for a in gpt2.ARMS} for key in ("loss", "train_loss"))
     lean, deep, wide = "4x16", "12x12", "4x16_wide"
     differences = [b - a for a, b in zip(loss[deep], loss[lean], strict=True)]
@@ -238,7 +238,8 @@ PASSAGES = [
                 "256 to 128 {w256[step][256]:+.3f}, {w256[verdict][256]}",
                 "heads stop paying at a dimension of {w64[ends]} at width 64, {w128[ends]} at width 128 and "
                 "{w256[ends]} at width 256",
-                "width 128 heads stop paying at a dimension of {w128[ends]} after 1,000 steps",
+                "width 128 the length of training decides it: heads stop paying at a dimension of {w128[ends]} after "
+                "1,000 steps",
                 "where 1,000 steps give {lost[256]:+.3f}",
                 LOST,
             ],

@@ -2,10 +2,10 @@
 
     python -m experiments.study.curves [--runs=DIR]
 
-With --runs, the folder of the runs that `experiments.study.language --blocks=D --out=DIR` has trained, rewrites
-experiments/evidence/study_curves.csv, of the runs found there. Without it, prints the loss of each number of heads at
-one learning rate minus that of the fewest, with the same seeds, so with the same batches. This was not planned: it
-looks for what explains the planned result.
+With --runs, the folder of the runs that `experiments.study.language --blocks=D --out=DIR` has trained, writes the
+finished ones to experiments/evidence/study_curves.csv; rows of other runs stay. Without it, prints the loss of each
+number of heads at one learning rate minus that of the fewest, with the same seeds, so with the same batches. This was
+not planned: it looks for what explains the planned result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,26 +25,30 @@ from leanformer.training import metrics_log
 
 
 ROWS = language.ROWS.with_name("study_curves.csv")
-FIELDS = ("block", "num_heads", "lr", "seed", "step", "loss")  # loss: a mean over the last 100 steps
+KEY = ("block", "num_heads", "lr", "seed")  # of a run
+FIELDS = (*KEY, "step", "loss")  # loss: a mean over the last 100 steps
 BLOCK, RATE = "D", 4e-3  # the best rate of all numbers of heads but 4
 
 
 def read_curve(workdir: Path) -> dict[int, float]:
-    """Return the training loss of a run by step."""
+    """Return the training loss of a run by step; {} without a run."""
     records = metrics_log.read_records(workdir / "metrics.jsonl")
     return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
 
 
 def collect(runs: Path) -> list[dict[str, Any]]:
-    """Return a row for each logged step of the block's recorded runs. Raises DataError if there is none in `runs`."""
+    """Return a row for each logged step of the block's recorded runs, of those that are finished in `runs`.
+
+    Raises DataError if there is none.
+    """
     rows = []
     for run in language.read_rows():
         workdir = runs / language.name_run(language.Arm(run["block"], run["num_heads"]), run["lr"], run["seed"])
-        if run["block"] == BLOCK and (workdir / "metrics.jsonl").is_file():
-            key = {name: run[name] for name in FIELDS[:4]}
-            rows += [key | {"step": step, "loss": f"{loss:.4f}"} for step, loss in read_curve(workdir).items()]
+        if run["block"] == BLOCK and run["steps"] in (curve := read_curve(workdir)):
+            key = {name: run[name] for name in KEY}
+            rows += [key | {"step": step, "loss": f"{loss:.4f}"} for step, loss in curve.items()]
     if not rows:
-        raise DataError(f"--runs={runs} holds no run of block {BLOCK}.")
+        raise DataError(f"--runs={runs} holds no finished run of block {BLOCK}.")
     return rows
 
 
@@ -70,6 +74,9 @@ def behind(rows: Sequence[Mapping[str, Any]]) -> dict[int, dict[int, Difference]
 def main(f: cli.Values) -> None:
     if f.runs:
         rows = collect(Path(f.runs).expanduser())
+        found = {tuple(row[name] for name in KEY) for row in rows}
+        others = [row for row in language.read_rows(ROWS) if tuple(row[name] for name in KEY) not in found]
+        rows = [row | {"loss": f"{row['loss']:.4f}"} for row in others] + rows
         with files.atomic_write(ROWS) as path:
             for row in rows:
                 language.append_row(row, path, FIELDS)

@@ -5,8 +5,8 @@
 Trains the arms of the blocks in order, or single arms by their number of heads, one run after another: first three
 learning rates with seed 100, then the best of them with seeds 0, 1, 2. Runs are stored in DIR, so the same command
 resumes, and every finished run is a row of experiments/evidence/study_language.csv, which `experiments.study.verdicts`
-reads. On a GPU: JAX_DEFAULT_MATMUL_PRECISION=highest for float32 as on a CPU, and XLA_FLAGS=--xla_gpu_autotune_level=0,
-without which several runs at once wait minutes for compilation.
+reads. On a GPU: JAX_DEFAULT_MATMUL_PRECISION=highest for float32 as on a CPU, and XLA_FLAGS=--xla_gpu_autotune_level=0
+if several run at once, since eight without it waited minutes for compilation on an H200.
 """
 
 import csv

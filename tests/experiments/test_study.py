@@ -180,7 +180,8 @@ def test_curves_are_compared_at_one_rate_by_seed_and_step(tmp_path, monkeypatch)
     assert list(behind[16]) == [100, 200] and behind[16][100].interval().contains(0.2)
     assert curves.behind(rows[-2:]) == {}
 
-    monkeypatch.setattr(language, "read_rows", lambda: [{"block": "D", "num_heads": 32, "lr": 4e-3, "seed": 0}])
+    run = {"block": "D", "num_heads": 32, "lr": 4e-3, "seed": 0, "steps": 100}
+    monkeypatch.setattr(language, "read_rows", lambda: [run])
     with refuses(f"--runs={tmp_path}", "block D", error=DataError):
         curves.collect(tmp_path)
     workdir = tmp_path / "D-heads=32-lr=0.004-seed=0"
@@ -189,6 +190,9 @@ def test_curves_are_compared_at_one_rate_by_seed_and_step(tmp_path, monkeypatch)
     (workdir / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     (row,) = curves.collect(tmp_path)
     assert row == {"block": "D", "num_heads": 32, "lr": 4e-3, "seed": 0, "step": 100, "loss": "2.0000"}
+    run["steps"] = 200  # begun again, and not finished
+    with refuses(f"--runs={tmp_path}", error=DataError):
+        curves.collect(tmp_path)
 
 
 def make_layer_rows(losses, seeds=(0, 1, 2, 3, 4), noise=1e-4):
