@@ -49,6 +49,13 @@ ARMS = {
     "lean, MLP kept": Shape(1 / 2, 4 / 3),
     "lean, MLP halved": Shape(1 / 2, 4 / 3, 1, 1 / 2),
     "lean, fixed width": Shape(1 / 2, 2, 1 / 2, 1 / 2),
+    "layers halved": Shape(1 / 2),
+    "layers and MLP halved": Shape(1 / 2, mlp=1 / 2),
+}
+CONTROLS = {  # arm without the added heads, by lean arm
+    "lean, MLP kept": "layers halved",
+    "lean, MLP halved": "layers and MLP halved",
+    "lean, fixed width": "layers and MLP halved",
 }
 
 
@@ -94,30 +101,45 @@ def run(
 
 
 def read_errors(rows: Sequence[Mapping[str, Any]], width: int, epochs: float, key: str = "error") -> dict[str, Any]:
-    """Return the errors by arm, one per seed that all arms have; empty unless all arms have three."""
+    """Return the errors by arm with at least three seeds, one per seed that all of these have.
+
+    Empty unless the original and all lean arms are among them.
+    """
     values: dict[str, dict[int, float]] = {}
     for name in ARMS:
         found = language.rows_of(list(rows), make_arm(name, width, epochs))
         values[name] = {row["seed"]: row[key] for row in found if row["seed"] != TUNING_SEED}
-    seeds = sorted(set.intersection(*map(set, values.values())))
-    if len(seeds) < 3:
+    values = {name: by_seed for name, by_seed in values.items() if len(by_seed) >= 3}
+    if not {"original", *CONTROLS} <= set(values):
         return {}
+    seeds = sorted(set.intersection(*map(set, values.values())))
     return {name: np.array([by_seed[seed] for seed in seeds]) for name, by_seed in values.items()}
 
 
 def compare(errors: Mapping[str, np.ndarray]) -> dict[str, tuple[statistics.Difference, str]]:
-    """Return for each lean arm the change of the error in percent of the original's mean, paired by seed, and whether
-    "as good with fewer parameters" holds, is refuted, or is undecided.
+    """Return for each arm the change of the error in percent of the original's mean, paired by seed, and whether "as
+    good with fewer parameters" holds, is refuted, or is undecided.
 
     It holds if the 90 % interval ends below the margin, and is refuted if the 95 % interval begins above it.
     """
     percent = {name: 100 * values / errors["original"].mean() for name, values in errors.items()}
     result = {}
-    for name in list(ARMS)[1:]:
+    for name in [name for name in errors if name != "original"]:
         change = statistics.paired(percent[name], percent["original"])
         good, bad = change.interval(0.9).high < MARGIN, change.interval().low > MARGIN
         result[name] = (change, "holds" if good else "refuted" if bad else "undecided")
     return result
+
+
+def compare_heads(errors: Mapping[str, np.ndarray]) -> dict[str, statistics.Difference]:
+    """Return for each lean arm whose control is there the error minus that of the control, in percent of the original's
+    mean, paired by seed: what the added heads change."""
+    scale = 100 / errors["original"].mean()
+    return {
+        name: statistics.paired(scale * errors[name], scale * errors[control])
+        for name, control in CONTROLS.items()
+        if control in errors
+    }
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -131,9 +153,11 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for name, values in errors.items():
             params = language.rows_of(list(rows), make_arm(name, width, epochs))[0]["params"]
             error = f"error {Estimate.mean(100 * values):.2f ±} %"
-            yield f"  {name:<18}{params:>10,} parameters  {error}  log10 κ {kappa[name].mean():.2f}"
+            yield f"  {name:<24}{params:>10,} parameters  {error}  log10 κ {kappa[name].mean():.2f}"
         for name, (change, verdict) in compare(errors).items():
             yield f"  {name}: {Estimate.of(change):+.1f %} of the error; as good: {verdict}"
+        for name, change in compare_heads(errors).items():
+            yield f"  {name}, minus {CONTROLS[name]}: {Estimate.of(change):+.1f %} of the original's error"
 
 
 @cli.command(

@@ -276,13 +276,26 @@ def test_the_trade_is_judged_by_the_margin(error, noise, word):
     errors = {"original": 0.1} | dict.fromkeys(list(vision.ARMS)[1:], error)
     rows = make_vision_rows(errors, noise=noise)
     judged = vision.compare(vision.read_errors(rows, 48, 5.0))
-    assert {verdict for _, verdict in judged.values()} == {word} and len(judged) == 3
+    assert {verdict for _, verdict in judged.values()} == {word} and len(judged) == 5
     if noise < 1e-3:
         assert judged["lean, MLP kept"][0].value == pytest.approx(1000 * error - 100, abs=0.01)  # percent of 0.1
     assert word in "\n".join(vision.report(rows))
-    assert not vision.read_errors(rows[:-3], 48, 5.0)  # the last arm has two seeds
+    lean = [row for row in rows if not row["block"].startswith("layers")]
+    assert list(vision.read_errors(rows[:-3], 48, 5.0)) == list(vision.ARMS)[:-1]  # the last control has two seeds
+    assert not vision.read_errors(lean[:-3], 48, 5.0)  # the last lean arm has two seeds
     other = make_vision_rows(errors, epochs=15.0, seeds=(TUNING_SEED,))
     assert not vision.read_errors(other, 48, 15.0)
+
+
+def test_added_heads_are_compared_with_the_same_layers_and_mlp():
+    errors = dict(zip(vision.ARMS, (0.100, 0.098, 0.102, 0.101, 0.099, 0.104), strict=True))
+    read = vision.read_errors(make_vision_rows(errors), 48, 5.0)
+    changes = {name: change.value for name, change in vision.compare_heads(read).items()}
+    expected = {"lean, MLP kept": -1.0, "lean, MLP halved": -2.0, "lean, fixed width": -3.0}
+    assert changes == pytest.approx(expected, abs=0.01)
+    assert set(vision.compare_heads({k: v for k, v in read.items() if k != "layers halved"})) == set(expected) - {
+        "lean, MLP kept"
+    }
 
 
 def test_arms_of_the_trade_have_the_shapes_of_the_plan():
@@ -296,6 +309,8 @@ def test_arms_of_the_trade_have_the_shapes_of_the_plan():
         "lean, MLP kept": (4, 4, 16, 192, 129_418),
         "lean, MLP halved": (4, 4, 16, 96, 92_170),
         "lean, fixed width": (4, 6, 8, 96, 79_690),
+        "layers halved": (4, 3, 16, 192, 116_938),
+        "layers and MLP halved": (4, 3, 16, 96, 79_690),
     }
 
 
