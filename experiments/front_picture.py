@@ -288,9 +288,9 @@ def draw_dose(axes: Axes) -> None:
 
 def draw_narrow_heads(axes: Axes) -> None:
     """Plot what changes the held-out loss of a small decoder with 32 heads of dimension 4."""
-    from experiments.figures import language
+    from experiments.figures import heads
 
-    values = language.narrow_heads()
+    values = heads.narrow_heads()
     names = {"E": "queries, keys\nof dimension 32", "E2": "as many parameters\nin the MLP", "B": "QK-norm"}
     rows = {"8 heads of 16": values["eight"]} | {text: values["change"][block] for block, text in names.items()}
     draw_estimates(axes, rows, FIRST)
