@@ -158,6 +158,11 @@ def _check_optim(c: Any) -> None:
         o.eps >= TINY,
         f"optim.eps={o.eps} must be at least {TINY:.1g}: updates of parameters without a gradient are divided by it.",
     )
+    require(
+        o.name != "adafactor" or o.eps**2 >= TINY,
+        f"optim.eps={o.eps}: adafactor adds its square, which must be at least {TINY:.1g}. If {o.eps:g} is the square, "
+        f"as in other implementations, set optim.eps={o.eps**0.5:.1g}.",
+    )
     require(0 <= o.ema < 1, f"optim.ema={o.ema} must be in [0, 1). 0 = off.")
 
 

@@ -23,6 +23,7 @@ Tensors = dict[str, np.ndarray]
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SHOWN = 5
+FLOATS = ("BF16", "F16", "F32", "F64")
 
 
 def read(path: str | Path, *, finite: bool = True) -> Tensors:
@@ -54,6 +55,13 @@ def _read_file(path: Path) -> Tensors:
     """Read one safetensors file. Raise WeightsError for a pickle or an unreadable file."""
     _check_not_pickle(path)
     try:
+        with safe_open(path, framework="numpy") as opened:
+            types = {name: opened.get_slice(name).get_dtype() for name in opened.offset_keys()}
+        if unreadable := [f"{name} ({kind})" for name, kind in types.items() if kind[0] == "F" and kind not in FLOATS]:
+            raise WeightsError(
+                f"{path} has {len(unreadable)} quantised tensors, which are not read: {', '.join(unreadable[:SHOWN])}. "
+                f"Floats must be {', '.join(FLOATS)}: convert them where they come from, with their scales."
+            )
         tensors = safetensors.load_file(path)
     except (SafetensorError, ValueError, TypeError, OSError) as error:
         raise _damaged(path, error) from error

@@ -11,7 +11,7 @@ import jax
 
 from leanformer.errors import ConfigError
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, Attention
+from leanformer.watching.traced import Arrivals, Attention, is_cross_attention
 
 
 class Measured(eqx.Module):
@@ -38,7 +38,7 @@ class Measured(eqx.Module):
 
         result = self.layer(query, key_, value, mask, process_heads=see, **options)
         q, k, v = heads
-        attention = Attention(q, k, mask)
+        attention = Attention(q, k, mask, cross=is_cross_attention((query, key_), {}))
         # Equinox projects within the same call: the product is computed a second time.
         weights = jax.nn.softmax(attention.logits())
         out = jax.numpy.einsum("bnts,bsnh->btnh", weights, v[None])[0]
@@ -67,23 +67,23 @@ def attach(watch: Watch) -> Callable[[], None]:
     def is_attention(x: Any) -> bool:
         return isinstance(x, eqx.nn.MultiheadAttention)
 
+    def name_of(path: Any) -> str:
+        return jax.tree_util.keystr(path).lstrip(".") or type(original).__name__
+
     leaves = jax.tree_util.tree_leaves_with_path(original, is_leaf=is_attention)
-    places = [(jax.tree_util.keystr(path).lstrip("."), x) for path, x in leaves if is_attention(x)]
+    places = [(name_of(path), x) for path, x in leaves if is_attention(x)]
     if not places:
         raise ConfigError(
             f"watch: {type(original).__name__} has no eqx.nn.MultiheadAttention. "
             "leanformer.conditioning.condition(array) measures any array."
         )
     for name, layer in places:
-        watch.add_layer(name or type(original).__name__, heads=layer.num_heads).note("call w.model, not the model")
+        watch.add_layer(name, heads=layer.num_heads).note("call w.model, not the model")
 
-    def wrap(x: Any) -> Any:
-        if not is_attention(x):
-            return x
-        name = next(name for name, layer in places if layer is x)
-        return Measured(x, name or type(original).__name__, arrivals)
+    def wrap(path: Any, x: Any) -> Any:  # by path, since a layer may be at several places
+        return Measured(x, name_of(path), arrivals) if is_attention(x) else x
 
-    watch.model = jax.tree.map(wrap, original, is_leaf=is_attention)
+    watch.model = jax.tree_util.tree_map_with_path(wrap, original, is_leaf=is_attention)
 
     def detach() -> None:
         watch.model = original

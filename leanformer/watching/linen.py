@@ -1,7 +1,7 @@
 """Watch of a Flax linen model: methods are intercepted while the block is open, and `attention_fn` is wrapped.
 
-Interception works through `model.apply`, also under `nn.scan` and `nn.remat`. It does not reach functions that were
-compiled before the block.
+Interception works through `model.apply`, also under `nn.scan` and `nn.remat`, and through `model.bind`. Calls of other
+models are left alone. It does not reach functions that were compiled before the block.
 """
 
 import functools
@@ -13,7 +13,10 @@ from flax import linen as nn
 from leanformer.errors import ConfigError
 from leanformer.watching.nnx import attention_of
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, find_tokens
+from leanformer.watching.traced import Arrivals, find_tokens, is_cross_attention
+
+
+EQUAL = "a second model of the same class and settings was called, which linen cannot tell from this one: both count"
 
 
 def attach(watch: Watch) -> Callable[[], None]:
@@ -27,11 +30,30 @@ def attach(watch: Watch) -> Callable[[], None]:
     """
     if watch.options.at is not None or watch.options.heads is not None:
         raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Flax.")
-    arrivals, tokens = Arrivals(watch), {}
+    model, arrivals, tokens = watch.model, Arrivals(watch), {}
+    under_way: list[bool] = []  # of the calls of models that are under way, outermost first: is it the watched model?
+    identical, others = set(), set()
+
+    def enter(called: nn.Module) -> bool:
+        """Note that a model is called, and return True if it is the watched one, or equal to it."""
+        equal = called is model or (type(called) is type(model) and _equal(called, model))
+        if equal:
+            identical.add(called is model)
+        else:
+            others.add(type(called).__name__)
+        return equal
 
     def intercept(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module, path = context.module, context.module.path
         if context.method_name != "__call__" or module.scope is None or module.is_initializing():
+            return call(*args, **kwargs)
+        if not under_way:  # the root of a model that `bind` returned
+            under_way.append(enter(module.unbind()[0]))
+            try:
+                return intercept(call, args, kwargs, context)
+            finally:
+                under_way.pop()
+        if not under_way[-1]:
             return call(*args, **kwargs)
 
         def measured(*args: Any, **kwargs: Any) -> Any:
@@ -50,11 +72,12 @@ def attach(watch: Watch) -> Callable[[], None]:
                 tokens.pop(path, None)  # a tracer must not outlive its trace
         name = ".".join(path) or type(module).__name__
         arrivals.layer(name)
+        cross = is_cross_attention(args, kwargs)
 
         @functools.wraps(original)
         def attention_fn(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
             out = original(query, key, value, *rest, **options)
-            attention = attention_of(original, query, key, rest, options, arrivals, name)
+            attention = attention_of(original, query, key, rest, options, arrivals, name, cross)
             return arrivals.see(name, out, tokens.get(path[:-1]) if path else None, attention)
 
         object.__setattr__(module, "attention_fn", attention_fn)  # modules are frozen
@@ -66,7 +89,12 @@ def attach(watch: Watch) -> Callable[[], None]:
     apply = nn.Module.apply
 
     def apply_counted(self: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
-        return arrivals.call(functools.partial(apply, self, variables), args, kwargs, variables)
+        called = functools.partial(apply, self, variables)
+        under_way.append(enter(self))
+        try:
+            return arrivals.call(called, args, kwargs, variables) if under_way[-1] else called(*args, **kwargs)
+        finally:
+            under_way.pop()
 
     interception = nn.intercept_methods(intercept)
     interception.__enter__()
@@ -76,10 +104,21 @@ def attach(watch: Watch) -> Callable[[], None]:
     def detach() -> None:
         nn.Module.apply = apply
         interception.__exit__(None, None, None)
+        for layer in watch.layers.values() if len(identical) > 1 else ():
+            layer.note(EQUAL)
         if not watch.layers:
-            watch.unmatched[type(watch.model).__name__] = (
+            called = ", ".join(sorted(others))
+            instead = f"; {called} was called, whose layers are not those of the watched model" if others else ""
+            watch.unmatched[type(model).__name__] = (
                 "no module with an attention_fn, such as nn.MultiHeadDotProductAttention, was called in the block; a "
-                "function that was compiled before is not traced again"
+                f"function that was compiled before is not traced again{instead}"
             )
 
     return detach
+
+
+def _equal(a: nn.Module, b: nn.Module) -> bool:
+    try:
+        return bool(a == b)
+    except ValueError:  # settings that are different arrays
+        return False

@@ -18,7 +18,7 @@ from leanformer.layers.masks import ALL
 from leanformer.layers.model_base import Family
 from leanformer.watching.measures import find_roundoffs
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, Attention, count_rows, find_tokens
+from leanformer.watching.traced import Arrivals, Attention, count_rows, find_tokens, is_cross_attention
 
 
 def attach(watch: Watch) -> Callable[[], None]:
@@ -50,15 +50,18 @@ def attach(watch: Watch) -> Callable[[], None]:
     }
     for path in {(), *parents.values()} - {None}:
         undo.append(_replace_call(modules[path], _noting(type(modules[path]), tokens, path, arrivals)))
+    crosses: dict[Any, bool] = {}  # attention layers that are being called: is it cross-attention?
     for path, module in attentions.items():
         name = ".".join(map(str, path)) or type(model).__name__
         watch.add_layer(name, heads=getattr(module, "num_heads", None))
         original = module.attention_fn
-        module.attention_fn = _wrap(original, arrivals, name, functools.partial(tokens.get, parents[path]))
+        sources = functools.partial(tokens.get, parents[path]), functools.partial(crosses.get, path)
+        module.attention_fn = _wrap(original, arrivals, name, *sources)
         undo.append(functools.partial(setattr, module, "attention_fn", original))
+        undo.append(_replace_call(module, _noting_cross(type(module), crosses, path)))
 
     def detach() -> None:
-        for function in undo:
+        for function in reversed(undo):
             function()
 
     return detach
@@ -80,6 +83,16 @@ def _noting(original: type, tokens: dict[Any, Any], path: Any, arrivals: Arrival
     return call
 
 
+def _noting_cross(original: type, crosses: dict[Any, bool], path: Any) -> Callable[..., Any]:
+    """Return a `__call__` that notes whether queries and keys are from different tokens."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        crosses[path] = is_cross_attention(args, kwargs)
+        return original.__call__(self, *args, **kwargs)
+
+    return call
+
+
 def _replace_call(module: nnx.Module, call: Callable[..., Any]) -> Callable[[], None]:
     """Give a module a subclass of its class with another `__call__`, and return the function that undoes it."""
     original = type(module)
@@ -88,20 +101,29 @@ def _replace_call(module: nnx.Module, call: Callable[..., Any]) -> Callable[[], 
     return lambda: object.__setattr__(module, "__class__", original)
 
 
-def _wrap(original: Callable[..., Any], arrivals: Arrivals, name: str, tokens: Callable[[], Any]) -> Callable[..., Any]:
+def _wrap(
+    original: Callable[..., Any], arrivals: Arrivals, name: str, tokens: Callable[[], Any], cross: Callable[[], Any]
+) -> Callable[..., Any]:
     """Return an attention function that measures its call."""
 
     @functools.wraps(original)
     def attention_fn(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(query, key, value, *args, **kwargs)
-        attention = attention_of(original, query, key, args, kwargs, arrivals, name)
+        attention = attention_of(original, query, key, args, kwargs, arrivals, name, bool(cross()))
         return arrivals.see(name, out, tokens(), attention)
 
     return attention_fn
 
 
 def attention_of(
-    original: Callable[..., Any], query: Any, key: Any, args: Any, kwargs: Any, arrivals: Arrivals, name: str
+    original: Callable[..., Any],
+    query: Any,
+    key: Any,
+    args: Any,
+    kwargs: Any,
+    arrivals: Arrivals,
+    name: str,
+    cross: bool,
 ) -> Attention | None:
     """Return the queries, keys and masks of a call of an attention function.
 
@@ -115,11 +137,12 @@ def attention_of(
         kwargs: keyword arguments.
         arrivals: receiver of the results, whose watch has the layer.
         name: path of the layer.
+        cross: True if queries and keys are from different tokens.
     """
     if getattr(original, "__name__", "") != "dot_product_attention" or args:
         arrivals.layer(name).unseen["q", "k"] = "attention_fn is not dot_product_attention"
         return None
-    return Attention(query, key, kwargs.get("mask"), kwargs.get("bias"), bool(kwargs.get("is_causal")))
+    return Attention(query, key, kwargs.get("mask"), kwargs.get("bias"), bool(kwargs.get("is_causal")), cross)
 
 
 def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:

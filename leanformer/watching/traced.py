@@ -120,6 +120,8 @@ class Arrivals:
                 arrays["logits"] = attention.logits()[:examples]
             valid = attention.valid(length)
         given = options.valid_for(examples, length, name)
+        if attention is not None and attention.cross and attention.mask is not None and given is None:
+            layer.note("cross-attention, whose mask says nothing of the queries: their padding counts without mask=")
         valid = jnp.asarray(given) if given is not None else valid if valid is None else valid[:examples]
         deliver = functools.partial(self._deliver, name, roundoffs, self.counts)
         if self.counts is not None:
@@ -256,13 +258,18 @@ class Attention:
     Args:
         query, key: queries *B T N H and keys *B S K H before the product; K divides N.
         mask: True where a query may attend to a key, with axes that broadcast to *B N T S; None for no mask.
-        bias: array added to the logits, which broadcasts to B N T S; None for none.
+        bias: array added to the logits, which broadcasts to *B N T S; None for none.
         causal: True to hide later keys too.
+        cross: True if queries and keys are from different tokens.
     """
 
-    def __init__(self, query: Any, key: Any, mask: Any = None, bias: Any = None, causal: bool = False):
+    def __init__(
+        self, query: Any, key: Any, mask: Any = None, bias: Any = None, causal: bool = False, cross: bool = False
+    ):
+        axes = np.shape(query)[:-3]
         self.query, self.key = _batched(query, 4), _batched(key, 4)
-        self.mask, self.bias, self.causal = mask, bias, causal
+        self.mask, self.bias = (None if x is None else _batched_logits(x, axes) for x in (mask, bias))
+        self.causal, self.cross = causal, cross or self.query.shape[1] != self.key.shape[1]
 
     def logits(self) -> Float[Array, "b n t s"]:
         """Return the logits B N T S in float32, with biases, and with -inf at hidden keys."""
@@ -271,7 +278,7 @@ class Attention:
         if self.bias is not None:
             result = result + self.bias
         if self.mask is not None:
-            result = jnp.where(_batched_mask(self.mask), result, -jnp.inf)
+            result = jnp.where(self.mask != 0, result, -jnp.inf)
         if self.causal:
             result = jnp.where(jnp.tri(*result.shape[-2:], dtype=bool), result, -jnp.inf)
         return result
@@ -279,14 +286,15 @@ class Attention:
     def valid(self, length: int) -> Bool[Array, "b t"] | None:
         """Return the tokens that some query may attend to, bool B T, which excludes padding.
 
-        None without a mask, in cross-attention, or if the mask has another number of keys.
+        None without a mask, in cross-attention, whose mask says nothing of the queries, or if the mask has another
+        number of keys.
 
         Args:
             length: T, number of tokens.
         """
-        if self.mask is None or self.mask.shape[-1] != length or self.query.shape[1] != self.key.shape[1]:
+        if self.mask is None or self.mask.shape[-1] != length or self.cross:
             return None
-        keys = _batched_mask(self.mask).any(axis=(1, 2))
+        keys = (self.mask != 0).any(axis=(1, 2))
         return jnp.broadcast_to(keys, (len(self.query), length))
 
 
@@ -298,6 +306,18 @@ def is_traced(*trees: Any) -> bool:
 def find_tokens(args: tuple[Any, ...]) -> Any:
     """Return the first of the positional arguments of a module that may be tokens, floats with two axes or more."""
     return next((x for x in args if getattr(x, "ndim", 0) >= 2 and jnp.issubdtype(x.dtype, jnp.floating)), None)
+
+
+def is_cross_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if the queries and keys of a call of an attention module are different arrays of tokens.
+
+    Args:
+        args, kwargs: arguments of the call: queries, then keys, or keys as `inputs_k` or `inputs_kv`, as in Flax.
+    """
+    query: Any = args[0] if args else kwargs.get("inputs_q")
+    named = (kwargs.get("inputs_k"), kwargs.get("inputs_kv"), *args[1:2])
+    key: Any = next((x for x in named if x is not None), query)
+    return key is not query and np.ndim(key) == np.ndim(query) and jnp.issubdtype(jnp.result_type(key), jnp.floating)
 
 
 def _is_outside(tokens: Any, out: Any) -> bool:
@@ -316,10 +336,18 @@ def _batched(x: Any, ndim: int) -> Array:
     return x.reshape(-1, *x.shape[1 - ndim :]) if x.ndim >= ndim else x[None]
 
 
-def _batched_mask(mask: Any) -> Array:
-    mask = jnp.asarray(mask)
-    mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape) if mask.ndim < 4 else mask
-    return mask.reshape(-1, *mask.shape[-3:]) != 0
+def _batched_logits(x: Any, axes: tuple[int, ...]) -> Array:
+    """Return a mask or bias, which broadcasts to *B N T S, with four axes, the first of B or 1 examples.
+
+    Args:
+        x: mask or bias.
+        axes: sizes of *B.
+    """
+    x = jnp.asarray(x)
+    x = x.reshape(*(1,) * max(0, 3 + len(axes) - x.ndim), *x.shape)
+    if any(size > 1 for size in x.shape[:-3]):
+        x = jnp.broadcast_to(x, (*axes, *x.shape[-3:]))
+    return x.reshape(-1, *x.shape[-3:])
 
 
 def count_rows(valid: Any, examples: int, length: int) -> Any:

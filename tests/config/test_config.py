@@ -33,6 +33,8 @@ WRONG = [
     ({"augment.mixup": -1.0}, ["augment.mixup=-1.0"]),
     ({"loss": "sigmoid"}, ["augment.label_smoothing=0.1", 'loss="sigmoid"']),
     ({"optim.ema": 1.0}, ["optim.ema=1.0"]),
+    ({"optim.eps": 0.0}, ["optim.eps=0.0"]),
+    ({"optim.name": "adafactor", "optim.b1": 0.0, "optim.eps": 1e-30}, ["optim.eps=1e-30", "optim.eps=1e-15"]),
     ({"optim.max_skipped": 0}, ["optim.max_skipped=0", 1]),
     ({"mesh.data": 0}, ["mesh.data=0", -1]),
     ({"mesh.fsdp": -1}, [-1]),

@@ -238,6 +238,14 @@ def test_decompression_bombs_are_corrupt(width, height):
                 transform(data)
 
 
+@pytest.mark.parametrize(("width", "height"), [(2000, 1), (1, 2000), (300_000, 1)])
+def test_thin_images_that_resizing_would_blow_up_are_corrupt(width, height):
+    """To cover the crop, 2,000 x 1 pixels would become 496,000 x 248."""
+    with pytest.raises(CorruptImage, match=f"{width} x {height}"):
+        apply_eval_transform(encode(np.zeros((height, width, 3), np.uint8), "PNG"), size=224, crop_fraction=0.9)
+    assert apply_eval_transform(np.zeros((1, 700, 3), np.uint8), size=224, crop_fraction=0.9).shape == (224, 224, 3)
+
+
 def test_flipped_bytes_raise_only_corrupt_image():
     data, rng, corrupt = encode(make_natural_picture(50, 60)), np.random.default_rng(0), 0
     for _ in range(300):

@@ -219,6 +219,9 @@ def test_other_tables_are_read(tmp_path):
         open_table(f"tsv:{tmp_path}", "dev", classes=("no", "never"))
     write_table(tmp_path / "dev.tsv", ["sentence", "label"], [["a", "-7.5"], ["b", "2e3"]])
     assert [result.label for result in open_table(f"tsv:{tmp_path}", "dev", numbers=True)[0]] == [-7.5, 2000]
+    write_table(tmp_path / "dev.tsv", ["sentence", "label"], [["a", "-1"], ["b", "0"], ["c", "1"]])  # of a sentiment
+    rows, classes = open_table(f"tsv:{tmp_path}", "dev")
+    assert classes == ("-1", "0", "1") and [result.label for result in rows] == [0, 1, 2]
     (tmp_path / "classes.txt").write_text("yes\nno\nmaybe\n")
     assert open_table(f"tsv:{tmp_path}", "train")[1] == ("yes", "no", "maybe")
 

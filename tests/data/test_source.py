@@ -123,9 +123,11 @@ def test_missing_or_damaged_idx_files_are_refused(idx):
     write_idx(labels, np.zeros(6, np.uint8))
     with refuses("7 images", "6 labels", error=DataError):
         Idx(idx[0], "train")
-    (idx[0] / f"{path.name}.gz").write_bytes(gzip.compress(whole)[:-9])
-    with refuses(f"{path.name}.gz", error=DataError):
-        Idx(idx[0], "train")
+    packed = gzip.compress(whole)
+    for damaged in (packed[:-9], packed[:12] + bytes(b ^ 0xFF for b in packed[12:30]) + packed[30:]):
+        (idx[0] / f"{path.name}.gz").write_bytes(damaged)
+        with refuses(f"{path.name}.gz", error=DataError):
+            Idx(idx[0], "train")
 
 
 @pytest.mark.parametrize(("split", "per_class"), [("train", 1000), ("t10k", 200)])

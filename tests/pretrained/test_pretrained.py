@@ -1,6 +1,8 @@
 """Import and export of weights: layouts are inverted bit for bit, and every mismatch is listed."""
 
+import json
 import pickle
+import struct
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +71,12 @@ def test_files_without_weights_are_refused(tmp_path):
     path = tmp_path / "w.safetensors"
     with refuses(path, error=WeightsError):
         pretrained.read(path)
+    for kind in ("F8_E4M3", "F4"):
+        part = {"dtype": kind, "shape": [4, 2], "data_offsets": [0, 8 if kind == "F8_E4M3" else 4]}
+        header = json.dumps({"block.weight": part}).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(part["data_offsets"][1]))
+        with refuses(path, f"block.weight ({kind})", "BF16", error=WeightsError):
+            pretrained.read(path)
     for content in (pickle.dumps({"a": 1}), b"PK\3\4and so on"):
         path.write_bytes(content)
         with refuses(path, "pickle", "safetensors.torch.save_file", error=WeightsError):

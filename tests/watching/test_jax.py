@@ -1,5 +1,7 @@
 """Watch of models of Flax NNX, Flax linen and Equinox, against NumPy in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,6 +173,79 @@ def test_padding_does_not_count(name):
             for measure in MEASURES:
                 values = layer.total[measure].sample.values[i, :, 0]
                 np.testing.assert_allclose(values, np.ravel(numbers[measure]), rtol=2e-3, err_msg=measure)
+
+
+class CrossNnx(nnx.Module):
+    def __init__(self):
+        self.attention = nnx.MultiHeadAttention(HEADS, WIDTH, decode=False, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, memory, mask):
+        return self.attention(x, memory, mask=mask)
+
+
+class CrossLinen(nn.Module):
+    @nn.compact
+    def __call__(self, x, memory, mask):
+        return nn.MultiHeadDotProductAttention(HEADS)(x, memory, mask=mask)
+
+
+@pytest.mark.parametrize("kind", ["nnx", "linen"])
+def test_padding_of_the_memory_leaves_the_queries(kind):
+    """A mask of cross-attention says nothing of the queries, also where both have the same number of tokens."""
+    memory, outputs = jnp.asarray(draw(BATCH, TOKENS, WIDTH, seed=8)), []
+    if kind == "nnx":
+        model = CrossNnx()
+        call = model
+    else:
+        model = CrossLinen()
+        call = functools.partial(model.apply, model.init(jax.random.key(0), X, memory, MASK))
+    for part in (slice(None), slice(TOKENS - 1)):  # as many queries as keys, and fewer
+        with leanformer.watch(model, measures=("attention_output",)) as w:
+            call(X[:, part], memory, jnp.asarray(MASK))
+        (row,) = w.rows
+        assert row["shape"][0] == len(range(TOKENS)[part]) and "mask=" in row["status"]
+        outputs.append(row["tokens"])
+    assert outputs == [[TOKENS, TOKENS], [TOKENS - 1, TOKENS - 1]]
+    with leanformer.watch(model, measures=("attention_output",), mask=MASK[:, 0, 0]) as w:
+        call(X, memory, jnp.asarray(MASK))
+    assert w.rows[0]["tokens"] == [min(LENGTHS), max(LENGTHS)] and "mask=" not in w.rows[0]["status"]
+
+
+def test_linen_measures_calls_of_the_watched_model_only():
+    class Teacher(LinenModel):
+        pass
+
+    model, params = LinenModel(), linen_params()
+    with leanformer.watch(model) as w:
+        Teacher().apply(params, draw(BATCH, TOKENS, WIDTH, seed=9))
+        bound = model.bind(params)(X)
+        Teacher().bind(params)(draw(BATCH, TOKENS, WIDTH, seed=9))
+    np.testing.assert_array_equal(bound, model.apply(params, X))
+    check(w, by_hand(X))
+    assert {row["status"] for row in w.rows} == {"ok"} and {row["calls"] for row in w.rows} == {1}
+    with leanformer.watch(model) as w:
+        Teacher().apply(params, X)
+    assert not w.layers and "Teacher" in w.unmatched["LinenModel"]
+    with leanformer.watch(model) as w:
+        model.apply(params, X)
+        LinenModel().apply(params, X)  # equal: cannot be told from the model
+    assert {row["calls"] for row in w.rows} == {2} and all("second model" in row["status"] for row in w.rows)
+
+
+@pytest.mark.parametrize("axes", [(2, 1), (1, 1), (2, 2)])
+def test_masks_broadcast_over_several_batch_axes(axes):
+    """A mask of linen may broadcast over one of two batch axes; the watched call returns what the model returns."""
+    model, x = nn.MultiHeadDotProductAttention(HEADS), X.reshape(2, 2, TOKENS, WIDTH)
+    params = model.init(jax.random.key(0), x)
+    mask = np.broadcast_to(MASK.reshape(2, 2, 1, 1, TOKENS)[: axes[0], : axes[1]], (*axes, 1, TOKENS, TOKENS))
+    with leanformer.watch(model, measures=("attention_output", "attention_entropy")) as w:
+        result = model.apply(params, x, mask=jnp.asarray(mask))
+    np.testing.assert_array_equal(result, model.apply(params, x, mask=jnp.asarray(mask)))
+    assert {row["examples"] for row in w.rows} == {BATCH}
+    whole = np.broadcast_to(mask, (2, 2, *mask.shape[2:])).reshape(BATCH, *mask.shape[2:])
+    with leanformer.watch(model, measures=("attention_output", "attention_entropy")) as flat:
+        model.apply(params, X, mask=jnp.asarray(whole))
+    assert [row["median"] for row in w.rows] == pytest.approx([row["median"] for row in flat.rows], rel=1e-5)
 
 
 def test_calls_of_one_program_are_told_apart():
@@ -476,6 +551,11 @@ def test_equinox():
     for options in ({"examples": 2}, {"mask": MASK[:, 0, 0]}):
         with refuses("Equinox", "one example"), leanformer.watch(model, **options):
             pass
+    twice = Model([model.layers[0]] * 2)  # one layer at two places
+    with leanformer.watch(twice, measures=NO_TOKENS) as w:
+        jax.vmap(w.model)(X)
+    first, second = ([layer.total[m].sample.values for m in NO_TOKENS] for layer in w.layers.values())
+    assert [layer.calls for layer in w.layers.values()] == [BATCH, BATCH] and not np.array_equal(first[0], second[0])
     with refuses("every=2", "jax.vmap"), leanformer.watch(model, every=2) as w:
         jax.vmap(w.model)(X)
     with refuses("eqx.nn.MultiheadAttention"), leanformer.watch(eqx.nn.Linear(2, 3, key=jax.random.key(0))):

@@ -5,6 +5,7 @@ import os
 import re
 import struct
 import warnings
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
         raise DataError(f"{folder} has no {stem} or {stem}.gz; found {present}. Set data.train_split, data.eval_split.")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} is not a complete gzip file ({error}). Download it again.") from error
     header = 4 + 4 * axes
     if len(raw) < header or raw[:4] != bytes((0, 0, 8, axes)):

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from leanformer.config.rules import image_sides
-from leanformer.data.images.decoding import decode_jpeg, decode_whole, jpeg_size
+from leanformer.data.images.decoding import MAX_PIXELS, CorruptImage, decode_jpeg, decode_whole, jpeg_size
 
 
 BYTE = np.arange(256)
@@ -116,7 +116,7 @@ def eval_transform(
         crop_fraction: side of the crop over that of the resized image, above 0 and at most 1.
 
     Raises:
-        CorruptImage: the image cannot be decoded.
+        CorruptImage: the image cannot be decoded, or has more than MAX_PIXELS pixels when it is resized.
         ValueError: `channels`, `crop_fraction`, or the dtype or number of axes of an array, is invalid.
     """
     _check(image, channels)
@@ -126,6 +126,11 @@ def eval_transform(
     rows, columns = image_sides(size)
     least = (math.floor(side / crop_fraction) for side in (rows, columns))
     height, width = _covering_size(*pixels.shape[:2], *least)
+    if height * width > MAX_PIXELS:
+        raise CorruptImage(
+            f"{pixels.shape[1]} x {pixels.shape[0]} pixels: resized to a shorter side of {min(height, width)} it would "
+            f"have {width} x {height}, more than {MAX_PIXELS:,}. Crop it"
+        )
     if (height, width) != pixels.shape[:2]:
         pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
     top, left = round((height - rows) / 2), round((width - columns) / 2)

@@ -114,7 +114,7 @@ def _open_glue(task: str, _: str, split: str, w: SourceSpec) -> Table:
         label: Any = tables.score_parser(0.0, published.highest)
     else:
         label = tables.class_parser({word: number for number, word in enumerate(published.classes)}, published.folder)
-    rows = [row for file in files for row in tables.read(file, columns, label, published.torn)]
+    rows = [row for file in files for row in tables.read(file, columns, tables.refuse_hidden(label), published.torn)]
     return rows, None if published.classes is None else tuple(published.classes.values())
 
 

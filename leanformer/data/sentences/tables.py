@@ -108,9 +108,24 @@ def _row(places: Sequence[int], width: int, label: Callable[[str], Any], raw: by
         raise ValueError("has an empty text")
     if not word:
         raise ValueError("has an empty label")
-    if word == HIDDEN:
-        raise ValueError(f"has the label {HIDDEN}, a placeholder for labels that are not public: it cannot be scored")
     return tuple(texts), label(word)
+
+
+def refuse_hidden(label: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return the function of a label that refuses GLUE's placeholder too.
+
+    Args:
+        label: function from the text of a label to its value, as for `read`.
+    """
+
+    def public(word: str) -> Any:
+        if word == HIDDEN:
+            raise ValueError(
+                f"has the label {HIDDEN}, a placeholder for labels that are not public: it cannot be scored"
+            )
+        return label(word)
+
+    return public
 
 
 def _no_labels_error(path: Path) -> DataError:
