@@ -105,6 +105,11 @@ def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: dict[tuple[str
     return figure if drawn else None
 
 
+def literal(text: str) -> str:
+    """Return a name such that Matplotlib draws it as it is: neither as a formula, nor hidden if it begins with "_"."""
+    return (" " if text.startswith("_") else "") + files.printable(text).replace("$", r"\$")
+
+
 def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
     """Label axes with `x` and `y`, draw a light grid, hide the frame at the top and right, and return the axes."""
     axes.set_xlabel(x, color=TEXT_COLOR)
@@ -141,9 +146,9 @@ def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) 
     picture = axes.imshow(shares, vmin=0, vmax=100, cmap="Blues", interpolation="nearest")
     figure.colorbar(picture, ax=axes, shrink=0.8, label="% of the label's examples")
     axes.set(xlabel="prediction", ylabel="label")
-    axes.set_title(files.printable(title), fontsize=10, color=TEXT_COLOR)
+    axes.set_title(literal(title), fontsize=10, color=TEXT_COLOR)
     if number <= NAMED_CLASSES:
-        names = [*map(files.printable, classes)]
+        names = [*map(literal, classes)]
         axes.set_xticks(range(number), names, rotation=90, fontsize=7)
         axes.set_yticks(range(number), names, fontsize=7)
     for (row, column), share in np.ndenumerate(shares) if number <= NUMBERED_CLASSES else ():

@@ -193,8 +193,8 @@ def make_runs(
         names = [member.workdir.name for member in result]
         name = next(name for name in names if names.count(name) > 1)
         raise ConfigError(
-            f"Two runs of the sweep would have the folder {name}. Rename a config file, or vary only one key ending in "
-            "the same word with --over."
+            f"Two runs of the sweep would have the folder {name}. Give each value once, rename a config file, or vary "
+            "only one key ending in the same word with --over."
         )
     return result
 

@@ -289,7 +289,7 @@ class Run:
         self.divergence.settle(steps)
 
     def log_train(self, step: int, timing: Mapping[str, float]) -> None:
-        """Write a train record with the metrics of the steps since the last one.
+        """Write a train record with the metrics of the steps since the last multiple of log_every.
 
         Args:
             step: last of these steps.

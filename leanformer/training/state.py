@@ -31,7 +31,7 @@ class TrainState:
         ema: EMA of (parameters, statistics); None if the run keeps none.
         skipped: int32, number of steps so far that were skipped, or left a parameter too large or not finite.
         skipped_in_row: int32, number of consecutive such steps up to now.
-        window: sums of "loss", "grad_norm" and "steps" since the last train record, which survive a resume.
+        window: sums of "loss", "grad_norm" and "steps" since the last multiple of log_every, which survive a resume.
     """
 
     step: Any

@@ -74,10 +74,10 @@ def make_train_step(
     moments or statistics. A step after which a parameter is above LARGEST or not finite also counts as skipped, and so
     do the steps after it, because the state is not healthy.
 
-    Metrics are scalars on the device: loss and grad_norm, means over the steps since the last train record without
-    skipped ones; lr; skipped, the number of skipped steps so far; skipped_in_row, of consecutive ones; last_loss, the
-    loss of this step; and bad_leaf, the index of the first parameter whose gradient is not finite, or which has become
-    too large, -1 if there is none.
+    Metrics are scalars on the device: loss and grad_norm, means over the steps since the last multiple of `log_every`
+    without skipped ones; lr; skipped, the number of skipped steps so far; skipped_in_row, of consecutive ones;
+    last_loss, the loss of this step; and bad_leaf, the index of the first parameter whose gradient is not finite, or
+    which has become too large, -1 if there is none.
 
     Args:
         gradient: result of `make_gradient`.

@@ -324,6 +324,19 @@ def test_names_are_escaped(tmp_path):
     assert "a&lt;b&gt;&amp;" in page and "<b>" not in page
 
 
+@pytest.mark.parametrize("name", ["a$x^$b", "_base", "$5", r"a\$b"])
+def test_names_are_drawn_as_they_are(name, tmp_path):
+    """A name is neither a formula, which may be invalid, nor left out of the legend."""
+    for seed in range(2):
+        fake_runs.write_run(tmp_path / f"{name},seed={seed}", 0.5 + seed / 10, seed=seed)
+        fake_runs.write_run(tmp_path / f"other,seed={seed}", 0.5 + seed / 10, seed=seed, changes={"model.depth": 2})
+    figure = charts.curves(comparison.compare(runs.read([str(tmp_path)])))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    shown = [text._preprocess_math(text.get_text()) for text in legend.get_texts()]
+    assert sorted((words.strip(), formula) for words, formula in shown) == sorted([(name, False), ("other", False)])
+
+
 def test_page_of_a_single_run(folder, tmp_path):
     workdir = sorted(folder.iterdir())[0]
     (workdir / "confusion.csv").write_text("label \\ taken for,cat,dog\ncat,5,1\ndog,2,3\n")

@@ -117,7 +117,7 @@ def test_slices_of_a_split(texts):
 def test_tokenizer_round_trip(texts, name):
     result = load_corpus(texts, tokenizer=name).tokenizer
     assert result.vocabulary == {"bytes": 257}.get(name, 300) == result.end + 1
-    for text in (*LINES, "漢字 and \t\n tabs"):
+    for text in (*LINES, "漢字 and \t\n tabs", "a<|endoftext|>b", "<|endoftext|>"):
         (tokens,) = result.encode([text])
         assert result.decode(tokens) == text and result.lengths[tokens].sum() == len(text.encode())
     assert result.lengths[result.end] == 0 and result.decode([result.end]) == ""

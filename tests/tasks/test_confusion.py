@@ -108,5 +108,6 @@ def test_csv_and_plot_are_written(tmp_path):
         head, *rows = csv.reader(file)
     assert head[1:] == ["cat", "dog, big", "ü"] == [row[0] for row in rows]
     np.testing.assert_array_equal([list(map(int, row[1:])) for row in rows], MATRIX)
+    plots.plot_confusion(np.eye(2, dtype=int), ["$0_$10", "_$10_$20"], tmp_path / "d.png", "A $run$_")
     plots.plot_confusion(np.eye(61, dtype=int), [f"class {i}" for i in range(61)], tmp_path / "c.png", "A run")
     assert (tmp_path / "c.png").stat().st_size > 5000

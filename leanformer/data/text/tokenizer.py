@@ -46,6 +46,8 @@ class Tokenizer:
         self._base = of_library
         of_library.no_padding()
         of_library.no_truncation()
+        # A text in which "<|endoftext|>" is written does not end there: its bytes count, and decode to themselves.
+        of_library.encode_special_tokens = isinstance(of_library.decoder, decoders.ByteLevel)
         ends = [token for token in map(of_library.token_to_id, ENDS) if token is not None]
         if not ends:
             raise DataError(f"The tokenizer has no token for the end of a document, none of {' '.join(ENDS)}. Add one.")
@@ -66,6 +68,9 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the tokens of each text, int32 (n,), without added special tokens. All cores are used.
+
+        Names of special tokens in a text are text, such as "<|endoftext|>", if tokens are of bytes. In WordPiece they
+        are those tokens, so that "[MASK]" can be written.
 
         Raises:
             DataError: a value is not a string of valid Unicode.

@@ -16,7 +16,7 @@ from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import format_number
 from leanformer.quantities import CONDITION, find
 from leanformer.reports.comparison import tables
-from leanformer.reports.plots import SERIES, TEXT_COLOR, TIP, style_axes
+from leanformer.reports.plots import SERIES, TEXT_COLOR, TIP, literal, style_axes
 
 
 GREY = "#767676"
@@ -276,4 +276,4 @@ def _grid(count: int, wide: bool) -> tuple[Figure, list[Axes]]:
 
 def _shorten(name: str, most: int = 44) -> str:
     """Return a name, shortened to its end, which distinguishes configurations."""
-    return name if len(name) <= most else f"…{name[1 - most :]}"
+    return literal(name if len(name) <= most else f"…{name[1 - most :]}")
