@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import families, surface, tables
-from experiments.study import curves, verdicts
+from experiments.study import curves, verdicts, vision
 from experiments.study.causes import HEADS, INTERVENTIONS
 from experiments.study.language import read_rows
 from experiments.tables import Estimate
@@ -322,6 +322,28 @@ def draw_trained(axes: Axes) -> None:
     axes.figure.legend(loc="outside upper center", ncols=2, frameon=False)
 
 
+def draw_trade(axes: Axes) -> None:
+    """Plot the change of the error of small ViTs with half the layers to the original, after 5 and 15 epochs."""
+    from experiments.figures import shapes
+
+    unknown = Estimate(np.nan, np.nan, np.nan)
+    for i, (epochs, color) in enumerate({5: FIRST, 15: SECOND}.items()):
+        change = shapes.read_trade(epochs)["change"]
+        rows = {words: change.get(name, unknown) for name, words in HALVED.items()}
+        draw_estimates(axes, rows, color, 0.24 * i - 0.12, f"{epochs} epochs")
+    axes.axvline(vision.MARGIN, color=axes.xaxis.label.get_color(), linestyle="--", linewidth=0.8)
+    axes.set(xlabel="change of the error to 8 layers of 3 heads, %\n(left is better; dashed: margin)")
+    axes.tick_params("y", labelsize=FONT - 3)
+    axes.figure.legend(loc="outside upper right", ncols=2, frameon=False)
+
+
+HALVED = {  # arms of the study's trade
+    "layers halved": "4 layers,\n3 heads of 16",
+    "lean, MLP kept": "4 layers,\n4 heads of 16",
+    "layers and MLP halved": "halved MLP too,\n3 heads of 16",
+    "lean, MLP halved": "halved MLP too,\n4 heads of 16",
+    "lean, fixed width": "halved MLP too,\n6 heads of 8",
+}
 SHORT = {
     "λI added to the matrices of queries, keys and values": "λI added",
     "initialisation by shifted singular values": "shifted singular\nvalues",
@@ -341,6 +363,7 @@ CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "dose": draw_dose,
     "narrow_heads": draw_narrow_heads,
     "families": draw_families,
+    "trade": draw_trade,
     "trained": draw_trained,
 }
 

@@ -49,45 +49,74 @@ def budget() -> Mapping[str, Any]:
 
 
 def trade() -> Mapping[str, Any]:
-    """Return errors in percent, log10 κ, parameters and verdicts of the ViTs of width 48 after 5 epochs, by arm."""
+    """Return figures of the study's ViTs of width 48 by arm, `short` after 5 epochs and `long` after 15 epochs."""
+    short = read_trade(5)
+    added = 100 * (short["params"]["lean, MLP kept"] / short["params"]["layers halved"] - 1)
+    return {"short": short, "long": read_trade(15), "margin": vision.MARGIN, "added": added}
+
+
+def read_trade(epochs: float) -> dict[str, Any]:
+    """Return errors in percent, log10 κ, parameters and verdicts of the study's ViTs of width 48, by arm.
+
+    `heads` is what the added heads change: each lean arm minus the one with as many layers and the same MLP.
+    """
     rows = language.read_rows(vision.ROWS)
-    errors, kappa = (vision.read_errors(rows, 48, 5.0, key) for key in ("error", "log10_condition"))
-    arms = {name: language.rows_of(rows, vision.make_arm(name, 48, 5.0)) for name in errors}
+    errors, kappa = (vision.read_errors(rows, 48, epochs, key) for key in ("error", "log10_condition"))
+    arms = {name: language.rows_of(rows, vision.make_arm(name, 48, epochs)) for name in errors}
     judged = vision.compare(errors)
     return {
         "error": {name: Estimate.mean(100 * values) for name, values in errors.items()},
         "kappa": {name: values.mean() for name, values in kappa.items()},
         "params": {name: runs[0]["params"] for name, runs in arms.items()},
         "share": {name: 100 * runs[0]["params"] / arms["original"][0]["params"] for name, runs in arms.items()},
-        "rate": {name: language.best_rate(vision.make_arm(name, 48, 5.0), rows, "error") for name in arms},
+        "rates": ", ".join(f"{language.best_rate(vision.make_arm(n, 48, epochs), rows, 'error'):g}" for n in arms),
         "change": {name: Estimate.of(change) for name, (change, _) in judged.items()},
         "verdict": {name: word for name, (_, word) in judged.items()},
-        "margin": vision.MARGIN,
+        "heads": {name: Estimate.of(change) for name, change in vision.compare_heads(errors).items()},
     }
 
 
-ARM = "| {{params[{0}]:,}} | {{rate[{0}]:g}} | {{error[{0}]:.2f ±}} | "
-LEAN_ARM = ARM + "{{change[{0}]:+.1f}} | {{verdict[{0}]}} | {{kappa[{0}]:.2f}} |"
+ARM = "| {{short[params][{0}]:,}} | {{short[error][{0}]:.2f ±}} | "
+CHANGED = ARM + "{{short[change][{0}]:+.1f}} | {{short[verdict][{0}]}} | "
+LONG = "{{long[error][{0}]:.2f ±}} | "
+LEAN_ARM = CHANGED + LONG + "{{long[change][{0}]:+.1f}} | {{long[verdict][{0}]}} | "
+KAPPA, KAPPAS = "{{short[kappa][{0}]:.2f}} |", "{{short[kappa][{0}]:.2f}}; {{long[kappa][{0}]:.2f}} |"
 PASSAGES = [
     Passage(budget, {FINDINGS: ["1 layer over 6 by {gain:.1f points} |"]}),
     Passage(
         trade,
         {
             README: [
-                "within {margin:.0f} % in a small ViT",
-                "error {change[lean, MLP kept]:+.1f %} with {share[lean, MLP kept]:.0f} % of the parameters",
+                "within {margin:.0f} % (small ViT)",
+                "error {short[change][lean, MLP kept]:+.1f %} with {short[share][lean, MLP kept]:.0f} % of the "
+                "parameters, without added heads {short[change][layers halved]:+.1f %}",
             ],
             FINDINGS: [
-                "change the error by {change[lean, MLP kept]:+.1f %}, as good by the rule with "
-                "{share[lean, MLP kept]:.0f} % of the parameters; by {change[lean, MLP halved]:+.1f %} if the MLP is "
-                "halved too, {verdict[lean, MLP halved]}; and with that MLP and twice the heads of half the dimension "
-                "by {change[lean, fixed width]:+.1f %}, as good with {share[lean, fixed width]:.0f} %",
+                "change the error by {short[change][lean, MLP kept]:+.1f %}, as good by the rule with "
+                "{short[share][lean, MLP kept]:.0f} % of the parameters; by {short[change][lean, MLP halved]:+.1f %} "
+                "if the MLP is halved too, {short[verdict][lean, MLP halved]}; and with that MLP and twice the heads "
+                "of half the dimension by {short[change][lean, fixed width]:+.1f %}, as good with "
+                "{short[share][lean, fixed width]:.0f} %",
+                "all three are {long[verdict][lean, MLP kept]}: {long[change][lean, MLP kept]:+.1f %}, "
+                "{long[change][lean, MLP halved]:+.1f %} and {long[change][lean, fixed width]:+.1f %}",
+                "Half the layers alone change the error by {short[change][layers halved]:+.1f %} after 5 epochs",
+                "the error changes by {short[heads][lean, MLP kept]:+.1f %}; with the MLP halved by "
+                "{short[heads][lean, MLP halved]:+.1f %}, and with twice the heads of half the dimension, at exactly "
+                "equal parameters, by {short[heads][lean, fixed width]:+.1f %}",
             ],
             RESULTS: [
                 "ends below +{margin:.0f} % of the error",
-                f"{ARM.format('original')}| | {{kappa[original]:.2f}} |",
-                *(LEAN_ARM.format(name) for name in vision.CONTROLS),
-                "with {share[lean, MLP kept]:.0f} and {share[lean, fixed width]:.0f} % of the parameters",
+                "learning rate of each arm by the test error ({short[rates]} after 5 epochs, {long[rates]} after "
+                "15 epochs",
+                "a third more heads change it by {short[heads][lean, MLP kept]:+.1f} with the MLP kept and by "
+                "{short[heads][lean, MLP halved]:+.1f} with the MLP halved; twice the heads of half the dimension, at "
+                "exactly the control's parameters, by {short[heads][lean, fixed width]:+.1f}",
+                "half the layers alone lose, {short[change][layers halved]:+.1f}; they add {added:.0f} % of the "
+                "control's",
+                f"{ARM}| | {LONG}| | {KAPPAS}".format("original"),
+                *((LEAN_ARM + KAPPAS).format(name) for name in vision.CONTROLS),
+                *(f"{CHANGED}| | | {KAPPA}".format(name) for name in sorted(set(vision.CONTROLS.values()))),
+                "with {short[share][lean, MLP kept]:.0f} and {short[share][lean, fixed width]:.0f} % of the parameters",
             ],
         },
     ),
