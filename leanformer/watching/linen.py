@@ -35,11 +35,9 @@ def attach(watch: Watch) -> Callable[[], None]:
     identical, others = set(), set()
 
     def enter(called: nn.Module) -> bool:
-        """Note that a model is called, and return True if it is the watched one, or equal to it."""
+        """Return True if a model that is called is the watched one, or equal to it; note the class of another."""
         equal = called is model or (type(called) is type(model) and _equal(called, model))
-        if equal:
-            identical.add(called is model)
-        else:
+        if not equal:
             others.add(type(called).__name__)
         return equal
 
@@ -47,8 +45,11 @@ def attach(watch: Watch) -> Callable[[], None]:
         module, path = context.module, context.module.path
         if context.method_name != "__call__" or module.scope is None or module.is_initializing():
             return call(*args, **kwargs)
-        if not under_way:  # the root of a model that `bind` returned
-            under_way.append(enter(module.unbind()[0]))
+        if not under_way:  # in a model that `bind` returned, a copy; also by another method than `__call__`
+            root = module
+            while isinstance(root.parent, nn.Module):
+                root = root.parent
+            under_way.append(enter(root.unbind()[0]))
             try:
                 return intercept(call, args, kwargs, context)
             finally:
@@ -91,6 +92,8 @@ def attach(watch: Watch) -> Callable[[], None]:
     def apply_counted(self: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
         called = functools.partial(apply, self, variables)
         under_way.append(enter(self))
+        if under_way[-1]:
+            identical.add(self is model)
         try:
             return arrivals.call(called, args, kwargs, variables) if under_way[-1] else called(*args, **kwargs)
         finally:
@@ -120,5 +123,5 @@ def attach(watch: Watch) -> Callable[[], None]:
 def _equal(a: nn.Module, b: nn.Module) -> bool:
     try:
         return bool(a == b)
-    except ValueError:  # settings that are different arrays
+    except (TypeError, ValueError):  # settings that are different arrays, or traced
         return False

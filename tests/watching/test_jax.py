@@ -597,3 +597,24 @@ def test_block_for_equinox(tmp_path):
     names = {"model": model, "batch": X, "jax": jax, "leanformer": leanformer}
     exec(block, names)
     assert names["w"].rows[0]["examples"] == BATCH
+
+
+class LinenEncoder(nn.Module):
+    def setup(self):
+        self.attention = nn.MultiHeadDotProductAttention(HEADS)
+
+    def __call__(self, x):
+        return self.encode(x)
+
+    def encode(self, x):
+        return self.attention(x)
+
+
+def test_linen_counts_other_methods_and_bound_copies():
+    model = LinenEncoder()
+    params = model.init(jax.random.key(0), X)
+    with leanformer.watch(model, measures=("attention_output",)) as w:
+        model.apply(params, X, method="encode")
+        model.bind(params).encode(X)
+        model.apply(params, X)
+    assert [(row["calls"], row["status"]) for row in w.rows] == [(3, "ok")] * len(w.rows) != []
