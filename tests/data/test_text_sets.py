@@ -36,6 +36,17 @@ def test_token_cache_is_written_once(texts):
     np.testing.assert_array_equal(read_all(load_corpus(texts)), encode_lines([*LINES, "More."]))
 
 
+def test_tokens_of_an_earlier_version_are_made_again_and_kept(texts, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(corpora, "VERSION", corpora.VERSION - 1)
+        earlier = load_corpus(texts, tokenizer="bpe:300")
+    (earlier.folder / "tokens.bin").write_bytes(b"tokens of an earlier rule")
+    now = load_corpus(texts, tokenizer="bpe:300")
+    assert len(list(texts.parent.glob("cache/tokens-*"))) == len(list(texts.parent.glob("cache/bpe-*"))) == 2
+    assert now.folder != earlier.folder and read_all(now).max() < 300
+    assert (earlier.folder / "tokens.bin").read_bytes() == b"tokens of an earlier rule"
+
+
 def test_incomplete_token_cache_is_refused(texts, monkeypatch):
     folder = load_corpus(texts).folder
     content = (folder / "tokens.bin").read_bytes()

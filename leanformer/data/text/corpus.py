@@ -19,7 +19,7 @@ from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
 
 
-VERSION = 1
+VERSION = 2  # version of tokens and vocabularies, part of their folders' names: another version is made beside them
 KIND, VOCABULARY = "Tokens", "Vocabulary"  # kinds of generated datasets
 CACHE = "~/.cache/leanformer/texts"
 PIECE = 1 << 23  # bytes of text tokenised at a time: some seconds on one core, and megabytes of tokens
@@ -194,7 +194,8 @@ def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
 
 
 def _digest(recipe: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+    versioned = json.dumps({"version": VERSION, **recipe}, sort_keys=True)
+    return hashlib.sha256(versioned.encode()).hexdigest()[:16]
 
 
 def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folder: Path) -> dict[str, Any]:
