@@ -97,7 +97,7 @@ PASSAGES = [
                 "if the MLP is halved too, {short[verdict][lean, MLP halved]}; and with that MLP and twice the heads "
                 "of half the dimension by {short[change][lean, fixed width]:+.1f %}, as good with "
                 "{short[share][lean, fixed width]:.0f} %",
-                "all three are {long[verdict][lean, MLP kept]}: {long[change][lean, MLP kept]:+.1f %}, "
+                "the rule {long[verdict][lean, MLP kept]} for all three: {long[change][lean, MLP kept]:+.1f %}, "
                 "{long[change][lean, MLP halved]:+.1f %} and {long[change][lean, fixed width]:+.1f %}",
                 "Half the layers alone change the error by {short[change][layers halved]:+.1f %} after 5 epochs",
                 "the error changes by {short[heads][lean, MLP kept]:+.1f %}; with the MLP halved by "
