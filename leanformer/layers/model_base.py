@@ -1,13 +1,15 @@
 """Base class of model architectures: accepted keys of config.model, and properties that training needs."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -18,6 +20,7 @@ from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import list_groups
+from leanformer.runtime.mesh import explicit_mesh
 
 
 REQUIRED = inspect.Parameter.empty
@@ -64,6 +67,11 @@ class Family(nnx.Module):
     takes: Mapping[str, Any] = types.MappingProxyType({})
     fixed: Mapping[str, Any] = types.MappingProxyType({})
 
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if "__call__" in vars(cls):
+            cls.__call__ = _with_auto_axes(cls.__call__)
+
     @classmethod
     def keys(cls) -> dict[str, tuple[Any, Any]]:
         """Return {key: (type, default)} of the accepted keys of config.model, except options of attention.
@@ -89,6 +97,11 @@ class Family(nnx.Module):
         return plain | None if default is None else plain
 
     @classmethod
+    def _family(cls) -> str:
+        """Return the name of the architecture, that of its module."""
+        return cls.__module__.rpartition(".")[2]
+
+    @classmethod
     def _is_per_layer(cls, name: str) -> bool:
         """Return whether a key may have one number per layer."""
         return cls.layered and not cls.staged and name in PER_LAYER
@@ -101,7 +114,7 @@ class Family(nnx.Module):
             ConfigError: an argument is missing, unknown, of another type or length, or the attention does not support
                 the masks of the model.
         """
-        keys, name = cls.keys(), cls.__module__.rpartition(".")[2]
+        keys, name = cls.keys(), cls._family()
         missing = [key for key, (_, default) in keys.items() if default is REQUIRED and key not in arguments]
         if missing:
             raise ConfigError(
@@ -213,6 +226,23 @@ class Family(nnx.Module):
         groups = {name: list_groups(layers) for name, layers in self.stacks().items()}
         values = {name: [nnx.as_pure(nnx.state(x, nnx.Param)) for x in several] for name, several in groups.items()}
         return {name: several if len(several) > 1 else several[0] for name, several in values.items()}
+
+
+def _with_auto_axes(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `__call__` of a model with a check of the shardings of its inputs."""
+
+    @functools.wraps(call)
+    def checked(self: Family, *args: Any, **kwargs: Any) -> Any:
+        arrays = (x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array))
+        if any(explicit_mesh(x) is not None for x in arrays):
+            raise ConfigError(
+                f'model "{self._family()}": an input is sharded over Explicit axes of a mesh, the default of '
+                "jax.make_mesh. Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n; the compiler then "
+                "shards the model."
+            )
+        return call(self, *args, **kwargs)
+
+    return checked
 
 
 class WithClassAttention(Family):

@@ -6,6 +6,7 @@
 - `cudnn.fused_attention_stablehlo`: checks of this machine's GPU, which `programs.pretend_attached` replaces by
   checks of the GPU that a program is compiled for.
 - `interpreters.partial_eval.DynamicJaxprTrace`: the program that a tracer belongs to, since JAX keeps programs.
+- `interpreters.batching.BatchTracer`: the array that `jax.vmap` maps over.
 
 A version of JAX may have moved them. Then only what needs them is refused, with a message.
 """
@@ -29,6 +30,7 @@ _state = _find("distributed", "global_state")
 _initialized = _find("xla_bridge", "backends_are_initialized")
 _cudnn = _find("cudnn", "fused_attention_stablehlo")
 _program = _find("interpreters.partial_eval", "DynamicJaxprTrace")
+_mapped = _find("interpreters.batching", "BatchTracer")
 
 
 def require(value: Any | None, what: str) -> Any:
@@ -63,6 +65,17 @@ def program_of(x: Any) -> Any | None:
     """
     trace = getattr(x, "_trace", None)
     return trace if isinstance(trace, require(_program, "measuring a model while it is traced")) else None
+
+
+def mapped_array(x: Any) -> Any:
+    """Return the array, with the axes that `jax.vmap` maps over, of which `x` is one slice; `x` outside `jax.vmap`.
+
+    Raises ConfigError if this version of JAX does not tell.
+    """
+    tracer = require(_mapped, "measuring a model while it is traced")
+    while isinstance(x, tracer):
+        x = x.val
+    return x
 
 
 def cudnn_checks() -> Any:

@@ -238,12 +238,24 @@ def constrain_batch(tree: Any) -> Any:
     """Return a tree of activations (B ...), constrained to be sharded over the leading (batch) axis only.
 
     If parameters are split, the compiler must choose between communicating them and communicating activations, and
-    chooses wrong without this constraint. Does nothing outside `with_mesh`, or if the batch is not sharded.
+    chooses wrong without this constraint. Does nothing without a mesh, or if it has no such axes or one shard.
     """
-    axes = [axis for axis in BATCH if jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1]
-    if not axes:
+    mesh = jax.sharding.get_abstract_mesh()  # of `with_mesh`, or the user's, which may have other axes
+    axes = tuple(axis for axis in BATCH if axis in mesh.auto_axes)
+    if all(mesh.shape[axis] == 1 for axis in axes):
         return tree
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH)), tree)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(axes)), tree)
+
+
+def explicit_mesh(x: jax.Array) -> Mesh | AbstractMesh | None:
+    """Return the mesh of an array that is sharded over Explicit axes, the default of `jax.make_mesh`; else None.
+
+    The sharding is part of its type, and most reshapes and slices of the sharded axes are refused.
+    """
+    sharding = jax.typeof(x).sharding
+    if all(axes is None for axes in sharding.spec):
+        return None
+    return sharding.mesh if isinstance(x, jax.core.Tracer) else x.sharding.mesh
 
 
 def tensor_parts() -> int:

@@ -11,7 +11,7 @@ import jax
 
 from leanformer.errors import ConfigError
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, Attention, is_cross_attention
+from leanformer.watching.traced import Arrivals, Attention, is_cross_attention, replicate
 
 
 class Measured(eqx.Module):
@@ -41,7 +41,7 @@ class Measured(eqx.Module):
         attention = Attention(q, k, mask, cross=is_cross_attention((query, key_), {}))
         # Equinox projects within the same call: the product is computed a second time.
         weights = jax.nn.softmax(attention.logits())
-        out = jax.numpy.einsum("bnts,bsnh->btnh", weights, v[None])[0]
+        out = jax.numpy.einsum("bnts,bsnh->btnh", weights, replicate(v)[None])[0]
         self.arrivals.see(self.name, out.astype(v.dtype), attention=attention)
         return result
 

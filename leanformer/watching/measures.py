@@ -36,6 +36,10 @@ UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
 CAPACITY = 1024
 RESOLVED = 0.1  # largest relative error of a condition number that counts as a value
 FIELDS = ("value", "bound", "effective_rank", "stable_rank", "tokens")
+MEASURED = (  # keys of a row, besides those about the layer, in order
+    *("measure", "head", *QUANTILES, "bounds", "shape", "tokens", "effective_rank", "stable_rank"),
+    *("not_finite", "singular", "negligible", "examples", "count", "gaussian", "status"),
+)
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -209,7 +213,7 @@ class Tally:
         """Return quantiles and counts of head number `head`, or of all heads together if None, by name.
 
         The names are median, q10, q90, bounds, shape, tokens, effective_rank, stable_rank, not_finite, singular,
-        negligible, examples and count, with the meanings of `Watch.rows`; tokens is missing if shape is None.
+        negligible, examples and count, with the meanings of `Watch.rows`.
         """
         chosen = slice(None) if head is None else slice(head, head + 1)
         values = self.sample.values[:, chosen].reshape(-1, len(FIELDS))
@@ -221,7 +225,7 @@ class Tally:
         lowest = value[bound > 0].min(initial=np.inf)
         above = {name: np.quantile(value, q, method="higher") if value.size else 0 for name, q in QUANTILES.items()}
         result["bounds"] = [name for name, x in above.items() if x >= lowest]
-        result |= {"shape": None, "effective_rank": None, "stable_rank": None}
+        result |= dict.fromkeys(("shape", "tokens", "effective_rank", "stable_rank"))
         if self.columns is not None and value.size:
             result["shape"] = [int(np.median(tokens)), self.columns]
             result["tokens"] = [int(tokens.min()), int(tokens.max())]
@@ -310,13 +314,12 @@ class Layer:
     def rows(self) -> list[dict[str, Any]]:
         """Return the statistics as dictionaries: one per measure, with head None, and one per head for values per head.
 
-        Keys are those of `Watch.rows`. A layer that was never measured has one dictionary, with measure None and its
-        status.
+        Keys are those of `Watch.rows`, in each dictionary all of them. A layer that was never measured has one
+        dictionary, with its status, and None for all that was not measured.
         """
         about = {"layer": self.name, "heads": self.heads, "head_dim": self.head_dim, "calls": self.calls}
-        empty = dict.fromkeys(("measure", "head", *QUANTILES, "shape", "examples"))
         if not self.total:
-            return [about | empty | {"bounds": [], "status": self.status()}]
+            return [about | dict.fromkeys(MEASURED) | {"bounds": [], "status": self.status()}]
         result = []
         for name in (name for name in self.names if name in self.total):
             tally = self.total[name]

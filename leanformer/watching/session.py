@@ -202,7 +202,7 @@ class Watch:
             median, q10, q90: quantiles; None if no value is finite.
             bounds: list of those of the three that are lower bounds.
             shape: [median number of rows, columns] of the matrices.
-            tokens: [fewest, most rows]; missing if shape is None.
+            tokens: [fewest, most rows].
             effective_rank, stable_rank: medians.
             gaussian: {quantile: value} for Gaussian matrices of this shape; None if not comparable.
             singular, not_finite, count: numbers of such matrices, and of all.
@@ -210,8 +210,8 @@ class Watch:
             examples: number of examples.
             status: "ok", or sentences.
 
-        For a reading, such as an entropy, shape, both ranks and gaussian are None. A layer that was never measured has
-        one row, with measure None and without tokens, ranks, gaussian, negligible and the counts of matrices.
+        Each dictionary has all keys. For a reading, such as an entropy, shape, tokens, both ranks and gaussian are
+        None. A layer that was never measured has one row, with its status, and None for all that was not measured.
         """
         self.wait()
         return [row for layer in self.layers.values() for row in layer.rows()]

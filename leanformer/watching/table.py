@@ -72,7 +72,7 @@ def format_table(rows: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str]
 def _format_shape(row: Mapping[str, Any]) -> str:
     if not row["shape"]:
         return "-"
-    low, high = row.get("tokens") or row["shape"][:1] * 2
+    low, high = row["tokens"]
     return f"{low if low == high else f'{low}-{high}'} x {row['shape'][1]}"
 
 

@@ -15,11 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from leanformer.errors import ConfigError
 from leanformer.layers import masks
-from leanformer.runtime.jax_internals import program_of
+from leanformer.runtime.jax_internals import mapped_array, program_of
+from leanformer.runtime.mesh import explicit_mesh
 from leanformer.watching.measures import OF_LOGITS, Layer, find_roundoffs, reduce
 from leanformer.watching.session import ALL_PADDING, Watch
 
@@ -78,7 +80,7 @@ class Arrivals:
 
         # One number of each input, so that the program can neither merge this with another call nor do it once.
         inputs = [x for x in (*leaves, *jax.tree.leaves(weights)) if _is_numeric(x) and is_traced(x)]
-        numbers = [jnp.asarray(x)[(slice(1),) * jnp.ndim(x)].reshape(-1) for x in inputs or leaves[first : first + 1]]
+        numbers = [_first_number(x) for x in inputs or leaves[first : first + 1]]
         leaves[first] = leaves[first] * on_host(reset, *numbers).astype(leaves[first].dtype)
         jax.debug.callback(lambda: None)  # an effect, so that `jax.effects_barrier` waits for the program
         args, kwargs = jax.tree.unflatten(structure, leaves)
@@ -298,6 +300,30 @@ class Attention:
         return jnp.broadcast_to(keys, (len(self.query), length))
 
 
+def replicate(x: Any) -> Array:
+    """Return an array that any operation accepts: one that is sharded over Explicit axes is replicated.
+
+    Raises:
+        ConfigError: `jax.vmap` maps over an axis that is sharded over Explicit axes.
+    """
+    x = jnp.asarray(x)
+    mesh = explicit_mesh(x)
+    if (mapped := mapped_array(x)) is not x and explicit_mesh(mapped) is not None:
+        raise ConfigError(
+            "watch: jax.vmap maps over an axis that is sharded over Explicit axes of a mesh. Make the mesh with "
+            "axis_types=(jax.sharding.AxisType.Auto,) * n, or watch a call with a batch on one device."
+        )
+    return x if mesh is None else jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec()))
+
+
+def _first_number(x: Any) -> Array:
+    """Return the first element of an array, with shape (1,)."""
+    x = jnp.asarray(x)
+    if (mesh := explicit_mesh(x)) is not None:
+        return x.at[(0,) * x.ndim].get(out_sharding=NamedSharding(mesh, PartitionSpec())).reshape(1)
+    return x[(slice(1),) * x.ndim].reshape(-1)
+
+
 def is_traced(*trees: Any) -> bool:
     """Return True if a leaf of the trees is a tracer of JAX, so that it has no value yet."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
@@ -332,7 +358,7 @@ def _is_numeric(x: Any) -> bool:
 
 def _batched(x: Any, ndim: int) -> Array:
     """Return x with exactly one batch axis."""
-    x = jnp.asarray(x)
+    x = replicate(x)
     return x.reshape(-1, *x.shape[1 - ndim :]) if x.ndim >= ndim else x[None]
 
 
@@ -343,7 +369,7 @@ def _batched_logits(x: Any, axes: tuple[int, ...]) -> Array:
         x: mask or bias.
         axes: sizes of *B.
     """
-    x = jnp.asarray(x)
+    x = replicate(x)
     x = x.reshape(*(1,) * max(0, 3 + len(axes) - x.ndim), *x.shape)
     if any(size > 1 for size in x.shape[:-3]):
         x = jnp.broadcast_to(x, (*axes, *x.shape[-3:]))

@@ -1,13 +1,16 @@
 """Every image architecture on non-square images: a training step, a probe, other attention, and many devices."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from messages import refuses
 from random_weights import fill_weights
 
-from leanformer import conditioning, config, tasks
+from leanformer import conditioning, config, models, tasks
 from leanformer.conditioning import tables
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.trees import flatten_names
@@ -132,6 +135,33 @@ def test_probe_sweeps_outer_heads_and_refuses_heads_by_stage(meshes):
 
 
 @pytest.mark.slow  # tests/training/test_sharding.py covers one architecture with batch statistics
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_meshes_of_the_caller(name):
+    """One with other axes than ours, whose axes are Auto; Explicit axes, the default of JAX, are refused."""
+    model = models.build(**make_config(name, backend="xla").model.to_dict(), rngs=nnx.Rngs(0))
+    images = np.random.default_rng(0).standard_normal((8, *SIZES[name], 1)).astype(np.float32)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def gradients(params, images, mesh):
+        return jax.grad(lambda params: (nnx.merge(graphdef, params, rest)(images)[0] ** 2).sum())(params)
+
+    expected = gradients(params, images, None)
+    spec = jax.sharding.PartitionSpec("data")
+    for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+        mesh = jax.make_mesh((4, 2), ("data", "model"), (kind, kind))
+        sharded = jax.device_put(images, jax.sharding.NamedSharding(mesh, spec))
+        if kind == jax.sharding.AxisType.Explicit:
+            with jax.set_mesh(mesh), refuses(name, "axis_types"):
+                gradients(params, sharded, mesh)
+            with refuses(name, "axis_types"):
+                model(sharded)
+            continue
+        with jax.set_mesh(mesh):
+            found = gradients(params, sharded, mesh)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_one_device_and_eight_agree(name, meshes):
     """Loss, gradient and batch statistics of a step are sums over up to 8 x 44 x 28 numbers in another order."""

@@ -1,5 +1,6 @@
 """Watch of models of Flax NNX, Flax linen and Equinox, against NumPy in float64."""
 
+import contextlib
 import functools
 
 import jax
@@ -160,6 +161,46 @@ def test_equals_numpy(name, jit):
     before = [layer.calls for layer in w.layers.values()]
     call(model, X)
     assert [layer.calls for layer in w.layers.values()] == before
+
+
+AXIS_TYPES = {"auto": jax.sharding.AxisType.Auto, "explicit": jax.sharding.AxisType.Explicit}
+
+
+def make_sharding(kind):
+    """Return the sharding of a batch over four devices."""
+    mesh = jax.make_mesh((4,), ("data",), (AXIS_TYPES[kind],), devices=jax.devices()[:4])
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+
+@pytest.mark.parametrize("kind", AXIS_TYPES)
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", CASES)
+def test_sharded_batches(name, jit, kind):
+    """Explicit axes, where most reshapes of a sharded axis are errors, are the default of `jax.make_mesh`."""
+    sharding, (make, options) = make_sharding(kind), CASES[name]
+    model, call = make(jit, **options)
+    x, mask = (jax.device_put(array, sharding) for array in (X, MASK))
+    with jax.set_mesh(sharding.mesh):
+        expected = call(model, x, mask)
+        call = make(jit, **options)[1]  # compiled within the block
+        with leanformer.watch(model) as w:
+            watched = call(model, x, mask)
+    np.testing.assert_array_equal(watched, expected)
+    assert jax.typeof(watched) == jax.typeof(expected)
+    for i, length in enumerate(LENGTHS):
+        for layer, numbers in zip(w.layers.values(), by_hand(X[i : i + 1, :length]), strict=True):
+            for measure in MEASURES:
+                values = layer.total[measure].sample.values[i, :, 0]
+                np.testing.assert_allclose(values, np.ravel(numbers[measure]), rtol=2e-3, err_msg=measure)
+
+
+def test_rows_have_the_same_keys():
+    model = NnxModel()
+    with leanformer.watch(model) as w:
+        model.blocks[0](X)
+    measured, never = w.rows[0], w.rows[-1]
+    assert {tuple(row) for row in w.rows} == {tuple(measured)} and measured["tokens"] == [TOKENS, TOKENS]
+    assert never["status"].startswith("never called") and never["tokens"] is never["median"] is never["count"] is None
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -558,6 +599,11 @@ def test_equinox():
     assert [layer.calls for layer in w.layers.values()] == [BATCH, BATCH] and not np.array_equal(first[0], second[0])
     with refuses("every=2", "jax.vmap"), leanformer.watch(model, every=2) as w:
         jax.vmap(w.model)(X)
+    for kind in AXIS_TYPES:
+        x, refused = jax.device_put(X, make_sharding(kind)), refuses("jax.vmap", "axis_types")
+        with refused if kind == "explicit" else contextlib.nullcontext(), leanformer.watch(model) as w:
+            jax.vmap(w.model)(x)
+        assert w.layers["layers[1]"].calls == (BATCH if kind == "auto" else 0)
     with refuses("eqx.nn.MultiheadAttention"), leanformer.watch(eqx.nn.Linear(2, 3, key=jax.random.key(0))):
         pass
 
