@@ -39,11 +39,11 @@ def main(f: cli.Values) -> None:
         raise ConfigError(f"{len(f.words)} folders are compared, so there is no default for --out. Pass --out=DIR.")
     out = Path(f.out or Path(f.words[0]) / FOLDER).expanduser()
     data = runs.read(f.words, f.metric)
+    compared = comparison.compare(
+        data, by=[current_name(key) for key in f.by], margin=f.margin, against=f.against, test=f.test
+    )
     if len(data.runs) == 1 and not data.left_out:
         print(run_page.summary(data.runs[0]))
         print("Page:", run_page.write(data.runs[0], out))
         return
-    compared = comparison.compare(
-        data, by=[current_name(key) for key in f.by], margin=f.margin, against=f.against, test=f.test
-    )
     reports.write_and_print(compared, out)

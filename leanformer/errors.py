@@ -5,6 +5,7 @@ A message names what was configured, what was found and what to do.
 
 import errno
 import os
+from pathlib import Path
 
 
 USER_ERROR = 2  # exit status after such an error; running the same command again does not help
@@ -81,7 +82,18 @@ def user_message(error: BaseException) -> str | None:
         )
     if isinstance(error, RuntimeError) and str(error) == NO_HOME:
         return 'A path begins with "~" and the name of an unknown user. Write the path without "~".'
+    if isinstance(error, FileNotFoundError) and error.filename is None and _is_deleted():
+        return "The current folder was deleted. Change to one that exists, then run the same command."
     return system_error_message(error) if isinstance(error, OSError) else None
+
+
+def _is_deleted() -> bool:
+    """Return whether the current folder was deleted; its path then still exists for this process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def first_line(error: BaseException) -> str:

@@ -198,6 +198,9 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
         for name, item in key_docs.iterate_keys(c)
         if not (name in IGNORED_KEYS or key_docs.is_run_only(name, c))
     }
+    kind, colon, where = str(keys.get("data.name")).partition(":")
+    if colon:  # a folder with and without a slash at its end is the same
+        keys["data.name"] = f"{kind}:{where.rstrip('/') or where}"
     devices = [" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"]]
     made_by = f"commit {header.get('git') or 'unknown'}, {', '.join(devices)}"  # "cpu cpu" is "cpu"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)

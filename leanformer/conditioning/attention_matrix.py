@@ -27,12 +27,17 @@ def _sizes(a: Named) -> tuple[int, int]:
     return a["logits"].shape[2:] if "logits" in a else (a["q"].shape[1], a["k"].shape[1])
 
 
+def _is_seen(values: Float[Array, "b n t s"]) -> Bool[Array, "b n t s"]:
+    """Return True where a logit is not that of a hidden key; NaN is not, and makes the measures NaN."""
+    return ~(values <= HIDDEN)
+
+
 def _visible(a: Named) -> Bool[Array, "#b 1 #t #s"]:
     """Return the attention mask: True where a query that is not padding may attend to a key."""
     queries, keys = _sizes(a)
     valid = a["mask"].valid_tokens(queries)
     if "logits" in a:
-        seen = jnp.any(a["logits"] > HIDDEN, axis=1, keepdims=True)
+        seen = jnp.any(_is_seen(a["logits"]), axis=1, keepdims=True)
     else:
         seen = a["mask"].attention_mask(queries, keys)
         seen = jnp.ones((1, 1, 1, 1), bool) if seen is None else seen
@@ -42,7 +47,7 @@ def _visible(a: Named) -> Bool[Array, "#b 1 #t #s"]:
 def _logits(a: Named) -> Float[Array, "b n t s"]:
     """Return the attention logits, with the lowest float where a key is masked."""
     if "logits" in a:
-        return jnp.where(a["logits"] > HIDDEN, a["logits"], jnp.finfo(jnp.float32).min)
+        return jnp.where(_is_seen(a["logits"]), a["logits"], jnp.finfo(jnp.float32).min)
     return logits(a["q"], a["k"], a["mask"], soft_cap=a["soft_cap"])
 
 

@@ -85,12 +85,14 @@ def by_name(stacks: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
         names: names of the requested measures.
 
     Raises:
-        ConfigError: a measure applies to no block of the model.
+        ConfigError: a name is unknown, or a measure applies to no block of the model.
     """
+    names = tuple(names)
+    known = _look_up(names, ACTIVATIONS | WEIGHTS)
     transposed = {stack: _by_measure(measures) for stack, measures in stacks.items()}
     for name in names:
         if not any(name in measures for measures in transposed.values()):
-            spec = (ACTIVATIONS | WEIGHTS)[name]
+            spec = known[name]
             needs = ", ".join(spec.needs) + " of sequences without padding" * spec.whole
             raise ConfigError(f"Measure {name!r} does not apply to this model: no block has {needs}. Leave it out.")
     return {
@@ -202,7 +204,7 @@ def _reduce(x: Float[Array, "b *n t d"], reduce: Callable[[Array], Any], mask: M
 
 
 def _join(out: Float[Array, "b t n h"]) -> Float[Array, "b t nh"]:
-    return out.reshape(*out.shape[:-2], -1)
+    return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1])
 
 
 def _heads(x: Float[Array, "b t n h"]) -> Float[Array, "b n t h"]:

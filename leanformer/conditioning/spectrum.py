@@ -295,9 +295,10 @@ def _layer(values: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
     flags = []
     if not_finite:
         flags.append(f"{not_finite} of {count} matrices hold a NaN or an infinity and are left out")
+    most = int(values.negligible.max(initial=0))
     if singular:
         flags.append(
-            f"{singular} of {count} matrices are singular in float32 (up to {values.negligible.max()} of {rank} "
+            f"{singular} of {count} matrices are singular in float32 (up to {most} of {rank} "
             f"singular values are rounding noise), their condition number is at least {1 / FLOOR:.1e}"
         )
     if rank == 1:
@@ -309,7 +310,7 @@ def _layer(values: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
         "count": count,
         "not_finite": not_finite,
         "singular": singular,
-        "negligible": int(values.negligible.max()),
+        "negligible": most,
         "flags": flags,
     }
 

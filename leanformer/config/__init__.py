@@ -5,12 +5,12 @@ defaults of a task: `base()` for images, `sequences()`, ... Every key can be set
 `--config.model.num_heads=16`. Library code takes plain keyword arguments instead of a whole config.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from leanformer.config import images, rules
+from leanformer.config import common, images, rules
 from leanformer.config import language as language_module
 from leanformer.config import points as points_module
 from leanformer.config import sentences as sentences_module
@@ -26,8 +26,8 @@ from leanformer.errors import ConfigError
 
 
 __all__ = ["FAMILIES", "IMAGENET_MEAN", "IMAGENET_STD", "glue", "heads_of_rank", "landmarks", "load", "load_sibling"]
-__all__ += ["KINDS", "Intervals", "Kind", "arguments", "base", "check", "intervals", "language", "masked", "model"]
-__all__ += ["points", "sentences", "sequences", "total_steps"]
+__all__ += ["KINDS", "Intervals", "Kind", "arguments", "base", "check", "check_keys", "intervals", "language"]
+__all__ += ["masked", "model", "points", "sentences", "sequences", "total_steps"]
 
 
 class Kind(NamedTuple):
@@ -46,6 +46,7 @@ class Kind(NamedTuple):
     parts: tuple[Callable[..., ConfigDict], ...] = ()
 
 
+LISTED = 4  # missing keys that a message lists
 TEXTS = (texts, language, bert, masked)
 KINDS = {  # task type, as in config.task
     "images": Kind("images", base, images.check),
@@ -57,10 +58,39 @@ KINDS = {  # task type, as in config.task
 }
 
 
-def check(c: Any) -> None:
-    """Raise ConfigError at the first invalid key of a config: its value, the problem, the fix.
+def check_keys(c: Any) -> None:
+    """Raise ConfigError if a config lacks keys or sections of its task, except those of `model`.
 
-    An unknown `task` is not an error here, but in `tasks.build`.
+    Of an unknown `task`, which is rejected by `tasks.build`, the keys of all tasks are required.
+    """
+    task = str(c.get("task"))
+    expected = KINDS[task].defaults() if task in KINDS else common.common(task)
+    missing = [*_missing(expected, c)]
+    if "model" not in expected and not isinstance(c.get("model"), ConfigDict):
+        missing.append("model")
+    if missing:
+        more = f" and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
+        raise ConfigError(
+            f'task="{task}" needs {", ".join(missing[:LISTED])}{more} as well. Start from a config of this task, as in '
+            f"leanformer.config.{KINDS[task].defaults.__name__ if task in KINDS else 'base'}()."
+        )
+
+
+def _missing(expected: ConfigDict, c: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the keys of `expected` that `c` lacks; for a missing section only its name."""
+    for name, value in expected.items():
+        section = isinstance(value, ConfigDict) and len(value) > 0  # an empty one is a value
+        if name not in c or (section and not isinstance(c[name], ConfigDict)):
+            yield f"{prefix}{name}"
+        elif section and f"{prefix}{name}" != "model":
+            yield from _missing(value, c[name], f"{prefix}{name}.")
+
+
+def check(c: Any) -> None:
+    """Raise ConfigError at the first invalid key of a config that needs neither model nor data: value, problem, fix.
+
+    `training.checks.check` also checks types, names of other registries, and what the model accepts. An unknown `task`
+    is not an error here, but in `tasks.build`.
     """
     rules.check(c)
     if c.task in KINDS:  # unknown task types are rejected by `tasks.build`

@@ -75,7 +75,7 @@ def _check_finite(c: Any, prefix: str = "") -> None:
 POSITIVE = "batch_size accumulate log_every eval.batch_size checkpoint.keep probe.examples data.prefetch"
 POSITIVE += " optim.max_skipped"
 NOT_NEGATIVE = "seed eval.every eval.examples checkpoint.every probe.every hang_seconds data.workers optim.clip_norm"
-NOT_NEGATIVE += " optim.weight_decay optim.lr optim.warmup_steps optim.warmup_epochs"
+NOT_NEGATIVE += " optim.weight_decay optim.lr optim.warmup_lr optim.final_lr optim.warmup_steps optim.warmup_epochs"
 NOT_NEGATIVE += " eval.every_epochs probe.every_epochs checkpoint.every_epochs"
 
 
@@ -172,12 +172,14 @@ def _check_model(m: Any) -> None:
     sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "num_classes")
     sizes += ("vocabulary", "max_length", "unroll")
     for name in (name for name in sizes if m.get(name) is not None):
-        several = _numbers(m[name])
+        several = [number for number in _numbers(m[name]) if not isinstance(number, str)] or [1]  # or a schedule
         require(min(several, default=0) >= 1, f"model.{name}={m[name]} must be at least 1.")
         # Some settings are one Python number per layer, so a mistyped depth would take minutes to reject.
         require(name != "depth" or max(several) <= MAX_DEPTH, f"model.depth={m[name]} must be at most {MAX_DEPTH}.")
     for name in ("drop_path", "dropout"):
         require(0 <= m.get(name, 0) < 1, f"model.{name}={m.get(name)} must be in [0, 1).")
+    epsilon = m.get("epsilon")
+    require(epsilon is None or epsilon >= 0, f"model.epsilon={epsilon} must not be negative.")
     if "patch_size" in m:
         require(
             all(side % m.patch_size == 0 for side in image_sides(m.image_size)),

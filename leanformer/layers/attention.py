@@ -79,7 +79,8 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = N
     ):
         raise NotImplementedError(f"times_weights does not support {dimension_numbers=}, {precision=}.")
     rest, out = x.shape[: x.ndim - number], w.shape[number:]
-    flat = _product(x.reshape(math.prod(rest), -1), w.reshape(-1, math.prod(out)))
+    inner = math.prod(w.shape[:number])
+    flat = _product(x.reshape(math.prod(rest), inner), w.reshape(inner, math.prod(out)))
     return flat.reshape(*rest, *out)
 
 
@@ -116,7 +117,7 @@ def attend(
 
     Raises:
         ConfigError: cudnn does not support the mask, the soft cap, or dropout.
-        ValueError: K does not divide N, or the backend is unknown.
+        ValueError: K does not divide N, other axes of q, k and v differ, or the backend is unknown.
 
     >>> q = k = jnp.zeros((1, 3, 2, 4))  # 2 heads of dimension 4: equal logits
     >>> attend(q, k, jnp.arange(24.0).reshape(1, 3, 2, 4), mask=Mask(causal=True))[0, :, 0, 0].tolist()
@@ -124,6 +125,10 @@ def attend(
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads are not divisible by {k.shape[2]} key heads.")
+    if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ValueError(
+            f"q, k and v of shapes {q.shape}, {k.shape} and {v.shape}: expected B T N H, B S K H, B S K H'."
+        )
     if backend == "cudnn":
         if obstacle := backends.obstacle(mask.parts, soft_cap, dropout):
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla".')
@@ -247,8 +252,8 @@ def _grouped(
     if n == kv:
         return _attend(q, k, v, mask, key, _Settings(scale, t, soft_cap, rate))
     q = jnp.moveaxis(q.reshape(b, t, kv, n // kv, h), 3, 1).reshape(b, -1, kv, h)
-    out = _attend(q, k, v, mask, key, _Settings(scale, t, soft_cap, rate)).reshape(b, n // kv, t, kv, -1)
-    return jnp.moveaxis(out, 1, 3).reshape(b, t, n, -1)
+    out = _attend(q, k, v, mask, key, _Settings(scale, t, soft_cap, rate)).reshape(b, n // kv, t, kv, v.shape[-1])
+    return jnp.moveaxis(out, 1, 3).reshape(b, t, n, v.shape[-1])
 
 
 class _Settings(NamedTuple):

@@ -88,7 +88,7 @@ class Model(Family):
         switches training on, with drop path.
         """
         x = self.patch_embed(images.astype(self.dtype))
-        x = x.reshape(x.shape[0], -1, x.shape[-1])
+        x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]
         tokens = [jnp.broadcast_to(getattr(self, name)[...], (x.shape[0], 1, x.shape[-1])) for name in names]
         x = jnp.concatenate([*(token.astype(self.dtype) for token in tokens), x], axis=1)

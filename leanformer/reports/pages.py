@@ -143,6 +143,8 @@ def dry_run(run: Run) -> str:
     rows: dict[str, Any] = distributed.describe()
     rows |= {f"  process {i}": theirs for i, theirs in enumerate(multihost.all_gather_host(mine))}
     per_process = c.batch_size // multihost.count()
+    if steps:
+        origin = f"step {steps[-1]}, if its files are intact (checkpoints: {', '.join(map(str, steps))})"
     rows |= {
         "devices": f"{mesh.size}; mesh: {_format_axes(mesh)}",
         "batch": f"{c.batch_size} global = {per_process} read per process = {_format_batch(run)}",
@@ -150,7 +152,7 @@ def dry_run(run: Run) -> str:
         "attention": f"{model.backend} ({model.backend_reason})",
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "workdir": run.workdir,
-        "would start from": f"step {steps[-1]} (checkpoints: {', '.join(map(str, steps))})" if steps else origin,
+        "would start from": origin,
     }
     return progress.format_page("Dry run: nothing was trained or written.", rows)
 

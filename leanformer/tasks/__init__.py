@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanformer import config
 from leanformer.config.per_layer import resolve_schedules
 from leanformer.data import Source, fingerprints, open_images, quote
 from leanformer.errors import ConfigError, DataError
@@ -133,8 +134,9 @@ def class_names(source: Source) -> Sequence[str] | None:
 def resolve(c: Any) -> None:
     """Replace, in place, the values of a config that need others: schedules over layers, and model.num_classes=0.
 
-    Raises the errors of `per_layer.resolve_schedules` and `fill_num_classes`.
+    Raises the errors of `config.check_keys`, `per_layer.resolve_schedules` and `fill_num_classes`.
     """
+    config.check_keys(c)
     resolve_schedules(c)
     fill_num_classes(c)
 

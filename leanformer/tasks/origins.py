@@ -77,12 +77,13 @@ def check_source_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None
     if trained.json() != chosen.json():
         raise DataError(
             f'data.tokenizer="{words}" ({chosen.vocabulary:,} tokens) differs from the tokenizer of init_from.path='
-            f"{workdir} ({trained.vocabulary:,} tokens). Leave data.tokenizer unset."
+            f"{workdir} ({trained.vocabulary:,} tokens). Set --config.data.tokenizer={workdir}."
         )
 
 
-def warn_other_model(path: Path, model: Mapping[str, Any], settings: Callable[[Mapping[str, Any]], Any]) -> None:
-    """Warn, on the standard error of process 0, if weights in our own format were trained with other model settings.
+def warn_other_model(path: Path, c: Any, settings: Callable[[Mapping[str, Any]], Any]) -> None:
+    """Warn, on the standard error of process 0, if weights in our own format were trained with other model settings,
+    or with images of another normalisation.
 
     Shapes do not show another epsilon, activation or base of rotary positions, for example. Not compared are the keys
     in FREE, see `required_model_keys`, and those in INITIAL, which matter only for new weights and training: qkv_init,
@@ -90,7 +91,7 @@ def warn_other_model(path: Path, model: Mapping[str, Any], settings: Callable[[M
 
     Args:
         path: folder of a run or of an export, or a file in one; nothing is compared without a config.json of a run.
-        model: section config.model of the new run.
+        c: config of the new run.
         settings: function from a section config.model to the settings that are compared, `model_base.Family.settings`.
 
     Raises:
@@ -100,10 +101,14 @@ def warn_other_model(path: Path, model: Mapping[str, Any], settings: Callable[[M
     content = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else None
     if not multihost.is_primary() or not isinstance(content, dict) or "config" not in content:
         return
-    theirs, ours = settings(artifacts.load_config(folder).model.to_dict()), settings(model)
+    source = artifacts.load_config(folder)
+    theirs, ours = settings(source.model.to_dict()), settings(c.model.to_dict())
     differ = [key for key in ours if key not in FREE | INITIAL and (theirs.get(key) or None) != (ours[key] or None)]
-    if differ:
-        shown = ", ".join(f"model.{key}={theirs.get(key)}, now {ours[key]}" for key in differ)
+    pairs = {f"model.{key}": (theirs.get(key), ours[key]) for key in differ}
+    images = [key for key in ("mean", "std") if key in c.data and source.data.get(key, c.data[key]) != c.data[key]]
+    pairs |= {f"data.{key}": (source.data[key], c.data[key]) for key in images}
+    if pairs:
+        shown = ", ".join(f"{key}={before}, now {now}" for key, (before, now) in pairs.items())
         print(f"WARNING: {folder}: these weights were trained with {shown}.", file=sys.stderr, flush=True)
 
 

@@ -35,6 +35,7 @@ def check(c: Any) -> None:
 
     Raises ConfigError if a key is invalid; the message names the key, its value and the fix.
     """
+    config.check_keys(c)
     arguments = c.model.to_dict()
     _check_types(c)
     models.check(**arguments)

@@ -26,8 +26,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """
     records = files.read_lines(path)
     for record in records:
-        if not {"step", "kind"} <= record.keys():
-            raise WorkdirError(f"{path} has a line without step and kind: {str(record)[:60]}. Delete this line.")
+        if "kind" not in record or type(record.get("step")) is not int:
+            raise WorkdirError(
+                f"{path} has a line without kind or a whole number as step: {str(record)[:60]}. Delete this line."
+            )
     return records
 
 

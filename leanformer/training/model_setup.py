@@ -105,8 +105,9 @@ class ModelSetup:
         self._compare_settings(path, layout)
         weights = self.map_weights(read_weights(path, layout, finite=finite), layout)
         if layout == "own":  # after the shapes, whose error says more
-            model = self.config.model
-            origins.warn_other_model(Path(path).expanduser(), model.to_dict(), models.find_class(model.name).settings)
+            origins.warn_other_model(
+                Path(path).expanduser(), self.config, models.find_class(self.config.model.name).settings
+            )
         else:
             published.warn_unchecked(path)
         return weights
@@ -146,6 +147,22 @@ class ModelSetup:
         path = Path(start.path).expanduser()
         theirs = artifacts.load_classes(path) if start.layout == "own" else published.class_names(path)
         origins.warn_other_class_order(path, theirs, classes)
+
+    def check_other_tokenizer(self, chosen: Any) -> None:
+        """Raise DataError if the tokenizer of the data is not that of the run or export in `config.init_from`.
+
+        Args:
+            chosen: tokenizer of the data, `data.text.Tokenizer`; None for data without one.
+        """
+        start = self.config.init_from
+        if start.path is None or start.layout != "own" or chosen is None:
+            return
+        from leanformer.tasks import artifacts, origins
+
+        path = Path(start.path).expanduser()
+        folder = path if path.is_dir() else path.parent
+        if (folder / artifacts.TOKENIZER).is_file():
+            origins.check_source_tokenizer(folder, self.config.data.tokenizer, chosen)
 
     def map_weights(self, tensors: Mapping[str, Any], layout: str) -> Any:
         """Return (parameters, batch statistics) of this model, with its shardings, from tensors of a file.

@@ -196,9 +196,11 @@ class Run:
 
         Raises:
             WeightsError: see `ModelSetup.initial_weights`.
+            DataError: the tokenizer is not that of the run whose weights `config.init_from` names.
         """
         if self.source is not None:
             self.model.warn_other_class_order(tasks.class_names(self.source))
+            self.model.check_other_tokenizer(getattr(self.source, "tokenizer", None))
         return states.materialise(self.make_state, self.model.initial_weights(), self.state)
 
     def restore(self) -> TrainState:

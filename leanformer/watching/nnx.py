@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from leanformer.conditioning import tap
@@ -146,7 +147,13 @@ def attention_of(
 
 
 def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
-    """Have a model of `leanformer.models` called with a tap, unless the caller passes one."""
+    """Have a model of `leanformer.models` called with a tap, unless the caller passes one.
+
+    Raises:
+        ConfigError: the option `mask` is set.
+    """
+    if watch.options.valid is not None:
+        raise ConfigError("mask=: models of leanformer.models take padding as an argument, lengths. Leave mask= out.")
     model, original = watch.model, type(watch.model)
     roundoffs: dict[str, float] = {}  # noted while a layer is traced
 
@@ -156,7 +163,11 @@ def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
         roundoffs.update(find_roundoffs(watch.options.measures, arrays.get("out", tokens).dtype, tokens.dtype))
         valid = arrays.get("mask", ALL).valid_tokens(arrays["tokens"].shape[1])
         if limit is not None:
-            arrays = jax.tree.map(lambda x: x[:limit], {name: x for name, x in arrays.items() if x is not None})
+            examples = len(tokens)  # of attention within windows, q and k have several rows per example
+            arrays = jax.tree.map(
+                lambda x: x[: limit * max(1, len(x) // examples)] if jnp.ndim(x) else x,
+                {name: x for name, x in arrays.items() if x is not None},
+            )
             valid = valid if valid is None else valid[:limit]
         return tap(watch.options.measures)(arrays), count_rows(valid, *arrays["tokens"].shape[:2])
 

@@ -122,6 +122,7 @@ def save(rows: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -
     if figure is None:
         raise ConfigError("plot: no condition number was measured. See table() for the reason.")
     path = Path(path).expanduser()
+    path = path if path.suffix else path.with_name(f"{path.name}.png")  # Matplotlib adds it too
     files.check_writable(path.parent)
     figure.savefig(path)
     return path

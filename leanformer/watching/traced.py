@@ -8,6 +8,7 @@ a scan is met once while it is traced and arrives once per iteration; its arriva
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
+from leanformer.conditioning import Summary
 from leanformer.errors import ConfigError
 from leanformer.layers import masks
 from leanformer.runtime.jax_internals import mapped_array, program_of
@@ -41,7 +43,8 @@ class Arrivals:
         self.eager: dict[str, int] = {}  # the same in calls that are not traced
         self.counted: dict[str, dict[str, int]] = {}  # by layer: the counts in the program that was traced last
         self.met: set[str] = set()  # layers met in the call of the model that is under way
-        self.calls: dict[str, int] = {}  # calls by layer, to measure each `every`-th
+        self.calls: dict[str, int] = {}  # calls by layer, "" for the model, to measure each `every`-th
+        self.measures_call = True  # the call of the model that is under way, not traced, is one of them
 
     def call(self, model: Callable[..., Any], args: Any, kwargs: Any, weights: Any) -> Any:
         """Call the model, and return its result; results of layers that arrive several times in it are numbered.
@@ -67,6 +70,7 @@ class Arrivals:
         if not is_traced(args, kwargs, weights, jnp.zeros(())):
             for counts in (self.eager, *self.counted.values()):
                 counts.clear()
+            self.measures_call = self._due("")
             return self._counting(self.eager, functools.partial(model, *args, **kwargs))
         leaves, structure = jax.tree.flatten((args, kwargs))
         first = next((i for i, x in enumerate(leaves) if _is_numeric(x)), None)
@@ -108,6 +112,8 @@ class Arrivals:
             tokens: input of the block, *B T D, if known.
             attention: queries, keys and masks, if known.
         """
+        if not out.size:
+            return out
         options, arrays = self.watch.options, {"out": _batched(out, 4)[: self.watch.options.examples]}
         examples, length = arrays["out"].shape[:2]
         if tokens is not None and _is_outside(tokens, out):
@@ -130,7 +136,7 @@ class Arrivals:
             self.counted[name] = self.counts
             self.met.add(name)
         if not is_traced(arrays, valid):
-            if self._due(name):
+            if self.measures_call if self.counts is not None else self._due(name):
                 deliver(reduce(arrays, valid, names), count_rows(valid, examples, length))
             return out
         self._check_uncounted()
@@ -147,7 +153,7 @@ class Arrivals:
 
         Args:
             stack: name of the stack.
-            measured: results by measure, with leading axes L B.
+            measured: results by measure, with leading axes L B; within windows, L and the windows of all examples.
             rows: numbers of tokens that are not padding, L B.
             roundoffs: unit roundoff by measure, as from `measures.find_roundoffs`.
             first: index of the first layer of the group.
@@ -157,16 +163,21 @@ class Arrivals:
         """
 
         def deliver(measured: Mapping[str, Any], rows: Any) -> None:
-            for i in range(len(rows)):
-                name = f"{stack}.{first + i}"
-                self._deliver(name, roundoffs, None, jax.tree.map(lambda x, i=i: x[i], measured), rows[i])
+            for i, number in enumerate(rows):
+                name, values = f"{stack}.{first + i}", jax.tree.map(lambda x, i=i: x[i], measured)
+                windows = {key: x for key, x in values.items() if len(jax.tree.leaves(x)[0]) != len(number)}
+                self._deliver(name, roundoffs, None, {key: values[key] for key in values.keys() - windows}, number)
+                if windows and self.watch.open:  # of attention within windows, which count as examples
+                    sizes = [x.shape[0] for x in windows.values() if isinstance(x, Summary)]
+                    count = len(jax.tree.leaves(windows)[0])
+                    self.layer(name).add(windows, np.full(count, max(sizes, default=1)), roundoffs)
 
         for i in range(len(rows)):
             layer, per_head = self.watch.add_layer(f"{stack}.{first + i}"), measured.get("head_output")
             if per_head is not None:
                 layer.heads, layer.head_dim = per_head.condition_number.shape[2], per_head.shape[1]
         if not is_traced(measured, rows):
-            if self._due(stack):
+            if self._due(f"{stack}.{first}"):
                 deliver(jax.device_get(measured), rows)
             return
         self._check_uncounted()
@@ -359,7 +370,8 @@ def _is_numeric(x: Any) -> bool:
 def _batched(x: Any, ndim: int) -> Array:
     """Return x with exactly one batch axis."""
     x = replicate(x)
-    return x.reshape(-1, *x.shape[1 - ndim :]) if x.ndim >= ndim else x[None]
+    rest = x.shape[1 - ndim :]
+    return x.reshape(math.prod(x.shape[: 1 - ndim]), *rest) if x.ndim >= ndim else x[None]
 
 
 def _batched_logits(x: Any, axes: tuple[int, ...]) -> Array:
@@ -373,7 +385,7 @@ def _batched_logits(x: Any, axes: tuple[int, ...]) -> Array:
     x = x.reshape(*(1,) * max(0, 3 + len(axes) - x.ndim), *x.shape)
     if any(size > 1 for size in x.shape[:-3]):
         x = jnp.broadcast_to(x, (*axes, *x.shape[-3:]))
-    return x.reshape(-1, *x.shape[-3:])
+    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
 def count_rows(valid: Any, examples: int, length: int) -> Any:

@@ -354,6 +354,22 @@ def test_page_of_a_single_run(folder, tmp_path):
     assert all(html.escape(words) in page for words in explained)
 
 
+@pytest.mark.parametrize("flag", ["--by=nonsense", "--margin=-1", "--against=nobody"])
+def test_flags_are_checked_for_a_single_run(folder, flag, tmp_path):
+    words = ["", "", "leanformer.compare", str(sorted(folder.iterdir())[0]), f"--out={tmp_path}", flag]
+    check_refused(words, flag)
+
+
+def test_slash_at_the_end_of_a_folder_is_no_other_data(tmp_path):
+    folder = fake_runs.write_sweep(tmp_path / "s")
+    for number, workdir in enumerate(sorted(folder.iterdir())):
+        header = json.loads((workdir / "config.json").read_text())
+        header["config"]["data"]["name"] = "folder:data/pets" + "/" * (number % 2)
+        (workdir / "config.json").write_text(json.dumps(header))
+    result = comparison.compare(runs.read([str(folder)]))
+    assert all("data.name" not in shape.keys for shape in result.shapes)
+
+
 def test_table_of_forty_shapes_is_shortened(tmp_path):
     fake_runs.write_sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=2)
     start = time.process_time()

@@ -239,6 +239,8 @@ def test_no_tap_compiles_the_same_program(vit):
 def test_unknown_and_inapplicable_measures_are_refused(vit):
     with refuses("kappa", "attention_output"):
         tap(["kappa"])
+    with refuses("kappa", "attention_output"):
+        by_name({}, ["kappa"])
     with refuses("tokens", "query_weights"):
         weights({"blocks": vit.blocks}, ["tokens"])
     names = ["attention_output", "attention_probabilities"]

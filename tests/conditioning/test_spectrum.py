@@ -11,6 +11,7 @@ import pytest
 from commands import ROOT, subprocess_environment
 from messages import refuses
 
+from leanformer.conditioning import digest
 from leanformer.conditioning.spectrum import FLOOR, by_gram, by_reflections, condition, read, singular_values, summarise
 
 
@@ -207,6 +208,11 @@ def test_float64_batch_with_a_nan_matrix(rng):
     result = condition(x)
     assert result.finite.tolist() == [True, False, True]
     np.testing.assert_allclose(result.condition_number[np.array([0, 2])], [1e8, 10], rtol=1e-6)
+
+
+def test_digest_of_no_matrices():
+    (row,) = digest(condition(np.zeros((1, 0, 7, 5))))
+    assert row["median"] is row["effective_rank"] is None and row["count"] == row["negligible"] == 0
 
 
 def test_integer_and_complex64_matrices(rng):

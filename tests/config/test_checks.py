@@ -133,6 +133,13 @@ REFUSED = [
     ("quickstart", {"optim.b1_peak": (0.5,)}, ["optim.b1_peak=(0.5,)", "float", "optim.b1_peak=None"]),
     ("quickstart", {"optim.freeze": (2, 3)}, ["optim.freeze=(2, 3)", "str", "optim.freeze=()"]),
     ("nystromformer_listops", {"data.recipe": 3}, ["data.recipe=3", "ConfigDict"]),
+    ("quickstart", {"optim.final_lr": -0.05}, ["optim.final_lr=-0.05"]),
+    ("quickstart", {"optim.warmup_lr": -5.0}, ["optim.warmup_lr=-5.0"]),
+    ("quickstart", {"model.epsilon": -1.0}, ["model.epsilon=-1.0"]),
+    ("quickstart", {"task": "language"}, ['task="language"', "data.tokenizer", "leanformer.config.language()"]),
+    ("quickstart_gpt", {"task": "images"}, ['task="images"', "augment", "more", "leanformer.config.base()"]),
+    ("quickstart_bert", {"task": "sentences"}, ['task="sentences"', "score", "leanformer.config.sentences()"]),
+    ("quickstart", {"model": 3}, ["model", "leanformer.config.base()"]),
     ("quickstart", {"dtype": "float16"}, ['dtype="float16"', "bfloat16", "float32"]),
     ("quickstart", {"loss": "hinge"}, ['loss="hinge"', "softmax", "sigmoid"]),
     ("quickstart", {"model.remat": "full"}, ['model.remat="full"', "none", "light", "block"]),
@@ -147,6 +154,18 @@ REFUSED = [
 def test_invalid_configs_are_refused_before_data_are_opened(name, changes, parts):
     with refuses(*parts):
         checks.check(load_changed(name, changes))
+
+
+@pytest.mark.parametrize("key", ["seed", "eval", "augment", "model", "optim.lr"])
+def test_missing_keys_are_refused(key):
+    c = config.load("quickstart").unlock()
+    section, _, last = key.rpartition(".")
+    del (c[section] if section else c)[last]
+    for check in (checks.check, tasks.resolve):
+        with refuses('task="images"', key, "leanformer.config.base()"):
+            check(c)
+    with refuses("task", "data", "more"):
+        tasks.resolve(config.ConfigDict())
 
 
 @pytest.mark.parametrize(

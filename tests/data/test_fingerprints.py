@@ -93,7 +93,7 @@ def test_shared_tokens_are_described(tmp_path):
         ("a b/c d.jpg", "a b/c d.jpg", "a b"),
         ("a b/c d.jpg dog", "a b/c d.jpg", "dog"),
         ("a b/c d.JPG\tguide dog", "a b/c d.JPG", "guide dog"),
-        ("x.jpg copy.png", "x.jpg copy.png", ""),
+        ("cat/x.jpg copy.png", "cat/x.jpg copy.png", "cat"),
         ("cat/1.jpg", "cat/1.jpg", "cat"),
         ("1.jpg guide dog", "1.jpg", "guide dog"),
         ("cat/0001 dog", "cat/0001", "dog"),
@@ -104,6 +104,12 @@ def test_paths_of_split_files_may_have_spaces(tmp_path, line, file, label):
     (tmp_path / "train.txt").write_text(f"{line}\r\n\nother.png other\n", encoding="utf-8")
     source = Folder(tmp_path, "train")
     assert source.files == [file.encode(), b"other.png"] and source.classes == sorted({label, "other"})
+
+
+def test_image_without_a_class_is_refused(tmp_path):
+    (tmp_path / "train.txt").write_text("cat/1.jpg\n\ntop.png\n")
+    with refuses(tmp_path / "train.txt", 3, "top.png", error=DataError):
+        Folder(tmp_path, "train")
 
 
 def test_lines_end_as_on_any_system(tmp_path):

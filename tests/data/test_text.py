@@ -231,6 +231,8 @@ def test_unreadable_texts_are_refused(texts, file, content, parts):
     [
         ({"split": "dev"}, ("dev.txt", ".jsonl", ".parquet", "test, train")),
         ({"split": "train[90%:20%]"}, ("train[90%:20%]",)),
+        ({"split": "train[50:]"}, ("train[50:]", "all[:90%]")),
+        ({"split": "train[:90]"}, ("train[:90]", "all[:90%]")),
         ({"split": "test[:1%]", "documents": 1}, ("test[:1%]",)),
         ({"tokenizer": "gpt5.json"}, ("gpt5.json",)),
         ({"tokenizer": "bpe:many"}, ("bpe:many", "bpe:<vocabulary>", "bpe:1024")),

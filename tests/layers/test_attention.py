@@ -74,6 +74,23 @@ def test_unknown_backend_is_refused():
         attention.attend(*(jnp.zeros((1, 1, 1, 8)),) * 3, backend="flash")
 
 
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [
+        ((3, 5, 1, 2), (3, 5, 4, 2)),
+        ((3, 5, 4, 2), (3, 5, 2, 2)),
+        ((3, 1, 4, 2), (3, 5, 4, 2)),
+        ((1, 5, 4, 2), (1, 5, 4, 2)),
+        ((3, 5, 4, 1), (3, 5, 4, 2)),
+    ],
+)
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+def test_keys_and_values_that_do_not_fit_are_refused(backend, k, v):
+    """NumPy's broadcasting would accept them."""
+    with refuses((3, 5, 4, 2), k, v, error=ValueError):
+        attention.attend(jnp.zeros((3, 5, 4, 2)), jnp.zeros(k), jnp.zeros(v), backend=backend)
+
+
 def test_times_weights_and_gradients_match_dot_general(rng):
     x = jnp.asarray(rng.standard_normal((2, 5, 3, 7)), jnp.float32)
     w = jnp.asarray(rng.standard_normal((3, 7, 11)), jnp.float32)

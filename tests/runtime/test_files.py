@@ -180,3 +180,14 @@ def test_too_many_open_files_is_not_reported_as_full_disk(tmp_path, monkeypatch)
     assert mentions(files.find_remedy(tmp_path, "RESOURCE_EXHAUSTED"), "inodes")
     assert mentions(user_message(OSError(errno.EMFILE, os.strerror(errno.EMFILE))), "ulimit")
     assert user_message(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) is None  # not from a file of the user
+
+
+def test_deleted_current_folder_is_named(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        Path.cwd()
+    assert mentions(user_message(caught.value), "current folder")
+    monkeypatch.chdir(tmp_path)
+    assert user_message(caught.value) is None

@@ -181,6 +181,22 @@ def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path, cap
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
 
 
+def test_weights_of_a_run_with_another_tokenizer_are_refused(finished_run, texts, tmp_path):
+    """One with as many tokens too: every token would mean something else."""
+    workdir, _ = finished_run
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for split in ("train", "test"):
+        (folder / f"{split}.txt").write_text("|".join(["zebras quarrel with jackdaws"] * 40))
+    texts.data.update(name=f"text:{folder}", dir=str(tmp_path / "cache"), tokenizer="bpe:269")
+    texts.init_from.path = str(workdir)
+    with refuses("data.tokenizer", f"--config.data.tokenizer={workdir}", error=DataError):
+        train.train(texts, tmp_path / "new")
+    texts.data.tokenizer = str(workdir)
+    train.train(texts, tmp_path / "new")
+    assert artifacts.load_tokenizer(tmp_path / "new").json() == artifacts.load_tokenizer(workdir).json()
+
+
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7, top_k=7, top_p=0.9)], ids=["greedy", "sampled"])
 def test_cached_generation_equals_uncached(sampling, rng):
     """Prompts of different lengths are continued in one batch; every row stops independently."""

@@ -12,6 +12,7 @@ from small_runs import make_small_config
 
 from leanformer import config
 from leanformer.costs import hardware
+from leanformer.errors import WorkdirError
 from leanformer.runtime import files
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
@@ -87,6 +88,13 @@ def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, one_device
     assert train(c, tmp_path / "run") == 0
     (record,) = [r for r in metrics_log.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
     assert record["mfu"] == pytest.approx(8 * record["examples_per_s"], rel=1e-3, abs=0.1)
+
+
+@pytest.mark.parametrize("record", [{"step": "x", "kind": "train"}, {"step": None, "kind": "train"}, {"step": 3}])
+def test_lines_that_are_no_records_are_refused(tmp_path, record):
+    write_records(tmp_path / "metrics.jsonl", {"step": 1, "kind": "train"}, record)
+    with refuses(tmp_path / "metrics.jsonl", "step", error=WorkdirError):
+        metrics_log.read_records(tmp_path / "metrics.jsonl")
 
 
 def test_non_finite_scores_are_read_as_nan(tmp_path):

@@ -39,6 +39,17 @@ def test_other_settings_than_those_of_the_run_are_warned_of(tmp_path, capsys, ke
     assert mentions(capsys.readouterr().err, "WARNING", tmp_path, f"model.{key}={was}", value)
 
 
+def test_other_normalisation_than_that_of_the_run_is_warned_of(tmp_path, capsys):
+    c = case_config(*CASES["ViT"])
+    write_own(tmp_path, c)
+    model_setup.build(c).read_weights(str(tmp_path), "own")
+    assert capsys.readouterr().err == ""
+    was, c.data.std = c.data.std, (0.01, 0.01, 0.01)
+    model_setup.build(c).read_weights(str(tmp_path), "own")
+    err = capsys.readouterr().err
+    assert mentions(err, "WARNING", tmp_path, f"data.std={was}", "(0.01, 0.01, 0.01)") and "data.mean" not in err
+
+
 def test_other_normalisation_is_warned_of(tmp_path, capsys):
     c = case_config(*CASES["ViT"])
     model = model_setup.build(c)

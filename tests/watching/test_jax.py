@@ -13,7 +13,7 @@ from messages import refuses
 from page_blocks import find_blocks
 
 import leanformer
-from leanformer import conditioning
+from leanformer import conditioning, models
 from leanformer.conditioning import Summary
 
 
@@ -192,6 +192,98 @@ def test_sharded_batches(name, jit, kind):
             for measure in MEASURES:
                 values = layer.total[measure].sample.values[i, :, 0]
                 np.testing.assert_allclose(values, np.ravel(numbers[measure]), rtol=2e-3, err_msg=measure)
+
+
+class Repeated(nnx.Module):
+    """One block, twice."""
+
+    def __init__(self):
+        self.block = NnxBlock(0, nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.block(self.block(x))
+
+
+def test_every_counts_calls_of_the_model():
+    """Not of a layer, which may arrive several times in a call, nor of a group of equal layers."""
+    repeated, vit = Repeated(), make_vit(num_heads=(2, 4))
+    images = np.random.default_rng(0).standard_normal((5, 2, 8, 8, 3)).astype(np.float32)
+    xs = [draw(BATCH, TOKENS, WIDTH, seed=20 + i) for i in range(5)]
+    for model, inputs in ((repeated, xs), (vit, images)):
+        with leanformer.watch(model) as w:
+            for x in inputs[::2]:
+                model(x)
+        with leanformer.watch(model, every=2) as every:
+            for x in inputs:
+                model(x)
+        assert list(every.layers) == list(w.layers) and len(w.layers) == 2
+        assert [layer.calls for layer in every.layers.values()] == [3, 3]
+        for a, b in zip(w.layers.values(), every.layers.values(), strict=True):
+            for name in a.total:
+                np.testing.assert_array_equal(a.total[name].sample.values, b.total[name].sample.values)
+
+
+def make_vit(name="vit", **sizes):
+    sizes = {"width": 12, "depth": 2, "num_heads": 2, "head_dim": 4, "mlp_dim": 8, "image_size": 8, **sizes}
+    extra = {"patch_size": 4} if name == "vit" else {"window_size": 2}
+    return models.build(name, **sizes, **extra, channels=3, num_classes=5, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_windows_count_as_examples(jit, limit):
+    sizes = {"width": (8,), "depth": (1,), "num_heads": (2,), "head_dim": (4,), "mlp_dim": (8,), "image_size": 32}
+    model = make_vit("davit", **sizes)
+    images = np.random.default_rng(0).standard_normal((3, 32, 32, 3)).astype(np.float32)
+    with leanformer.watch(model, examples=limit) as w:
+        (nnx.jit(lambda m, x: m(x)) if jit else lambda m, x: m(x))(model, images)
+    number, windows = limit or 3, 16  # 8 x 8 tokens
+    rows = {(row["layer"], row["measure"]): row for row in w.rows if row["head"] is None}
+    spatial, channel = "stage1.spatial.0", "stage1.channel.0"
+    assert rows[spatial, "attention_output"]["examples"] == rows[channel, "attention_output"]["examples"] == number
+    assert rows[spatial, "attention_entropy"]["examples"] == number * windows
+    assert rows[spatial, "attention_entropy"]["count"] == 2 * number * windows
+    assert 0 < rows[spatial, "attention_entropy"]["median"] < np.log(4)  # windows of 2 x 2
+    assert {row["calls"] for row in w.rows} == {1}
+
+
+def test_options_of_a_watch_of_our_models():
+    tokens = np.arange(12).reshape(3, 4)
+    sizes = {"width": 12, "depth": 1, "num_heads": 2, "head_dim": 4, "mlp_dim": 8, "vocabulary": 12, "max_length": 4}
+    model = models.build("gpt", **sizes, soft_cap=30.0, rngs=nnx.Rngs(0))
+    with leanformer.watch(model, examples=2) as w:
+        model(tokens)
+    assert {row["examples"] for row in w.rows} == {2}
+    with refuses("mask", "lengths"), leanformer.watch(model, mask=np.ones(4, bool)):
+        pass
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_that_are_not_finite_are_counted(name):
+    make, options = CASES[name]
+    model, call = make(False, **options)
+    x = X.copy()
+    x[1] = np.nan
+    with leanformer.watch(model) as w:
+        call(model, x)
+    for row in (row for row in w.rows if row["head"] is None):
+        assert row["not_finite"] == row["count"] // BATCH, row["measure"]
+        assert np.isfinite(row["median"]) and "NaN" in row["status"]
+
+
+def test_no_examples_are_no_error():
+    model = NnxModel()
+    with leanformer.watch(model) as w:
+        assert model(X[:0]).shape == (0, TOKENS, WIDTH)
+    assert all(row["median"] is None for row in w.rows)
+    assert make_vit()(np.zeros((0, 8, 8, 3), np.float32))[0].shape == (0, 5)
+
+
+def test_plot_returns_the_path_of_its_file(tmp_path):
+    model = NnxModel()
+    with leanformer.watch(model) as w:
+        model(X)
+    assert w.plot(tmp_path / "kappa") == tmp_path / "kappa.png" and (tmp_path / "kappa.png").is_file()
 
 
 def test_rows_have_the_same_keys():

@@ -128,7 +128,11 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
 
 
 def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:
-    """Return (file relative to root, class) per line of a split file. Raise DataError for paths outside the root."""
+    """Return (file relative to root, class) per line of a split file.
+
+    Raises:
+        DataError: a path is outside the root, or an image has no class.
+    """
     pairs = []
     for number, line in enumerate(names.read_lines(listing), 1):
         if not line.strip():
@@ -137,7 +141,11 @@ def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:
         path = Path(file)
         if path.is_absolute() or ".." in path.parts:
             raise DataError(f"{listing}, line {number}: {file!r} is outside {root}. Use paths relative to that folder.")
-        pairs.append((path.as_posix(), label.strip() or path.parent.name))
+        if not (name := label.strip() or path.parent.name):
+            raise DataError(
+                f"{listing}, line {number}: {file!r} has no class, and is in no folder that would name one."
+            )
+        pairs.append((path.as_posix(), name))
     return pairs
 
 

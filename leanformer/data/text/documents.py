@@ -23,7 +23,8 @@ BUNDLED = Path(__file__).parents[1] / "bundled"
 FORM_FEED = "\f"  # between the chapters of the bundled text
 # Number of the shard, number of shards, and hash of the Hugging Face hub.
 SHARD = re.compile(r"-\d+(-of-\d+(-[0-9a-f]+)?)?$")
-SLICE = re.compile(r"(?P<stem>.+?)(?:\[(?P<start>\d+)?%?:(?:(?P<stop>\d+)%)?\])?")
+SLICE = re.compile(r"(?P<stem>.+?)(?:\[(?:(?P<start>\d+)%)?:(?:(?P<stop>\d+)%)?\])?")
+RANGE = re.compile(r".*\[[^\[\]]*:[^\[\]]*\]")  # also one that is not in percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Split:
         """Parse a split such as "train", "all[:90%]" or "all[90%:]". Raise DataError for an invalid one."""
         match = SLICE.fullmatch(text)
         start, stop = (int((match and match[name]) or other) for name, other in (("start", 0), ("stop", 100)))
-        if match is None or not 0 <= start < stop <= 100:
+        if match is None or RANGE.fullmatch(match["stem"]) or not 0 <= start < stop <= 100:
             raise DataError(
                 f'The split "{text}" is invalid. Use a name, or a name with a range in percent, such as all[:90%].'
             )
