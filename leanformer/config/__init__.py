@@ -72,7 +72,7 @@ def check_keys(c: Any) -> None:
         more = f" and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
         raise ConfigError(
             f'task="{task}" needs {", ".join(missing[:LISTED])}{more} as well. Start from a config of this task, as in '
-            f"leanformer.config.{KINDS[task].defaults.__name__ if task in KINDS else 'base'}()."
+            f"leanformer.config.{'base' if task not in KINDS or task == 'images' else task}()."
         )
 
 

@@ -70,7 +70,8 @@ class Family(nnx.Module):
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         if "__call__" in vars(cls):
-            cls.__call__ = _with_auto_axes(cls.__call__)
+            subclass: Any = cls
+            subclass.__call__ = _with_auto_axes(subclass.__call__)
 
     @classmethod
     def keys(cls) -> dict[str, tuple[Any, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -255,7 +256,8 @@ def explicit_mesh(x: jax.Array) -> Mesh | AbstractMesh | None:
     sharding = jax.typeof(x).sharding
     if all(axes is None for axes in sharding.spec):
         return None
-    return sharding.mesh if isinstance(x, jax.core.Tracer) else x.sharding.mesh
+    placed = None if isinstance(x, Tracer) else x.sharding
+    return placed.mesh if isinstance(placed, NamedSharding) else sharding.mesh
 
 
 def tensor_parts() -> int:
