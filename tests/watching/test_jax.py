@@ -123,6 +123,15 @@ def check(w, expected, names=MEASURES, order=None):
             np.testing.assert_allclose(values, theirs, rtol=1e-3, err_msg=name)
 
 
+def check_padded(w):
+    """Compare the values of X, of which each example has its LENGTHS, with those of its own tokens alone."""
+    for i, length in enumerate(LENGTHS):
+        for layer, numbers in zip(w.layers.values(), by_hand(X[i : i + 1, :length]), strict=True):
+            for measure in MEASURES:
+                values = layer.total[measure].sample.values[i, :, 0]
+                np.testing.assert_allclose(values, np.ravel(numbers[measure]), rtol=2e-3, err_msg=measure)
+
+
 def nnx_case(jit):
     model = NnxModel()
     return model, (nnx.jit(lambda m, x, mask=None: m(x, mask)) if jit else lambda m, x, mask=None: m(x, mask))
@@ -187,11 +196,7 @@ def test_sharded_batches(name, jit, kind):
             watched = call(model, x, mask)
     np.testing.assert_array_equal(watched, expected)
     assert jax.typeof(watched) == jax.typeof(expected)
-    for i, length in enumerate(LENGTHS):
-        for layer, numbers in zip(w.layers.values(), by_hand(X[i : i + 1, :length]), strict=True):
-            for measure in MEASURES:
-                values = layer.total[measure].sample.values[i, :, 0]
-                np.testing.assert_allclose(values, np.ravel(numbers[measure]), rtol=2e-3, err_msg=measure)
+    check_padded(w)
 
 
 class Repeated(nnx.Module):
@@ -301,11 +306,7 @@ def test_padding_does_not_count(name):
     model, call = make(False, **options)
     with leanformer.watch(model, measures=MEASURES) as w:
         call(model, X, jnp.asarray(MASK))
-    for i, length in enumerate(LENGTHS):
-        for layer, numbers in zip(w.layers.values(), by_hand(X[i : i + 1, :length]), strict=True):
-            for measure in MEASURES:
-                values = layer.total[measure].sample.values[i, :, 0]
-                np.testing.assert_allclose(values, np.ravel(numbers[measure]), rtol=2e-3, err_msg=measure)
+    check_padded(w)
 
 
 class CrossNnx(nnx.Module):
