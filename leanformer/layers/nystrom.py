@@ -134,10 +134,10 @@ class NystromAttention(MultiHeadAttention):
         scale: initial scale of the pseudo-inverse, see `pseudo_inverse`.
         padding: "masked": padding has no effect. "zeros", as in the original: queries and keys of padding are zeros,
             which count in the means, and only F₃ masks padding.
-        arguments: further arguments of `MultiHeadAttention`.
+        arguments: further arguments of `MultiHeadAttention`; of its options only those in `options`, and `out_bias`.
 
     Raises:
-        ConfigError: an option is invalid; when called, there are more landmarks than tokens, or with padding "zeros"
+        ConfigError: an option is invalid or not supported; when called, there are more landmarks than tokens, or with padding "zeros"
             the tokens are not divisible into equal runs.
 
     >>> attention = NystromAttention(12, 2, 6, landmarks=4, rngs=nnx.Rngs(0))
@@ -168,6 +168,11 @@ class NystromAttention(MultiHeadAttention):
         rngs: nnx.Rngs,
         **arguments: Any,
     ):
+        for name in MultiHeadAttention.options.keys() - self.options.keys() - {"out_bias"}:
+            if arguments.get(name):
+                raise ConfigError(
+                    f"model.{name}={arguments[name]}: Nyström attention has no such option. Leave it unset."
+                )
         for name, value in (("scale", scale), ("padding", padding)):
             if value not in CHOICES[name]:
                 raise ConfigError(f'model.{name}="{value}": unknown value. Choose {" or ".join(CHOICES[name])}.')

@@ -189,6 +189,9 @@ def test_invalid_values_are_refused(rng, x):
         ({"iterations": 0}, ("model.iterations=0", 1)),
         ({"iterations": 65536}, ("model.iterations=65536", 100)),
         ({"scale": "row"}, ('model.scale="row"', "matrix", "batch")),
+        ({"soft_cap": 30.0}, ("model.soft_cap=30.0",)),
+        ({"num_kv_heads": 2}, ("model.num_kv_heads=2",)),
+        ({"attention_dropout": 0.9}, ("model.attention_dropout=0.9",)),
         ({"padding": "right"}, ('model.padding="right"', "masked", "zeros")),
     ):
         with refuses(*parts):
