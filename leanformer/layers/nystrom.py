@@ -137,8 +137,8 @@ class NystromAttention(MultiHeadAttention):
         arguments: further arguments of `MultiHeadAttention`; of its options only those in `options`, and `out_bias`.
 
     Raises:
-        ConfigError: an option is invalid or not supported; when called, there are more landmarks than tokens, or with padding "zeros"
-            the tokens are not divisible into equal runs.
+        ConfigError: an option is invalid or not supported; when called, there are more landmarks than tokens, or with
+            padding "zeros" the tokens are not divisible into equal runs.
 
     >>> attention = NystromAttention(12, 2, 6, landmarks=4, rngs=nnx.Rngs(0))
     >>> attention(jnp.ones((1, 16, 12)))[0].shape
@@ -168,7 +168,7 @@ class NystromAttention(MultiHeadAttention):
         rngs: nnx.Rngs,
         **arguments: Any,
     ):
-        for name in MultiHeadAttention.options.keys() - self.options.keys() - {"out_bias"}:
+        for name in sorted(MultiHeadAttention.options.keys() - self.options.keys() - {"out_bias"}):
             if arguments.get(name):
                 raise ConfigError(
                     f"model.{name}={arguments[name]}: Nyström attention has no such option. Leave it unset."
