@@ -171,8 +171,8 @@ def _check_model(m: Any) -> None:
         _check_image_size(m.image_size)
     sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "num_classes")
     sizes += ("vocabulary", "max_length", "unroll")
-    for name in (name for name in sizes if m.get(name) is not None):
-        several = [number for number in _numbers(m[name]) if not isinstance(number, str)] or [1]  # or a schedule
+    for name in (name for name in sizes if m.get(name) is not None and not isinstance(m[name], str)):  # or a schedule
+        several = _numbers(m[name])
         require(min(several, default=0) >= 1, f"model.{name}={m[name]} must be at least 1.")
         # Some settings are one Python number per layer, so a mistyped depth would take minutes to reject.
         require(name != "depth" or max(several) <= MAX_DEPTH, f"model.depth={m[name]} must be at most {MAX_DEPTH}.")

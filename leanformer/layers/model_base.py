@@ -71,7 +71,7 @@ class Family(nnx.Module):
         super().__init_subclass__(**options)
         if "__call__" in vars(cls):
             subclass: Any = cls
-            subclass.__call__ = _with_auto_axes(subclass.__call__)
+            subclass.__call__ = _refusing_explicit_axes(subclass.__call__)
 
     @classmethod
     def keys(cls) -> dict[str, tuple[Any, Any]]:
@@ -229,8 +229,8 @@ class Family(nnx.Module):
         return {name: several if len(several) > 1 else several[0] for name, several in values.items()}
 
 
-def _with_auto_axes(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the `__call__` of a model with a check of the shardings of its inputs."""
+def _refusing_explicit_axes(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `__call__` of a model that refuses inputs sharded over Explicit axes of a mesh."""
 
     @functools.wraps(call)
     def checked(self: Family, *args: Any, **kwargs: Any) -> Any:

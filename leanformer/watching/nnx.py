@@ -163,7 +163,7 @@ def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
         roundoffs.update(find_roundoffs(watch.options.measures, arrays.get("out", tokens).dtype, tokens.dtype))
         valid = arrays.get("mask", ALL).valid_tokens(arrays["tokens"].shape[1])
         if limit is not None:
-            examples = len(tokens)  # of attention within windows, q and k have several rows per example
+            examples = max(1, len(tokens))  # of attention within windows, q and k have several rows per example
             arrays = jax.tree.map(
                 lambda x: x[: limit * max(1, len(x) // examples)] if jnp.ndim(x) else x,
                 {name: x for name, x in arrays.items() if x is not None},

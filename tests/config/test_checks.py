@@ -156,6 +156,12 @@ def test_invalid_configs_are_refused_before_data_are_opened(name, changes, parts
         checks.check(load_changed(name, changes))
 
 
+def test_schedules_over_layers_pass_before_they_are_resolved():
+    config.check(load_changed("quickstart", {"model.num_heads": "linear:2-6"}))
+    with refuses("model.num_heads=()", 1):
+        config.check(load_changed("quickstart", {"model.num_heads": ()}))
+
+
 @pytest.mark.parametrize("key", ["seed", "eval", "augment", "model", "optim.lr"])
 def test_missing_keys_are_refused(key):
     c = config.load("quickstart").unlock()

@@ -281,7 +281,10 @@ def test_no_examples_are_no_error():
     with leanformer.watch(model) as w:
         assert model(X[:0]).shape == (0, TOKENS, WIDTH)
     assert all(row["median"] is None for row in w.rows)
-    assert make_vit()(np.zeros((0, 8, 8, 3), np.float32))[0].shape == (0, 5)
+    vit = make_vit()
+    with leanformer.watch(vit, examples=2) as w:
+        assert vit(np.zeros((0, 8, 8, 3), np.float32))[0].shape == (0, 5)
+    assert all(row["median"] is None for row in w.rows)
 
 
 def test_plot_returns_the_path_of_its_file(tmp_path):
