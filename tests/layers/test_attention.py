@@ -84,6 +84,7 @@ def test_unknown_backend_is_refused():
         ((3, 5, 4, 1), (3, 5, 4, 2)),
     ],
 )
+@pytest.mark.usefixtures("no_shape_checks")
 @pytest.mark.parametrize("backend", ["xla", "naive"])
 def test_keys_and_values_that_do_not_fit_are_refused(backend, k, v):
     """NumPy's broadcasting would accept them."""

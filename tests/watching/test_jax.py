@@ -212,7 +212,7 @@ class Repeated(nnx.Module):
 def test_every_counts_calls_of_the_model():
     """Not of a layer, which may arrive several times in a call, nor of a group of equal layers."""
     repeated, vit = Repeated(), make_vit(num_heads=(2, 4))
-    images = np.random.default_rng(0).standard_normal((5, 2, 8, 8, 3)).astype(np.float32)
+    images = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 8, 8, 3)), jnp.float32)
     xs = [draw(BATCH, TOKENS, WIDTH, seed=20 + i) for i in range(5)]
     for model, inputs in ((repeated, xs), (vit, images)):
         with leanformer.watch(model) as w:
@@ -239,7 +239,7 @@ def make_vit(name="vit", **sizes):
 def test_windows_count_as_examples(jit, limit):
     sizes = {"width": (8,), "depth": (1,), "num_heads": (2,), "head_dim": (4,), "mlp_dim": (8,), "image_size": 32}
     model = make_vit("davit", **sizes)
-    images = np.random.default_rng(0).standard_normal((3, 32, 32, 3)).astype(np.float32)
+    images = jnp.asarray(np.random.default_rng(0).standard_normal((3, 32, 32, 3)), jnp.float32)
     with leanformer.watch(model, examples=limit) as w:
         (nnx.jit(lambda m, x: m(x)) if jit else lambda m, x: m(x))(model, images)
     number, windows = limit or 3, 16  # 8 x 8 tokens
@@ -253,7 +253,7 @@ def test_windows_count_as_examples(jit, limit):
 
 
 def test_options_of_a_watch_of_our_models():
-    tokens = np.arange(12).reshape(3, 4)
+    tokens = jnp.arange(12).reshape(3, 4)
     sizes = {"width": 12, "depth": 1, "num_heads": 2, "head_dim": 4, "mlp_dim": 8, "vocabulary": 12, "max_length": 4}
     model = models.build("gpt", **sizes, soft_cap=30.0, rngs=nnx.Rngs(0))
     with leanformer.watch(model, examples=2) as w:
@@ -283,7 +283,7 @@ def test_no_examples_are_no_error():
     assert all(row["median"] is None for row in w.rows)
     vit = make_vit()
     with leanformer.watch(vit, examples=2) as w:
-        assert vit(np.zeros((0, 8, 8, 3), np.float32))[0].shape == (0, 5)
+        assert vit(jnp.zeros((0, 8, 8, 3)))[0].shape == (0, 5)
     assert all(row["median"] is None for row in w.rows)
 
 
