@@ -156,6 +156,7 @@ def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
             raise ConfigError(f"--metric={score.name}: the final record of {workdir} does not have it, only {names}.")
     if not runs:
         raise ConfigError(f"--metric={score.name}: it is not finite in any run. There is nothing to compare.")
+    _name_alike(runs)
     _check_comparable(runs, score)
     return ComparableRuns(runs, score, left_out)
 
@@ -204,6 +205,20 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     devices = [" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"]]
     made_by = f"commit {header.get('git') or 'unknown'}, {', '.join(devices)}"  # "cpu cpu" is "cpu"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
+
+
+def _name_alike(runs: Sequence[Run]) -> None:
+    """Give runs on the same files by another path, relative or a link, the `data.name` of the first one, in place.
+
+    Files are the same if the runs recorded equal digests of them, for training and for evaluation.
+    """
+    names: dict[str, str] = {}
+    for run in runs:
+        name = str(run.keys.get("data.name"))
+        splits = [str(run.keys.get(f"data.{split}")) for split in ("train_split", "eval_split")]
+        recorded = [artifacts.read_fingerprint(run.workdir, split) for split in splits]
+        if all(len(fingerprint) > 1 for fingerprint in recorded):  # more than the number of examples
+            run.keys["data.name"] = names.setdefault(repr((name.partition(":")[0], recorded)), name)
 
 
 def _check_comparable(runs: Sequence[Run], score: Score) -> None:

@@ -297,9 +297,10 @@ def _layer(values: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
         flags.append(f"{not_finite} of {count} matrices hold a NaN or an infinity and are left out")
     most = int(values.negligible.max(initial=0))
     if singular:
+        bound = values.condition_number[values.negligible > 0].max()  # the floor that `summarise` was given
         flags.append(
-            f"{singular} of {count} matrices are singular in float32 (up to {most} of {rank} "
-            f"singular values are rounding noise), their condition number is at least {1 / FLOOR:.1e}"
+            f"{singular} of {count} matrices are singular in float{32 if bound < 2 / FLOOR else 64} (up to {most} of "
+            f"{rank} singular values are rounding noise), their condition number is at least {bound:.1e}"
         )
     if rank == 1:
         flags.append("a single row or column: its condition number is always 1")

@@ -251,7 +251,7 @@ def _grouped(
     (b, t, n, h), kv = q.shape, k.shape[2]
     if n == kv:
         return _attend(q, k, v, mask, key, _Settings(scale, t, soft_cap, rate))
-    q = jnp.moveaxis(q.reshape(b, t, kv, n // kv, h), 3, 1).reshape(b, -1, kv, h)
+    q = jnp.moveaxis(q.reshape(b, t, kv, n // kv, h), 3, 1).reshape(b, t * (n // kv), kv, h)
     out = _attend(q, k, v, mask, key, _Settings(scale, t, soft_cap, rate)).reshape(b, n // kv, t, kv, v.shape[-1])
     return jnp.moveaxis(out, 1, 3).reshape(b, t, n, v.shape[-1])
 

@@ -63,7 +63,7 @@ def landmark_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -
 
 def segment_means(x: Float[Array, "b t n h"], landmarks: int) -> Float[Array, "b m n h"]:
     """Return the mean of each of `landmarks` equal runs of consecutive tokens, B M N H; T must be a multiple of M."""
-    return x.reshape(x.shape[0], landmarks, -1, *x.shape[2:]).mean(axis=2)
+    return x.reshape(x.shape[0], landmarks, x.shape[1] // landmarks, *x.shape[2:]).mean(axis=2)
 
 
 def pseudo_inverse(

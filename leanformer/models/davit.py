@@ -33,7 +33,7 @@ EPSILON = 1e-5  # of every LayerNorm
 
 
 def _tokens(x: Float[Array, "b height width d"]) -> Float[Array, "b t d"]:
-    return x.reshape(x.shape[0], -1, x.shape[-1])
+    return jax.lax.collapse(x, 1, 3)
 
 
 def _windows(
@@ -50,7 +50,7 @@ def _windows(
         padded = windows.reshape(batch, rows, columns, size, size, *rest).swapaxes(2, 3)
         return padded.reshape(batch, rows * size, columns * size, *rest)[:, :height, :width]
 
-    return x.reshape(-1, size * size, channels), whole
+    return x.reshape(batch * rows * columns, size * size, channels), whole
 
 
 class WindowAttention(MultiHeadAttention):
@@ -84,7 +84,7 @@ class WindowAttention(MultiHeadAttention):
         arrays, _ = self.attended(windows)
         arrays = {name: array[:, : windows.shape[1]] for name, array in arrays.items()}
         out = whole(arrays["out"])
-        return self.out(out), arrays | {"out": out.reshape(x.shape[0], -1, *out.shape[-2:])} | self.capped(), None
+        return self.out(out), arrays | {"out": jax.lax.collapse(out, 1, 3)} | self.capped(), None
 
 
 class WindowNystrom(NystromAttention):
@@ -113,7 +113,7 @@ class WindowNystrom(NystromAttention):
         windows, whole = _windows(x, self.window_size)
         projected, arrays, _ = super().__call__(windows)
         out = whole(arrays["out"])
-        return whole(projected), arrays | {"out": out.reshape(x.shape[0], -1, *out.shape[-2:])}, None
+        return whole(projected), arrays | {"out": jax.lax.collapse(out, 1, 3)}, None
 
 
 WINDOWED = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystrom})

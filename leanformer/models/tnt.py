@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
@@ -48,7 +49,7 @@ def cut(x: Float[Array, "b height width c"], size: int) -> Float[Array, "b p {si
     """
     b, height, width, c = x.shape
     x = x.reshape(b, height // size, size, width // size, size, c).swapaxes(2, 3)
-    return x.reshape(b, -1, size, size, c)
+    return jax.lax.collapse(x, 1, 3)
 
 
 class Projection(nnx.Module):
@@ -88,9 +89,10 @@ class Projection(nnx.Module):
         self.norm2 = None if pixelwise else norm(width)
 
     def __call__(self, pixels: Float[Array, "b p m d"]) -> Float[Array, "b p width"]:
-        b, p = pixels.shape[:2]
-        normed = self.norm1(pixels.reshape(b, p, -1, self.norm1.scale.shape[-1]))
-        x = self.linear(normed.reshape(b, p, -1))
+        b, p, m, d = pixels.shape
+        size = self.norm1.scale.shape[-1]
+        normed = self.norm1(pixels.reshape(b, p, m * d // size, size))
+        x = self.linear(normed.reshape(b, p, m * d))
         return x if self.norm2 is None else self.norm2(x)
 
 
@@ -237,7 +239,7 @@ class Model(Family):
             pixels = cut(self.pixel_embed(images), self.grid)
         else:
             alone = cut(images, self.patch_size)
-            pixels = self.pixel_embed(alone.reshape(-1, *alone.shape[2:]))
+            pixels = self.pixel_embed(jax.lax.collapse(alone, 0, 2))
             pixels = pixels.reshape(*alone.shape[:2], *pixels.shape[1:])
         pixels = pixels + self.pixel_pos[...][None].astype(self.dtype)
-        return pixels.reshape(*pixels.shape[:2], self.grid**2, -1)
+        return jax.lax.collapse(pixels, 2, 4)

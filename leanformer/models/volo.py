@@ -34,7 +34,7 @@ EPSILON = 1e-5  # epsilon of every layer norm
 
 def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
     """Return, per pair along an even axis, the preceding number (0 before the first), the first and the second."""
-    x = x.reshape(*x.shape[:axis], -1, 2, *x.shape[axis + 1 :])
+    x = x.reshape(*x.shape[:axis], x.shape[axis] // 2, 2, *x.shape[axis + 1 :])
     first, second = jnp.moveaxis(x, axis + 1, 0)
     one_before = [(int(a == axis), 0) for a in range(second.ndim)]
     before = jax.lax.slice_in_dim(jnp.pad(second, one_before), 0, second.shape[axis], axis=axis)
@@ -311,8 +311,8 @@ class Model(WithClassAttention):
         grid = x.shape[:-1]
         for number, name in enumerate(self.stages):
             if number == 1:
-                x = self.downsample(x.reshape(*grid, -1)) + self.pos_embed[...].astype(self.dtype)
-            x = x.reshape(x.shape[0], -1, x.shape[-1])
+                x = self.downsample(x.reshape(*grid, x.shape[-1])) + self.pos_embed[...].astype(self.dtype)
+            x = jax.lax.collapse(x, 1, 3)
             # A key per stage: each stack counts its layers from 0.
             of_stage = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, number)
             x, taps[name] = getattr(self, name)(x, Context(key=of_stage, tap=tap))

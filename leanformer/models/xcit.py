@@ -165,7 +165,7 @@ class XcitBlock(Block):
     ) -> tuple[Float[Array, "b height width d"], Any, None]:
         """Return the result as in `Block`; `context.scales` are factors of attention, local interaction and MLP."""
         first, second, third = (None,) * 3 if context.scales is None else context.scales
-        tokens = x.reshape(x.shape[0], -1, x.shape[-1])
+        tokens = jax.lax.collapse(x, 1, 3)
         normed = self.norm1(tokens)
         attention, arrays, _ = self.attend(normed, context)
         attention = scaled(attention, self.gamma1)
@@ -299,7 +299,7 @@ class Model(WithClassAttention):
         x = x + self.pos_embed(jnp.asarray(fourier_code(*x.shape[1:3]), self.dtype))[None]
         x, taps = self.blocks(x, Context(key=key, tap=tap))
         token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
-        x, _ = self.class_blocks(jnp.concatenate([token, x.reshape(x.shape[0], -1, x.shape[-1])], axis=1))
+        x, _ = self.class_blocks(jnp.concatenate([token, jax.lax.collapse(x, 1, 3)], axis=1))
         return self.head(self.norm(x[:, 0])), {"blocks": taps}
 
 

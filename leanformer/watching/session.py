@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Options:
     def __post_init__(self):
         for name in ("every", "heads", "examples"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, numbers.Integral) or value < 1):
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1.")
         _ = self.valid  # raises before the model is called
 

@@ -370,6 +370,25 @@ def test_slash_at_the_end_of_a_folder_is_no_other_data(tmp_path):
     assert all("data.name" not in shape.keys for shape in result.shapes)
 
 
+def test_other_path_to_the_same_files_is_no_other_data(tmp_path):
+    """Files are the same if the recorded digests are, not if only the numbers of examples are."""
+
+    def read(name, last):
+        for number, workdir in enumerate(sorted(fake_runs.write_sweep(tmp_path / name).iterdir())):
+            header = json.loads((workdir / "config.json").read_text())
+            data = header["config"]["data"]
+            data["name"] = ("folder:pets", "folder:/data/pets")[number % 2]
+            (workdir / "config.json").write_text(json.dumps(header))
+            splits = {data[f"{part}_split"]: {"examples": 7, "sizes": "ab"} for part in ("train", "eval")}
+            splits[data["train_split"]] |= last if number % 2 else {}
+            (workdir / "data.json").write_text(json.dumps({"splits": splits}))
+        return runs.read([str(tmp_path / name)]).runs
+
+    assert {run.keys["data.name"] for run in read("same", {})} == {"folder:pets"}
+    with refuses("data.name", "folder:pets", "folder:/data/pets"):
+        read("other", {"sizes": "cd"})
+
+
 def test_table_of_forty_shapes_is_shortened(tmp_path):
     fake_runs.write_sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=2)
     start = time.process_time()

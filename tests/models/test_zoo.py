@@ -97,6 +97,15 @@ def test_architecture_smoke(name, meshes):
     assert 0 < forward < training
 
 
+@pytest.mark.parametrize("attention", [{}, {"attention": "nystrom", "landmarks": 4}], ids=["softmax", "nystrom"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_batch_of_no_examples(name, attention):
+    definition, _, weights = model_setup.abstract_model(make_config(name, **attention))
+    images = jax.ShapeDtypeStruct((0, *SIZES[name], 1), jnp.float32)
+    logits = jax.eval_shape(lambda weights, images: nnx.merge(definition, *weights)(images)[0], weights, images)
+    assert {x.shape for x in jax.tree.leaves(logits)} == {(0, 5)}
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_nystrom_attention_is_set_by_one_key(name, meshes):
     """Checks by shapes that it adds only the convolution's parameters, and that the probe reads it."""

@@ -565,6 +565,8 @@ def test_every_counts_calls():
             call(model, X)
         assert w.record().keys() == {"blocks.0.attention/attention_output", "blocks.1.attention/attention_output"}
     assert [layer.calls for layer in w.layers.values()] == [2, 2]
+    with leanformer.watch(model, every=np.int64(3)):  # as a sweep over an array passes it
+        pass
     with refuses("every=3"), leanformer.watch(model, every=3):
         nnx_case(True)[1](model, X)
 
