@@ -247,6 +247,8 @@ def main(f: cli.Values) -> None:
         )
     kv_heads, points = c.model.get("num_kv_heads"), c.task == "points"
     require(kv_heads is None, f"model.num_kv_heads={kv_heads}: plan varies the number of heads. Leave it unset.")
+    value_dim = c.model.get("value_dim")
+    require(value_dim is None, f"model.value_dim={value_dim}: plan varies the head dimension. Leave it unset.")
     if points and None in (c.model.inputs, c.model.outputs):
         raise ConfigError(
             "model.inputs and model.outputs are not both set: plan varies the width, which is data.dim then. Set "

@@ -52,8 +52,9 @@ def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
         inside = [path]
         if path.is_dir():
             visible = [file for file in sorted(path.rglob("*")) if not _is_hidden(file.relative_to(path))]
+            visible = [file for file in visible if not file.is_dir()]
             inside = [file for file in visible if file.suffix.lower() in suffixes and not files.is_special(file)]
-            skipped += [str(file) for file in sorted({*visible} - {*inside}) if not file.is_dir()]
+            skipped += [str(file) for file in sorted({*visible} - {*inside})]
         if not inside:
             raise ConfigError(f"{path} contains no file with one of the suffixes {' '.join(suffixes)}.")
         listed += inside

@@ -53,14 +53,21 @@ class Allowed:
         new_head: True if a classifier of another size, or missing in the file, keeps its initial values, and one that
             only the file has is ignored.
         resize_positions: True if learned positions of another grid are resized as in timm.
-        grid: rows and columns of the model's patches; None for a square, as in the file.
+        grid: rows and columns of the model's patches; None for a square.
         heads: first parts of the names of classifiers' parameters, `model_base.Family.classifiers`.
+        source_grid: rows and columns of the patches of the file's model; None if unknown, then a square is assumed.
     """
 
     new_head: bool = False
     resize_positions: bool = False
     grid: tuple[int, int] | None = None
     heads: tuple[str, ...] = ("head",)
+    source_grid: tuple[int, int] | None = None
+
+    def is_other_grid(self, name: str, table: np.ndarray) -> bool:
+        """Return whether a parameter has flat positions (1 T D) of another grid, which may have an equal shape."""
+        flat = name.endswith(POSITIONS) and table.ndim == 3
+        return flat and None not in (self.grid, self.source_grid) and self.grid != self.source_grid
 
 
 def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allowed = Allowed()) -> Any:
@@ -160,18 +167,23 @@ def _load_entry(
         entry.ours, shapes, entry.forms, _split_layers(entry, theirs, rows), strict=True
     ):
         layers = [_to_our_format(form, x, shape) for x in pieces]
-        if misfits := [i for i, x in enumerate(layers) if x.shape != shape]:
+        if misfits := [i for i, x in enumerate(layers) if x.shape != shape or allowed.is_other_grid(name, x)]:
             if allowed.new_head and _is_head(entry, allowed):
                 continue
             if allowed.resize_positions and name.endswith(POSITIONS):
-                layers = [resize_positions(x, shape, allowed.grid) for x in layers]
+                layers = [resize_positions(x, shape, allowed.grid, allowed.source_grid) for x in layers]
             else:
                 hint = _hint(entry, name, allowed)
                 first = misfits[0]
                 where = entry.theirs if len(misfits) == len(theirs) else entry.names()[first]
-                wrong.append(
-                    f"{where}: {theirs[first].shape} in the file, {name} has {tuple(shape)} in the model{hint}"
-                )
+                here, there = f"{theirs[first].shape}", f"{tuple(shape)}"
+                if allowed.is_other_grid(name, layers[first]):
+                    here, there = (
+                        f"{text} for {grid[0]} x {grid[1]} patches"
+                        for text, grid in ((here, allowed.source_grid), (there, allowed.grid))
+                        if grid is not None
+                    )
+                wrong.append(f"{where}: {here} in the file, {name} has {there} in the model{hint}")
                 continue
         value = np.stack(layers) if stacked else layers[0]
         yield name, value.astype(initial[name].dtype)
@@ -204,17 +216,24 @@ def _hint(entry: Entry, name: str, allowed: Allowed) -> str:
     return ""
 
 
-def resize_positions(table: np.ndarray, shape: Sequence[int], grid: tuple[int, int] | None = None) -> np.ndarray:
+def resize_positions(
+    table: np.ndarray,
+    shape: Sequence[int],
+    grid: tuple[int, int] | None = None,
+    source_grid: tuple[int, int] | None = None,
+) -> np.ndarray:
     """Resize learned positions (1 T D) or (1 height width D) to another grid: bicubic with antialiasing, float32.
 
     Args:
-        table: learned positions. A flat table (1 T D) has a square grid; its tokens that are not patches come first and
-            keep their values.
+        table: learned positions. The tokens of a flat table (1 T D) that are not patches come first and keep their
+            values.
         shape: new shape.
         grid: rows and columns of the new grid of a flat table; square if None.
+        source_grid: rows and columns of the grid of a flat table; square if None.
 
     Raises:
-        WeightsError: a flat table has no square grid or does not match the new one, or positions are for texts.
+        WeightsError: a flat table does not have its grid, or not as many other tokens as the new one; or positions are
+            for texts.
     """
     if table.ndim == 2:
         raise WeightsError(
@@ -222,16 +241,16 @@ def resize_positions(table: np.ndarray, shape: Sequence[int], grid: tuple[int, i
         )
     if table.ndim == 4:
         return np.asarray(jax.image.resize(jnp.asarray(table), tuple(shape), "cubic"))
-    side = math.isqrt(table.shape[1])
-    side_to = math.isqrt(shape[1])
-    grid = grid or (side_to, side_to)
-    prefix = table.shape[1] - side**2
+    rows, columns = source_grid or (math.isqrt(table.shape[1]),) * 2
+    grid = grid or (math.isqrt(shape[1]),) * 2
+    prefix = table.shape[1] - rows * columns
     if shape[1] - math.prod(grid) != prefix or table.shape[-1] != shape[-1]:
+        kind = "square grid" if source_grid is None else f"grid of {rows} x {columns}"
         raise WeightsError(
             f"Positions {table.shape} cannot be resized to {tuple(shape)} with {grid[0]} x {grid[1]} patches: they are "
-            "not a square grid with the same number of other tokens."
+            f"not a {kind} with the same number of other tokens."
         )
-    patches = table[:, prefix:].reshape(1, side, side, -1)
+    patches = table[:, prefix:].reshape(1, rows, columns, -1)
     resized = jax.image.resize(jnp.asarray(patches), (1, *grid, shape[-1]), "cubic")
     return np.concatenate([table[:, :prefix], np.asarray(resized).reshape(1, math.prod(grid), -1)], axis=1)
 

@@ -139,7 +139,7 @@ def lines(path: str, flag: str) -> list[str]:
         ConfigError: the file cannot be read as UTF-8, or is empty.
     """
     try:
-        text = Path(path).expanduser().read_bytes().decode()
+        text = Path(path).expanduser().read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{flag}={path}: the file cannot be read as UTF-8: {error}.") from error
     if not text.strip():

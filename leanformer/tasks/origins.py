@@ -81,6 +81,20 @@ def check_source_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None
         )
 
 
+def read_config(path: Path) -> Any:
+    """Return the config of the run or export that weights are from; None without a config.json of a run beside them.
+
+    Args:
+        path: folder of a run or of an export, or a file in one.
+
+    Raises:
+        WorkdirError: the config.json is broken.
+    """
+    folder = path if path.is_dir() else path.parent
+    content = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    return artifacts.load_config(folder) if isinstance(content, dict) and "config" in content else None
+
+
 def warn_other_model(path: Path, c: Any, settings: Callable[[Mapping[str, Any]], Any]) -> None:
     """Warn, on the standard error of process 0, if weights in our own format were trained with other model settings,
     or with images of another normalisation.
@@ -97,11 +111,9 @@ def warn_other_model(path: Path, c: Any, settings: Callable[[Mapping[str, Any]],
     Raises:
         WorkdirError: the config.json is broken.
     """
-    folder = path if path.is_dir() else path.parent
-    content = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else None
-    if not multihost.is_primary() or not isinstance(content, dict) or "config" not in content:
+    source = read_config(path) if multihost.is_primary() else None
+    if source is None:
         return
-    source = artifacts.load_config(folder)
     theirs, ours = settings(source.model.to_dict()), settings(c.model.to_dict())
     differ = [key for key in ours if key not in FREE | INITIAL and (theirs.get(key) or None) != (ours[key] or None)]
     pairs = {f"model.{key}": (theirs.get(key), ours[key]) for key in differ}
@@ -109,7 +121,11 @@ def warn_other_model(path: Path, c: Any, settings: Callable[[Mapping[str, Any]],
     pairs |= {f"data.{key}": (source.data[key], c.data[key]) for key in images}
     if pairs:
         shown = ", ".join(f"{key}={before}, now {now}" for key, (before, now) in pairs.items())
-        print(f"WARNING: {folder}: these weights were trained with {shown}.", file=sys.stderr, flush=True)
+        print(
+            f"WARNING: {path if path.is_dir() else path.parent}: these weights were trained with {shown}.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def warn_other_class_order(path: Path, theirs: Sequence[str] | None, classes: Sequence[str] | None) -> None:

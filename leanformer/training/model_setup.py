@@ -102,8 +102,8 @@ class ModelSetup:
         from leanformer.pretrained import published  # here and below, since few runs read weights
         from leanformer.tasks import origins
 
-        self._compare_settings(path, layout)
-        weights = self.map_weights(read_weights(path, layout, finite=finite), layout)
+        grid = self._compare_settings(path, layout)
+        weights = self.map_weights(read_weights(path, layout, finite=finite), layout, grid)
         if layout == "own":  # after the shapes, whose error says more
             origins.warn_other_model(
                 Path(path).expanduser(), self.config, models.find_class(self.config.model.name).settings
@@ -112,25 +112,30 @@ class ModelSetup:
             published.warn_unchecked(path)
         return weights
 
-    def _compare_settings(self, path: str, layout: str) -> None:
-        """Compare the config with what the files beside weights say of them. Raises WeightsError if it differs."""
-        if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
-            return
+    def _compare_settings(self, path: str, layout: str) -> tuple[int, int] | None:
+        """Compare the config with what the files beside weights say of them. Raises WeightsError if it differs.
+
+        Returns the rows and columns of patches of the model that the weights are from; None if they are unknown.
+        """
         from leanformer.pretrained import published
         from leanformer.pretrained.published import preprocessing
         from leanformer.tasks import origins
 
+        if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
+            source = origins.read_config(Path(path).expanduser())
+            return None if source is None else patch_grid(source.model)
         c, family = self.config, models.find_class(self.config.model.name)
         model = c.model.to_dict()
         start = c.init_from
         ignored = ["image_size"] * start.resize_positions + ["num_classes"] * start.new_head
         settings, keys = family.settings(model), {*family.keys(), *model}
-        published.check(path, layout, settings, configurable=keys, ignored=ignored)
+        grid = published.check(path, layout, settings, configurable=keys, ignored=ignored)
         data = c.get("data", {})
         if "mean" in data and "std" in data:
             preprocessing.warn_normalisation(path, layout, data.mean, data.std)
         if "tokenizer" in data and layout == "huggingface":
             origins.warn_other_tokenizer(Path(path).expanduser(), data.tokenizer)
+        return grid
 
     def warn_other_class_order(self, classes: Sequence[str] | None) -> None:
         """Warn on stderr if the weights of `config.init_from` have a classifier for these classes in another order.
@@ -164,12 +169,13 @@ class ModelSetup:
         if (folder / artifacts.TOKENIZER).is_file():
             origins.check_source_tokenizer(folder, self.config.data.tokenizer, chosen)
 
-    def map_weights(self, tensors: Mapping[str, Any], layout: str) -> Any:
+    def map_weights(self, tensors: Mapping[str, Any], layout: str, source_grid: tuple[int, int] | None = None) -> Any:
         """Return (parameters, batch statistics) of this model, with its shardings, from tensors of a file.
 
         Args:
             tensors: arrays by their names in the file.
             layout: layout of the tensors, one of `layouts.LAYOUTS`.
+            source_grid: rows and columns of patches of the model that the tensors are from; None if unknown.
 
         Raises:
             WeightsError: the tensors differ from the model in more than `config.init_from` allows.
@@ -179,7 +185,8 @@ class ModelSetup:
 
         c = self.config
         heads = models.find_class(c.model.name).classifiers
-        allowed = pretrained.Allowed(c.init_from.new_head, c.init_from.resize_positions, patch_grid(c.model), heads)
+        start, grid = c.init_from, patch_grid(c.model)
+        allowed = pretrained.Allowed(start.new_head, start.resize_positions, grid, heads, source_grid)
         tensors = layouts.rename(layout, c.model.to_dict(), tensors)
         weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))

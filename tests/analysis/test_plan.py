@@ -312,11 +312,15 @@ def test_models_with_stages_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
-    [("rank_nn_small", ("model.inputs=16", "model.outputs", "data.dim")), ("llama_small", ("model.num_kv_heads=4",))],
+    ("words", "parts"),
+    [
+        (["--config=rank_nn_small"], ("model.inputs=16", "model.outputs", "data.dim")),
+        (["--config=llama_small"], ("model.num_kv_heads=4",)),
+        (["--config=quickstart", "--config.model.value_dim=8"], ("model.value_dim=8",)),
+    ],
 )
-def test_models_whose_sizes_depend_on_others_are_refused(name, parts):
-    status, out, err = run_in_process(["", "", "leanformer.plan", f"--config={name}", "--budget=params:1e6"])
+def test_models_whose_sizes_depend_on_others_are_refused(words, parts):
+    status, out, err = run_in_process(["", "", "leanformer.plan", *words, "--budget=params:1e6"])
     assert (status, out) == (2, "") and mentions(err, *parts)
 
 

@@ -1,6 +1,8 @@
 """Image caches: which images are shrunk, order of examples, damaged caches, and resuming after an interruption."""
 
+import contextlib
 import io
+import json
 import pickle
 
 import numpy as np
@@ -116,6 +118,12 @@ def test_unusable_folders_sources_and_caches_are_refused(root, tmp_path):
     for key, value, parts in (("short_side", 20, ("short_side=24", 20)), ("name", "x", ("source=", "x"))):
         with refuses(tmp_path / "cut", *parts, error=DataError):
             write_cache(root, tmp_path / "cut", **{key: value})
+    plan = json.loads((tmp_path / "cut" / "train" / "plan.json").read_text())
+    for sizes, refused in (("other", True), (None, False)):  # caches of earlier versions have no fingerprint
+        old = plan | {"fingerprint": plan["fingerprint"] | {"sizes of files": sizes}} if sizes else plan
+        (tmp_path / "cut" / "train" / "plan.json").write_text(json.dumps(old))
+        with refuses(tmp_path / "cut", "sizes of files", error=DataError) if refused else contextlib.nullcontext():
+            write_cache(root, tmp_path / "cut")
     shard = tmp_path / "cut" / "train" / "00001-of-00003.array_record"
     shard.write_bytes(shard.read_bytes()[:-1])
     with refuses(shard, error=DataError):

@@ -24,7 +24,7 @@ from pictures import (
 from PIL import Image
 
 from leanformer.data.images import transforms as module
-from leanformer.data.images.decoding import CorruptImage, jpeg_size
+from leanformer.data.images.decoding import CorruptImage, decode_whole, jpeg_size
 
 
 @pytest.mark.parametrize("length", [101, 225, 256, 320, 375, 448, 560])
@@ -123,6 +123,22 @@ def test_formats_and_modes_are_decoded(format, mode, expected, channels):
     for result in (apply_train_transform(data, channels=channels), apply_eval_transform(data, channels=channels)):
         assert result.shape == (32, 32, channels)
         assert np.abs(result.reshape(-1, channels).astype(int) - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_grey_of_32_bits_has_the_range_of_8(dtype, stored):
+    """Only from 0 to 255: for other numbers white is unknown, such as 1 of fractions and 65,535 of 16 bits."""
+
+    def decode(numbers):
+        picture = Image.fromarray(numbers.astype(dtype))
+        return decode_whole(encode(picture, "TIFF") if stored else picture, 1)
+
+    pixels = np.arange(0, 252, 7).reshape(4, 9)
+    np.testing.assert_array_equal(decode(pixels), pixels)
+    for other in (pixels + 11, -pixels, pixels * 256, *([pixels / 245] if dtype == np.float32 else [])):
+        with refuses(np.dtype(dtype).name, error=CorruptImage):
+            decode(other)
 
 
 @pytest.mark.parametrize("shape", [(40, 45), (40, 45, 1), (40, 45, 3), (40, 45, 4)])

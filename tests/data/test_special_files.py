@@ -26,11 +26,14 @@ def root(tmp_path, rng):
     for name in ("b.png", "b.txt", "b.json", "b.safetensors"):
         os.mkfifo(folder / name)
     (folder / "c.png").symlink_to("/dev/zero")
+    (folder / "folder.png").mkdir()
     return tmp_path
 
 
 def test_folder_of_images_skips_them_with_a_warning(root):
-    with pytest.warns(UserWarning, match="b.png, train/ant/b.safetensors, train/ant/b.txt, train/ant/c.png"):
+    with pytest.warns(
+        UserWarning, match="b.png, train/ant/b.safetensors, train/ant/b.txt, train/ant/c.png, train/ant/folder.png"
+    ):
         source = Folder(root, "train")
     assert [source.name(i) for i in range(len(source))] == [f"{root}/train/ant/a.png"]
 

@@ -116,8 +116,9 @@ def test_user_write_creates_parent_folders(tmp_path):
 
 def test_lines_are_split_at_line_feeds_only(tmp_path):
     """Any other separator would shift the vectors of texts against the lines that other programs count."""
-    (tmp_path / "t").write_bytes("a\u2028b\x0cc\r\n\nlast".encode())
-    assert files.lines(str(tmp_path / "t"), "--texts") == ["a\u2028b\x0cc", "", "last"]
+    for mark in (b"", b"\xef\xbb\xbf"):  # a byte-order mark is no part of the first line
+        (tmp_path / "t").write_bytes(mark + "a\u2028b\x0cc\r\n\nlast".encode())
+        assert files.lines(str(tmp_path / "t"), "--texts") == ["a\u2028b\x0cc", "", "last"]
 
 
 def test_sync_failure_is_an_error_unless_sync_is_unsupported(tmp_path, monkeypatch):

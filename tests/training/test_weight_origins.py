@@ -3,12 +3,14 @@
 import json
 
 import jax
+import numpy as np
 import pytest
-from messages import mentions
+from messages import mentions, refuses
 
 from experiments.exports import CASES, case_config, random_weights
 from leanformer import pretrained
 from leanformer.data.text import tokenizer as tokenizers
+from leanformer.errors import WeightsError
 from leanformer.exports import folders
 from leanformer.pretrained.published import preprocessing
 from leanformer.runtime import files
@@ -37,6 +39,30 @@ def test_other_settings_than_those_of_the_run_are_warned_of(tmp_path, capsys, ke
     c.model.update({key: value})
     model_setup.build(c).read_weights(str(tmp_path), "own")
     assert mentions(capsys.readouterr().err, "WARNING", tmp_path, f"model.{key}={was}", value)
+
+
+@pytest.mark.parametrize("size", [(4, 4), (2, 12)])
+@pytest.mark.parametrize("layout", ["own", "timm", "huggingface"])
+def test_positions_of_another_grid_are_resized_if_allowed(tmp_path, layout, size):
+    """Shapes do not show that 2 x 8 patches are not 4 x 4, nor that the 17 positions of the file are not a square's."""
+    c = case_config(*CASES["ViT"])
+    c.model.image_size = (2 * c.model.patch_size, 8 * c.model.patch_size)
+    before = model_setup.build(c)
+    weights = random_weights(before)
+    if layout == "own":
+        write_own(tmp_path, c)
+    else:
+        folders.write_folder(tmp_path, before, weights, layout, folders.Origin())
+    c.model.image_size = tuple(side * c.model.patch_size for side in size)
+    with refuses("init_from.resize_positions=True", error=WeightsError):
+        model_setup.build(c).read_weights(str(tmp_path), layout)
+    c.init_from.resize_positions = True
+    params, _ = model_setup.build(c).read_weights(str(tmp_path), layout)
+    old, new = np.asarray(weights[0]["pos_embed"]), np.asarray(params["pos_embed"])
+    grid = old[:, 1:].reshape(1, 2, 8, -1)
+    resized = jax.image.resize(grid, (1, *size, grid.shape[-1]), "cubic")
+    np.testing.assert_array_equal(new[:, :1], old[:, :1])
+    np.testing.assert_allclose(new[:, 1:], np.reshape(resized, (1, -1, grid.shape[-1])), atol=1e-6)
 
 
 def test_other_normalisation_than_that_of_the_run_is_warned_of(tmp_path, capsys):

@@ -29,7 +29,7 @@ from leanformer.runtime import files
 VERSION = 1
 SHARD = 4096  # examples per shard: about 100 MB, and a minute on one core
 QUALITY = 90  # JPEG quality
-RECORD, PLAN = "cache.json", "plan.json"
+RECORD, PLAN, FINGERPRINT = "cache.json", "plan.json", "fingerprint"  # files, and a key of the plan
 COUNTS = ("shrunk", "kept", "unreadable", "pixels", "cached_pixels")
 
 
@@ -65,8 +65,8 @@ def write(
         images of the source and of the cache; and bytes, the size of each shard by file name.
 
     Raises:
-        DataError: the folder has other content or a cache with other settings, or cannot be written, or the images of
-            the source are not encoded.
+        DataError: the folder has other content, a cache with other settings, or one of images that have changed since;
+            or it cannot be written, or the images of the source are not encoded.
     """
     target = folder / split
     names = None if source.classes is None else list(source.classes)
@@ -84,7 +84,7 @@ def write(
     paths = [target / f"{i:05d}-of-{len(parts):05d}.array_record" for i in range(len(parts))]
     try:
         target.mkdir(parents=True, exist_ok=True)
-        _check_plan(target, plan)
+        _check_plan(target, plan, fingerprints.compute(source))
         missing = [(path, part) for path, part in zip(paths, parts, strict=True) if not _record_path(path).is_file()]
         if missing and len(missing) < len(paths):
             report(f"{target}: {len(paths) - len(missing)} of {len(paths)} shards exist, resuming.")
@@ -100,19 +100,26 @@ def write(
     return record
 
 
-def _check_plan(target: Path, plan: Mapping[str, Any]) -> None:
-    """Record the plan of a cache. Raise DataError if the folder has another plan or other content."""
+def _check_plan(target: Path, plan: Mapping[str, Any], images: Mapping[str, Any]) -> None:
+    """Record the plan of a cache and the fingerprint of its images; a cache of an earlier version has none.
+
+    Raise DataError if the folder has another plan or other content, or if the images have changed since.
+    """
     path = target / PLAN
     if not path.is_file():
         if any(target.iterdir()):
             raise DataError(f"{target} has other content. Use another folder.")
-        files.write_json(path, plan)
+        files.write_json(path, {**plan, FINGERPRINT: dict(images)})
         return
     old = _read(path)
     wrong = [f"{key}={old.get(key)!r}, configured {value!r}" for key, value in plan.items() if old.get(key) != value]
     if wrong:
         raise DataError(
             f"{target} is a cache with other settings: {'; '.join(wrong)}. Use another folder, or remove this one."
+        )
+    if changes := fingerprints.describe_changes(old.get(FINGERPRINT, images), images):
+        raise DataError(
+            f"{target} is a cache of images that have changed since: {changes}. Use another folder, or remove this one."
         )
 
 

@@ -59,10 +59,19 @@ def explain(error: Exception) -> str:
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:
-    """Return the pixels of an image of any mode; alpha is dropped, and 16-bit grey keeps its high byte."""
+    """Return the pixels of an image of any mode; alpha is dropped, and 16-bit grey keeps its high byte.
+
+    Raises CorruptImage for numbers of 32 bits that are not from 0 to 255.
+    """
     _check_size(*image.size)
-    if image.mode.startswith("I"):
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):  # of 16 bits
         image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        numbers = np.asarray(image)
+        low, high = numbers.min(), numbers.max()
+        if not 0 <= low <= high <= 255 or (image.mode == "F" and 0 < high <= 1):
+            raise CorruptImage(f"It has {numbers.dtype} from {low:g} to {high:g}: white is unknown. Store 8 or 16 bits")
+        image = Image.fromarray(numbers.astype(np.uint8))
     elif image.mode == "P":
         image = image.convert("RGBA")  # in a direct conversion to RGB, Pillow warns about transparent palettes
     return np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))

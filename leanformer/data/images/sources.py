@@ -121,8 +121,10 @@ def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[s
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry of a folder is an image by its name; False for pipes and devices."""
+    """Return whether an entry of a folder is an image by its name; False for folders, pipes and devices."""
     if entry.name.startswith(".") or not entry.name.lower().endswith(IMAGE_SUFFIXES):
+        return False
+    if entry.is_dir():
         return False
     return entry.is_file() or not files.is_special(Path(entry.path))  # a link without its file is an unreadable image
 

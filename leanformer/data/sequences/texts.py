@@ -131,10 +131,13 @@ class LabelledText:
         return f"{self.path}, line {self._lines[index]}"
 
 
-def _labelled(row: Mapping[str, bytes]) -> tuple[bytes, str]:
+def _labelled(row: Mapping[str, Any]) -> tuple[bytes, str]:
     """Return text and label of a row. Raise ValueError with a readable message if it is invalid."""
     if absent := set(COLUMNS) - row.keys():
         raise ValueError(f"has {', '.join(sorted(row))}, but not {', '.join(sorted(absent))}")
+    for key in COLUMNS:
+        if not isinstance(row[key], bytes):
+            raise ValueError(f"has the {key} {json.dumps(row[key]):.40}, not a string or a whole number")
     if not row["text"]:
         raise ValueError("has an empty text")
     if not (label := row["label"].decode("utf-8", "backslashreplace").strip()):
@@ -182,16 +185,17 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
             csv.field_size_limit(limit)
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
+def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, object), in which strings and whole numbers are bytes, and other values are as in the file."""
     with path.open("rb") as file:
         for line, text in enumerate(file, 1):
             try:
                 row = json.loads(text.decode("utf-8-sig")) if text.strip() else {}
-                words = {key: str(value).encode() for key, value in row.items() if isinstance(value, str | int)}
+                row |= {key: str(value).encode() for key, value in row.items() if isinstance(value, str | int)}
             except (ValueError, AttributeError, RecursionError) as error:
                 raise delimited.error_at(path, line, f"is no JSON object in UTF-8 ({error})") from error
             if text.strip():
-                yield line, words
+                yield line, row
 
 
 class Pairs:

@@ -26,8 +26,10 @@ def check(
     *,
     configurable: Collection[str] = (),
     ignored: Collection[str] = (),
-) -> None:
+) -> tuple[int, int] | None:
     """Raise WeightsError if the `config.json` beside published weights does not match the model.
+
+    Returns the rows and columns of patches of the published model; None if the file does not tell them.
 
     Process 0 prints one warning to stderr for keys that are unknown. Nothing is checked without a `config.json`, see
     `warn_unchecked`.
@@ -41,16 +43,17 @@ def check(
     """
     config = _config_beside(path)
     if not config.is_file():
-        return
+        return None
     content = _read(config)
     try:
-        warning = _check(config, content, layout, settings, configurable, ignored)
+        grid, warning = _check(config, content, layout, settings, configurable, ignored)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise WeightsError(
             f"{config} (next to the weights) has a value of an unexpected type: {error}. Download it again."
         ) from error
     if warning and multihost.is_primary():
         print(f"WARNING: {config}: {warning}", file=sys.stderr, flush=True)
+    return grid
 
 
 def warn_unchecked(path: str | Path) -> None:
@@ -92,8 +95,11 @@ def _check(
     settings: Mapping[str, Any],
     configurable: Collection[str],
     ignored: Collection[str],
-) -> str:
-    """Return a warning or "" for a published config that matches the model. Raises WeightsError if it does not."""
+) -> tuple[tuple[int, int] | None, str]:
+    """Return the grid of patches, None if unknown, and a warning or "" for a published config that matches the model.
+
+    Raises WeightsError if it does not match.
+    """
     read = _of_timm if layout == "timm" else _of_transformers
     table, values, warning = read(config, content, settings)
     if table.architecture != settings["name"]:
@@ -106,10 +112,14 @@ def _check(
         raise WeightsError(
             f"{config}: {shown}: not supported, so the model would compute something else. Use other weights."
         )
-    _compare(config, table.translate(values, complete=not warning), settings, configurable, ignored)
+    theirs = table.translate(values, complete=not warning)
+    _compare(config, theirs, settings, configurable, ignored)
     if unknown := table.find_unknown(values):
         warning = f"unknown keys, which may change what these weights compute: {', '.join(unknown)}. {warning}"
-    return warning.strip()
+    if not theirs.get("image_size") or not theirs.get("patch_size"):
+        return None, warning.strip()
+    height, width = theirs["image_size"]
+    return (height // theirs["patch_size"], width // theirs["patch_size"]), warning.strip()
 
 
 def _read(config: Path) -> dict[str, Any]:
