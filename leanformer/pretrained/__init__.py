@@ -241,8 +241,9 @@ def resize_positions(
         )
     if table.ndim == 4:
         return np.asarray(jax.image.resize(jnp.asarray(table), tuple(shape), "cubic"))
-    rows, columns = source_grid or (math.isqrt(table.shape[1]),) * 2
-    grid = grid or (math.isqrt(shape[1]),) * 2
+    side, side_to = math.isqrt(table.shape[1]), math.isqrt(shape[1])
+    rows, columns = source_grid or (side, side)
+    grid = grid or (side_to, side_to)
     prefix = table.shape[1] - rows * columns
     if shape[1] - math.prod(grid) != prefix or table.shape[-1] != shape[-1]:
         kind = "square grid" if source_grid is None else f"grid of {rows} x {columns}"
