@@ -31,6 +31,7 @@ def test_heads_are_read_by_shape(tmp_path):
     assert len(rows) == 6 and {float(row["condition_end"]) for row in rows if row["num_heads"] == "2"} == {5e3}
 
 
+@pytest.mark.slow  # draws every picture of the pages
 def test_front_picture_is_drawn_from_committed_data(tmp_path, monkeypatch):
     monkeypatch.setattr(front_picture, "DOCS", tmp_path)
     front_picture.main()

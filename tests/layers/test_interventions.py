@@ -123,6 +123,7 @@ ALL_INTERVENTIONS = {
 }
 
 
+@pytest.mark.slow  # long to compile; faster tests cover each
 def test_step_with_all_interventions_changes_every_parameter(plain, meshes):
     """Every direction of σReparam changes too."""
     c = plain.copy_and_resolve_references().unlock()

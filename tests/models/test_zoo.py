@@ -171,6 +171,7 @@ def test_meshes_of_the_caller(name):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected)
 
 
+@pytest.mark.slow  # long to compile; tests/training/test_sharding.py covers one architecture
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_one_device_and_eight_agree(name, meshes):
     """Loss, gradient and batch statistics of a step are sums over up to 8 x 44 x 28 numbers in another order."""

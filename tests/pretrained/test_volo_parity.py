@@ -17,6 +17,7 @@ from leanformer.tasks import losses
 TOLERANCE_64 = 1e-9
 
 
+@pytest.mark.slow  # long to compile; faster tests compare logits
 @jax.enable_x64(True)
 def test_training_matches_timm_in_float64():
     """Logits from batch statistics, the updated running statistics, and the gradient of every weight."""

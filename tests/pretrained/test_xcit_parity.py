@@ -22,6 +22,7 @@ def test_logits_in_bfloat16():
     assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.slow  # long to compile; faster tests compare logits
 @jax.enable_x64(True)
 def test_gradients_match_timm_in_float64():
     arrays = TINY.arrays
