@@ -8,7 +8,7 @@ import numpy as np
 from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
 from experiments.front_picture import DIMENSIONS
 from experiments.study import curves, verdicts
-from experiments.study.language import BLOCKS, SHORT, read_rows
+from experiments.study.language import BLOCKS, SHORT, TUNING_SEED, read_rows
 from experiments.tables import Estimate
 from leanformer.analysis import statistics
 
@@ -43,6 +43,8 @@ def longer() -> Mapping[str, Any]:
     wide, narrow, short = losses["D"], losses["I"], losses["F"]
     means = [x.mean() for x in wide.values()]
     single = {n: min(r["loss"] for r in rows if (r["block"], r["num_heads"]) == ("J", n)) for n in (4, 32)}
+    rates = {n: verdicts.language.best_rate(verdicts.language.Arm("I", n), rows) for n in narrow}
+    tuning = [row for row in rows if (row["block"], row["seed"], row["lr"]) == ("I", TUNING_SEED, rates[1])]
     return {
         "loss": {n: Estimate.mean(x) for n, x in wide.items()},
         "spread": max(means) - min(means),
@@ -50,6 +52,10 @@ def longer() -> Mapping[str, Any]:
         "last": Estimate.of(statistics.paired(wide[32], wide[16])),
         "turn": verdicts.find_turn(wide, BLOCKS["D"].width).interval,
         "narrow": {n: Estimate.mean(x) for n, x in narrow.items()},
+        "narrow_four": Estimate.of(statistics.paired(narrow[4], narrow[1])),
+        "narrow_apart": np.ptp(narrow[4]),
+        "narrow_rates": rates,
+        "narrow_tuning": {row["num_heads"]: row["loss"] for row in tuning},
         "narrow_change": Estimate.of(statistics.paired(narrow[16], narrow[1])),
         "narrow_before": Estimate.of(statistics.paired(short[16], short[1])),
         "narrow_takes": Estimate.of(statistics.paired(narrow[16] - narrow[1], short[16] - short[1])),
@@ -244,6 +250,7 @@ PASSAGES = [
                 "one head, 4 heads, 16 heads and 32 heads end within {spread:.3f} nats of each other",
                 "16 heads of 4 differ from one head of 64 by {narrow_change:+.3f nats}, after 1,000 steps by "
                 "{narrow_before:+.3f}",
+                "leaves the seeds up to {narrow_apart:.3f} apart",
                 "32 heads behind 4 heads by {single_change:.3f} where",
             ],
             RESULTS: [
@@ -253,6 +260,10 @@ PASSAGES = [
                 "one head of 64 ends at {narrow[1]:.3f ±}, 16 heads of 4 at {narrow[16]:.3f ±}, a change of "
                 "{narrow_change:+.3f} instead of {narrow_before:+.3f}; the two changes differ by {narrow_takes:+.3f}",
                 "that length halves what heads lose is {narrow_halves}",
+                "4 heads of 16 end at {narrow[4]:.3f ±}, {narrow_four:+.3f} to one head",
+                "their rate by the rule is {narrow_rates[4]:g}, at which the seeds are up to {narrow_apart:.3f} apart",
+                "at {narrow_rates[1]:g}, the rate of the others, the tuning seed ends at {narrow_tuning[1]:.3f} with one "
+                "head, {narrow_tuning[4]:.3f} with 4 heads and {narrow_tuning[16]:.3f} with 16 heads",
                 "{single[4]:.3f} and {single[32]:.3f} at the best of two learning rates, {single_change:+.3f}",
             ],
         },
