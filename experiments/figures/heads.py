@@ -262,8 +262,8 @@ PASSAGES = [
                 "that length halves what heads lose is {narrow_halves}",
                 "4 heads of 16 end at {narrow[4]:.3f ±}, {narrow_four:+.3f} to one head",
                 "their rate by the rule is {narrow_rates[4]:g}, at which the seeds are up to {narrow_apart:.3f} apart",
-                "at {narrow_rates[1]:g}, the rate of the others, the tuning seed ends at {narrow_tuning[1]:.3f} with one "
-                "head, {narrow_tuning[4]:.3f} with 4 heads and {narrow_tuning[16]:.3f} with 16 heads",
+                "at {narrow_rates[1]:g}, the rate of the others, the tuning seed ends at {narrow_tuning[1]:.3f} with "
+                "one head, {narrow_tuning[4]:.3f} with 4 heads and {narrow_tuning[16]:.3f} with 16 heads",
                 "{single[4]:.3f} and {single[32]:.3f} at the best of two learning rates, {single_change:+.3f}",
             ],
         },
