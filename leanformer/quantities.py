@@ -84,7 +84,7 @@ PROGRESS = {
     "step": Quantity("training step", "updates of the weights so far"),
     "lr": Quantity("learning rate", "step size of the optimizer, after schedule and warm-up"),
     "grad_norm": Quantity("gradient norm", "mean norm of the gradient before clipping"),
-    "skipped": Quantity("skipped steps", "steps left out because the gradient was not finite", higher=False),
+    "skipped": Quantity("skipped steps", "steps left out because they diverged or were not finite", higher=False),
     "examples": Quantity("examples", "number of evaluated examples"),
     "examples_per_s": Quantity(
         "throughput", "training examples per second; of a run the median over its records", "examples/s", True

@@ -9,8 +9,8 @@ array. DIR/<run> is an ordinary run.
 
 Run the same command again to complete a sweep: finished runs are kept, stopped runs resume from their checkpoints, and
 failed runs are listed with the last lines of their logs. Values and seeds may be added, and total_steps, total_epochs
-or total_tokens raised; any other difference from a run in the folder is an error. After Ctrl-C or SIGTERM the active
-runs save before the sweep ends.
+or total_tokens raised; any other difference from a run in the folder that can change its result is an error. After
+Ctrl-C or SIGTERM the active runs save before the sweep ends.
 
 With --vmap, runs that differ only in seed and learning rates are trained as one program (`leanformer.train_vmap`),
 which uses a device better if the model is small. At the end the runs are compared in DIR/compare/compare.html

@@ -25,7 +25,7 @@ def common(task: str) -> ConfigDict:
     c.seed = 0  # random seed of initial weights, data order, augmentation, mixup and drop path
     c.batch_size = 1024  # global batch size: the sum over devices, processes and gradient accumulation steps
     # gradient accumulation steps per optimizer step; less memory, equal result, except for batch norm (XCiT, VOLO),
-    # which normalises each micro-batch, and sigma_reparam, whose estimate of σ₁ moves in each
+    # which normalises each micro-batch, and (mlp_)sigma_reparam, whose estimate of σ₁ moves in each
     c.accumulate = 1
     # training length in epochs; exactly one of total_epochs, total_steps and total_tokens is above 0
     c.total_epochs = 300.0
@@ -36,7 +36,9 @@ def common(task: str) -> ConfigDict:
     # loggers that receive the records besides metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio", see
     # leanformer/training/loggers.py; () = none
     c.loggers = ("tensorboard",)
-    c.hang_seconds = 600.0  # seconds without progress after which a run prints all stacks and exits; 0 = no limit
+    # seconds without progress, thrice as many before the second step, after which a run prints all stacks and exits;
+    # 0 = no limit
+    c.hang_seconds = 600.0
     # bitwise reproducible results on equal GPUs; for the cost see leanformer/runtime/determinism.py
     c.deterministic = False
 
@@ -105,7 +107,8 @@ def optimizer(c: ConfigDict) -> None:
     c.optim.warmup_share = 0.0  # length of the linear learning-rate warm-up as a fraction of the whole run
     c.optim.warmup_lr = 1e-5  # learning rate at step 0 of the warm-up; unused without one
     c.optim.final_lr = 0.0  # learning rate at the end of the decay, one step after the last
-    # decoupled weight decay, multiplied by the learning rate; not of biases, norms, class tokens and positions
+    # decoupled weight decay, multiplied by the learning rate; not of biases, norms, class tokens, positions, token
+    # types, layer scales and factors of heads
     c.optim.weight_decay = 0.3
     # ratio of the learning rates of a layer and the layer above it; the head has the full rate; 1 = off
     c.optim.layer_decay = 1.0

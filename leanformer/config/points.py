@@ -24,7 +24,8 @@ def points() -> ConfigDict:
     # point-set task: "nearest", "nearest_query", "nearest_orthonormal", "nearest_biased", "regression" or "retrieval",
     # see leanformer/data/points.py
     c.data.name = "nearest"
-    c.data.train_split, c.data.eval_split = "train", "held_out"
+    c.data.train_split = "train"  # training split: "train", endless examples
+    c.data.eval_split = "held_out"  # evaluation split: any other name, a fixed set of data.examples
     c.data.points = 16  # number of points of a set; number of (x, y) pairs of "regression"
     c.data.dim = 64  # dimension of a point
     c.data.num_items = 4  # number of items of "retrieval"

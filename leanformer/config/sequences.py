@@ -27,7 +27,8 @@ def sequences() -> ConfigDict:
 
     # training data: listops:, pathfinder:, imdb:, text:, pairs: or pixels: and a folder, see leanformer/data/sequences
     c.data.name = "listops:data/listops"
-    c.data.train_split, c.data.eval_split = "train", "test"
+    c.data.train_split = "train"  # training split, a name that the type of data.name has
+    c.data.eval_split = "test"  # evaluation split, such as "test", "val" or "eval"
     c.data.dir = placeholder(str)
     c.data.max_length = 2000  # tokens kept per example; the rest is cut off
     # parameters of a locally generated dataset: those of listops.Recipe or pathfinder.write
@@ -36,7 +37,7 @@ def sequences() -> ConfigDict:
     c.model = blocks("nystromformer", width=64, depth=2, num_heads=2, head_dim=32, mlp_dim=128)
     c.model.vocabulary = 32  # vocabulary size: one more than the largest token id
     c.model.max_length = 2048  # number of positions; shorter examples are padded to it
-    c.model.num_classes = 10
+    c.model.num_classes = 10  # number of classes
     c.model.towers = 1  # number of sequences per example that are encoded with shared weights: 1, or 2 for pairs
     # attention type: "nystrom", or "softmax" and "latent" (without landmarks, iterations, convolution, scale and
     # padding)

@@ -42,11 +42,12 @@ def watch(
         model: torch.nn.Module, flax.nnx.Module, flax.linen.Module or equinox.Module.
         measures: names of `leanformer.conditioning.ACTIVATIONS` that `measures.AVAILABLE` lists; by default `DEFAULT`.
             "attention_probabilities" adds their condition number and ranks, which costs more than all others together.
-        at: pattern such as "blocks.*.attn.proj" that selects output projections by name instead of by structure.
-        heads: number of heads, for models that do not state it.
+        at: PyTorch only: pattern such as "blocks.*.attn.proj" that selects output projections by name instead of by
+            structure.
+        heads: PyTorch only: number of heads, for models that do not state it.
         mask: tokens that are not padding, T or B T; by default the call's attention_mask.
         every: measure each call number 0, every, 2 · every and so on.
-        examples: measure at most the first examples of each batch.
+        examples: measure at most the first examples of each batch; not for Equinox.
 
     Raises:
         ConfigError: the model is of no known library, or an option is invalid; when the block is entered, the model has
