@@ -49,27 +49,31 @@ def budget() -> Mapping[str, Any]:
 
 
 def trade() -> Mapping[str, Any]:
-    """Return figures of the study's ViTs of width 48 by arm, `short` after 5 epochs and `long` after 15 epochs."""
+    """Return figures of the study's ViTs by arm: of width 48, `short` after 5 epochs and `long` after 15 epochs, and
+    `wide` of width 96 after 5 epochs."""
     short = read_trade(5)
     added = 100 * (short["params"]["lean, MLP kept"] / short["params"]["layers halved"] - 1)
-    return {"short": short, "long": read_trade(15), "margin": vision.MARGIN, "added": added}
+    tuned = language.rows_of(language.read_rows(vision.ROWS), vision.make_arm("original", 96, 5), language.TUNING_SEED)
+    errors = [100 * row["error"] for row in sorted(tuned, key=lambda row: row["lr"])]
+    about = {"margin": vision.MARGIN, "added": added, "tuned": errors}
+    return {"short": short, "long": read_trade(15), "wide": read_trade(5, 96), **about}
 
 
-def read_trade(epochs: float) -> dict[str, Any]:
-    """Return errors in percent, log10 κ, parameters and verdicts of the study's ViTs of width 48, by arm.
+def read_trade(epochs: float, width: int = 48) -> dict[str, Any]:
+    """Return errors in percent, log10 κ, parameters and verdicts of the study's ViTs of a width, by arm.
 
     `heads` is what the added heads change: each lean arm minus the one with as many layers and the same MLP.
     """
     rows = language.read_rows(vision.ROWS)
-    errors, kappa = (vision.read_errors(rows, 48, epochs, key) for key in ("error", "log10_condition"))
-    arms = {name: language.rows_of(rows, vision.make_arm(name, 48, epochs)) for name in errors}
+    errors, kappa = (vision.read_errors(rows, width, epochs, key) for key in ("error", "log10_condition"))
+    arms = {name: language.rows_of(rows, vision.make_arm(name, width, epochs)) for name in errors}
     judged = vision.compare(errors)
     return {
         "error": {name: Estimate.mean(100 * values) for name, values in errors.items()},
         "kappa": {name: values.mean() for name, values in kappa.items()},
         "params": {name: runs[0]["params"] for name, runs in arms.items()},
         "share": {name: 100 * runs[0]["params"] / arms["original"][0]["params"] for name, runs in arms.items()},
-        "rates": ", ".join(f"{language.best_rate(vision.make_arm(n, 48, epochs), rows, 'error'):g}" for n in arms),
+        "rates": ", ".join(f"{language.best_rate(vision.make_arm(n, width, epochs), rows, 'error'):g}" for n in arms),
         "change": {name: Estimate.of(change) for name, (change, _) in judged.items()},
         "verdict": {name: word for name, (_, word) in judged.items()},
         "heads": {name: Estimate.of(change) for name, change in vision.compare_heads(errors).items()},
@@ -80,6 +84,8 @@ ARM = "| {{short[params][{0}]:,}} | {{short[error][{0}]:.2f ±}} | "
 CHANGED = ARM + "{{short[change][{0}]:+.1f}} | {{short[verdict][{0}]}} | "
 LONG = "{{long[error][{0}]:.2f ±}} | "
 LEAN_ARM = CHANGED + LONG + "{{long[change][{0}]:+.1f}} | {{long[verdict][{0}]}} | "
+WIDE = "| {{wide[params][{0}]:,}} | {{wide[error][{0}]:.2f ±}} | "
+WIDE_ARM = WIDE + "{{wide[change][{0}]:+.1f}} | {{wide[verdict][{0}]}} | {{wide[kappa][{0}]:.2f}} |"
 KAPPAS = "{{short[kappa][{0}]:.2f}}; {{long[kappa][{0}]:.2f}} |"
 PASSAGES = [
     Passage(budget, {FINDINGS: ["1 layer over 6 by {gain:.1f points} |"]}),
@@ -100,6 +106,8 @@ PASSAGES = [
                 "{short[share][lean, fixed width]:.0f} %",
                 "the rule {long[verdict][lean, MLP kept]} for all three: {long[change][lean, MLP kept]:+.1f %}, "
                 "{long[change][lean, MLP halved]:+.1f %} and {long[change][lean, fixed width]:+.1f %}",
+                "At width 96, 5 epochs, three of the five seeds: {wide[change][lean, MLP kept]:+.1f %}, "
+                "{wide[change][lean, MLP halved]:+.1f %} and {wide[change][lean, fixed width]:+.1f %}",
                 "Half the layers alone change the error by {short[change][layers halved]:+.1f %} after 5 epochs",
                 "to the same layers and MLP without them it changes by {short[heads][lean, MLP kept]:+.1f %}",
                 "After 15 epochs half the layers alone are as good too, {long[change][layers halved]:+.1f %}, and what "
@@ -119,6 +127,12 @@ PASSAGES = [
                 "control's",
                 f"{ARM}| | {LONG}| | {KAPPAS}".format("original"),
                 *((LEAN_ARM + KAPPAS).format(name) for name in vision.ARMS if name != "original"),
+                f"{WIDE}| | {{{{wide[kappa][{{0}}]:.2f}}}} |".format("original"),
+                *(WIDE_ARM.format(name) for name in vision.CONTROLS),
+                "the rates of the four arms are {wide[rates]}",
+                "with {wide[share][lean, MLP kept]:.0f}, {wide[share][lean, MLP halved]:.0f} and "
+                "{wide[share][lean, fixed width]:.0f} % of the parameters, and two",
+                "its errors at its three lowest rates are {tuned[0]:.2f}, {tuned[1]:.2f} and {tuned[2]:.2f} %",
                 "after 15 epochs half the layers alone are as good, {long[change][layers halved]:+.1f}, and the heads "
                 "change the error by {long[heads][lean, MLP kept]:+.1f}, {long[heads][lean, MLP halved]:+.1f} and "
                 "{long[heads][lean, fixed width]:+.1f}",
