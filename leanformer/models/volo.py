@@ -312,7 +312,7 @@ class Model(WithClassAttention):
         for number, name in enumerate(self.stages):
             if number == 1:
                 x = self.downsample(x.reshape(*grid, x.shape[-1])) + self.pos_embed[...].astype(self.dtype)
-            x = jax.lax.collapse(x, 1, 3)
+            x = jax.lax.collapse(x, 1, -1)
             # A key per stage: each stack counts its layers from 0.
             of_stage = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, number)
             x, taps[name] = getattr(self, name)(x, Context(key=of_stage, tap=tap))
