@@ -565,10 +565,17 @@ def test_every_counts_calls():
             call(model, X)
         assert w.record().keys() == {"blocks.0.attention/attention_output", "blocks.1.attention/attention_output"}
     assert [layer.calls for layer in w.layers.values()] == [2, 2]
-    with leanformer.watch(model, every=np.int64(3)):  # as a sweep over an array passes it
-        pass
     with refuses("every=3"), leanformer.watch(model, every=3):
         nnx_case(True)[1](model, X)
+
+
+@pytest.mark.usefixtures("no_shape_checks")  # annotated as int
+def test_every_may_be_an_integer_of_numpy():
+    model, call = nnx_case(False)
+    with leanformer.watch(model, every=np.int64(3), measures=("attention_output",)) as w:  # as a sweep passes it
+        for _ in range(4):
+            call(model, X)
+    assert [layer.calls for layer in w.layers.values()] == [2, 2]
 
 
 def test_function_compiled_before_the_block():
