@@ -24,7 +24,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import cli, tasks
+from leanformer import cli, config, tasks
 from leanformer.costs import oom_suggestions
 from leanformer.data import pool
 from leanformer.errors import ConfigError
@@ -42,7 +42,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         again: command that resumes the runs, for messages.
 
     Raises:
-        ConfigError: the runs cannot be one program, are at different steps, or are finished.
+        ConfigError: the runs cannot be one program, or are at different steps.
         TrainingError: one run diverged, which ends all of them, or the program does not fit the device.
     """
     vmap.check([c for _, c in members])
@@ -78,7 +78,10 @@ def main(f: cli.Values) -> int:
         c = cli.parse([cli.CONFIG], words).config
         tasks.resolve(c)
         members.append((Path(folder).expanduser(), c))
-    checks.check(members[0][1])  # the other configs differ only in keys that vmap.check allows
+    vmap.check([c for _, c in members])
+    checks.check(members[0][1])  # the others differ only in keys that this allows
+    for _, c in members[1:]:
+        config.check(c)
     with oom_suggestions.explained(members[0][1], runs=len(members)):
         return train(members, again=f"python -m leanformer.train_vmap {f.argv}")
 

@@ -226,7 +226,7 @@ class CorruptLog:
     def __init__(self, batches: Batches, max_share: float):
         self.batches, self.source, self.max_share = batches, batches.source, max_share
         self.seen: set[int] = set()
-        self._read = 0  # number of examples read, for an endless source
+        self._read = 0  # number of examples that all processes have read, for an endless source
 
     def __call__(self, corrupt: np.ndarray) -> None:
         """Record the array `corrupt` (B) of a batch. Raise DataError if too many examples are unreadable."""
@@ -236,7 +236,7 @@ class CorruptLog:
                 f"Unreadable example replaced by its neighbour ({len(self.seen)} so far): {self._name(index)}",
                 stacklevel=2,
             )
-        self._read += len(corrupt)
+        self._read += len(corrupt) * self.batches.processes  # `seen` is that of all processes
         examples = size(self.source) or self._read
         if len(self.seen) > self.max_share * examples:
             names = "\n  ".join(self._name(i) for i in sorted(self.seen)[:10])

@@ -205,7 +205,7 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
     workdir, records, step = run.workdir, run.recorder.records, int(state.step)
     seconds, score = run.timer.seconds(), run.checkpoints.score
     evaluations = [record for record in records if record["kind"] == "eval"]
-    speeds = [record["examples_per_s"] for record in records if record["kind"] == "train"]
+    speeds = [record["examples_per_s"] for record in records if "examples_per_s" in record]
     forward, training = run.flops_per_example
     wall = sum(seconds.values())
     summary = {

@@ -81,5 +81,6 @@ class Watchdog:
             # This thread needs the interpreter lock, which a call into a library may never release. A timer outside
             # the interpreter then prints the stacks and ends the process.
             with _TIMER:
-                faulthandler.dump_traceback_later(allowed + GRACE, exit=True, file=REAL_STDERR)
+                seconds = min(allowed + GRACE, threading.TIMEOUT_MAX)
+                faulthandler.dump_traceback_later(seconds, exit=True, file=REAL_STDERR)
         faulthandler.cancel_dump_traceback_later()

@@ -26,7 +26,6 @@ from leanformer.sweeps.grid import SweepRun, VmapGroup, group_runs, parse_assign
 from leanformer.training import checks, progress
 
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that stop a sweep
 LOG_LINES = 15  # lines shown from the log of a failed run
 Unit = SweepRun | VmapGroup
 CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # otherwise srun of SLURM >= 22.05 gives a task 1 CPU
@@ -77,8 +76,6 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
     units = group_runs(pending) if f.vmap else pending
     executor = make_executor(folder / "logs", f) if pending else None
     places = environments(os.environ, f.parallel) if pending and f.cluster == "local" else []
-    for member in pending:  # a run that is extended must not keep the summary of the shorter run if it fails now
-        (member.workdir / "summary.json").unlink(missing_ok=True)
     number = format_count(len(members), "run")
     print(text.wrap(f"{number} in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run."))
     logs = {} if executor is None else run(units, executor, places, f)
@@ -151,13 +148,20 @@ def run(
                 f"SLURM refused the job array ({given}): {first_line(error)}. Correct the values of --slurm, or "
                 "--minutes, and run the same command again."
             ) from error
+        _forget_summaries(units)  # no job can have ended yet: Python has not even started in it
         array = next(iter(jobs.values())).job_id.partition("_")[0]
         print(f"SLURM array {array} of {format_count(len(jobs), 'run')}; logs in {executor.folder}.", flush=True)
         return dict(_failures(jobs))
-    stopping = {*signals.handled()} & {*STOPS}
-    with _handle_signals(_stop, *stopping):  # the parent process may have had them ignored
+    _forget_summaries(units)
+    with _handle_signals(_stop, *signals.handled()):
         signals.install()
         return _run_here(executor, units, places)
+
+
+def _forget_summaries(units: Sequence[Unit]) -> None:
+    """Delete each summary.json, so that a run that is extended does not keep that of the shorter run if it fails."""
+    for member in (member for unit in units for member in unit.runs):
+        (member.workdir / "summary.json").unlink(missing_ok=True)
 
 
 def has_accounts() -> bool:
@@ -203,7 +207,7 @@ def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, st
 
 
 def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]) -> dict[Unit, str]:
-    """Execute runs on this machine. After Ctrl-C, SIGTERM or SIGHUP, let the active runs save, then raise."""
+    """Execute runs on this machine. After a stop signal (`signals.STATUS`), let the active runs save, then raise."""
     jobs, running, waiting = {}, {}, [*units]
     begun, ended = time.monotonic(), 0
     try:
@@ -243,7 +247,7 @@ def _progress_line(unit: Unit, ended: int, total: int, seconds: float) -> str:
 
 
 def _stop(number: int, _: Any) -> NoReturn:
-    for other in STOPS:
+    for other in signals.STATUS:
         signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the saving
     raise KeyboardInterrupt(number)
 

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -21,7 +20,7 @@ from leanformer.errors import ConfigError
 from leanformer.quantities import find
 from leanformer.runtime import files
 from leanformer.tasks import scores
-from leanformer.training import progress, run_files, vmap
+from leanformer.training import metrics_log, progress, run_files, vmap
 from leanformer.training.restoring import steps_in
 
 
@@ -105,13 +104,15 @@ def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
     """Return the runs, combined into groups that one vectorised program can train.
 
     The runs of a group differ only in seed and learning rates, and have their newest checkpoint at the same step. A run
-    that fits no other stays a SweepRun. Raises ConfigError if a run cannot be trained by such a program (`vmap.check`).
+    that fits no other stays a SweepRun, and so does one that diverged, which would end its group again. Raises
+    ConfigError if a run cannot be trained by such a program (`vmap.check`).
     """
-    groups: dict[Any, list[SweepRun]] = {}
+    groups: dict[str, list[SweepRun]] = {}
     for member in pending:
         vmap.check([member.config])
-        key = (vmap.group_key(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
-        groups.setdefault(key, []).append(member)
+        alone = member.workdir if metrics_log.diverged(member.workdir) else None
+        key = (vmap.group_key(member.config), steps_in(member.workdir / "checkpoints")[-1:], alone)
+        groups.setdefault(str(key), []).append(member)
     return [VmapGroup(tuple(members)) if len(members) > 1 else members[0] for members in groups.values()]
 
 

@@ -161,7 +161,13 @@ class Checkpoints:
         self._written.add(step)
 
     def save(
-        self, step: int, state: Any, *, score: float | None = None, seconds: Mapping[str, float] | None = None
+        self,
+        step: int,
+        state: Any,
+        *,
+        score: float | None = None,
+        seconds: Mapping[str, float] | None = None,
+        examples: int | None = None,
     ) -> None:
         """Start saving a checkpoint in the background, after the end of an earlier save.
 
@@ -170,6 +176,7 @@ class Checkpoints:
             state: tree of arrays to save, a `TrainState`.
             score: score of an evaluation at this step, if it was not reported before.
             seconds: wall-clock seconds by phase so far, which `restore` returns.
+            examples: number of training examples so far, which `restore` returns.
 
         Raises:
             CheckpointError: an earlier save failed, or this one cannot start. A later failure is raised by the next
@@ -180,9 +187,8 @@ class Checkpoints:
             self.scores[step] = score
         metrics = self.score.record(self.scores[step]) if step in self.scores else None
         try:
-            response = self._manager.save_async(
-                step, state, force=True, metrics=metrics, custom_metadata={"seconds": dict(seconds or {})}
-            )
+            more = {"seconds": dict(seconds or {}), "examples_seen": examples}
+            response = self._manager.save_async(step, state, force=True, metrics=metrics, custom_metadata=more)
         except Exception as error:
             raise self._make_error(error) from error
         self._pending = self._pool.submit(self._finish, response, self.folder / str(step))
@@ -226,8 +232,8 @@ class Checkpoints:
             "same command to resume."
         )
 
-    def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, float]] | None:
-        """Return the state of the newest readable checkpoint, or of `step`, and its wall-clock seconds by phase.
+    def restore(self, like: Any, step: int | None = None) -> restoring.Restored | None:
+        """Return the state of the newest readable checkpoint, or of `step`, and what was saved with it.
 
         If the newest checkpoint cannot be read, an older one is read and a warning is printed. A run that trains also
         moves the unreadable one to `<folder>_damaged`.
@@ -237,7 +243,7 @@ class Checkpoints:
             step: step of the checkpoint; the newest readable one if None.
 
         Returns:
-            State and {phase: seconds}; None only if there is no checkpoint at all.
+            State, {phase: seconds} and number of training examples; None only if there is no checkpoint at all.
 
         Raises:
             CheckpointError: no checkpoint can be read, `step` does not exist, or the shapes differ from `like`.
@@ -249,13 +255,15 @@ class Checkpoints:
         if not steps:
             return None
 
-        def load(candidate: int) -> tuple[Any, dict[str, float]]:
+        def load(candidate: int) -> restoring.Restored:
             content = self._manager.metadata(candidate)
             restoring.check_shapes(self.folder / str(candidate), content.metadata, like)
-            return self._manager.load(candidate, like), (content.custom_metadata or {}).get("seconds", {})
+            more = content.custom_metadata or {}
+            state = self._manager.load(candidate, like)
+            return restoring.Restored(state, more.get("seconds", {}), more.get("examples_seen"))
 
-        def check(candidate: int, content: tuple[Any, dict[str, float]]) -> None:
-            restoring.check_weights(self.folder / str(candidate), content[0].weights, content[0].ema)
+        def check(candidate: int, content: restoring.Restored) -> None:
+            restoring.check_weights(self.folder / str(candidate), content.state.weights, content.state.ema)
 
         # A run that trains falls back to older finite weights. A reader must not use a checkpoint other than requested.
         fallback = check if self._trains else None
@@ -333,7 +341,10 @@ class Checkpoints:
         return max(self.steps, default=None)
 
     def _move(self, reasons: dict[int, str], where: str, then: str) -> None:
-        """Move checkpoints to `<folder>_<where>`, and print the reason for each."""
+        """Move checkpoints to `<folder>_<where>`, print the reason for each, and forget their scores."""
         restoring.move_checkpoints(self.folder, reasons, where, then)
+        for step in reasons:
+            self.scores.pop(step, None)
+            self._written.discard(step)
         if multihost.broadcast_from_primary(reasons):  # all processes wait here until process 0 has moved the files
             self._manager.reload()

@@ -74,10 +74,11 @@ class TensorBoard:
         }
         folder = workdir / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
+        again = any(folder.iterdir())
         self._file = RecordWriter(str(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
         self._write(file_version="brain.Event:2")
-        if start:  # makes TensorBoard drop the records that an earlier attempt wrote from this step on
-            self._write(step=start + 1, session_log=SessionLog(status=SessionLog.START))
+        if again:  # makes TensorBoard drop the records that an earlier attempt wrote from this step on
+            self._write(step=start and start + 1, session_log=SessionLog(status=SessionLog.START))
         lines = "".join(f"    {key} = {value}\n" for key, value in self._config.items())
         self._write(step=start, summary=summary.text("config", lines))
         self._file.flush()

@@ -51,7 +51,7 @@ def train(
         timing = {"examples_per_s": round(speed, 2), "data_wait": round(waited / seconds, 4)}
         if peak_examples:
             timing["mfu"] = round(speed / peak_examples, 4)
-        run.log_train(step, timing)
+        run.log_train(step, timing if step > start else {})
         logged = step
 
     def evaluate() -> None:
@@ -65,7 +65,9 @@ def train(
                 if step < last and run.out_of_patience(step):
                     print(early_stopping_message(c, step, last), flush=True)
                     last = step  # everything that is due at the end of a run is due now
-                    if logged < step:
+                    if step == start:  # a stopped process saved for this evaluation, before it knew that it is the last
+                        run.recall_metrics(state)
+                    if not run.recorded(step, "train"):
                         log_train()
 
     try:
@@ -102,6 +104,8 @@ def train(
             done = "Saved" if saved else "Stopped without saving, because the last steps were skipped,"
             print(f"{done} at step {step}. To resume: {again}", flush=True)
             return state, stop.status
+    if step == start <= every.total:  # nothing was left to train, by a config that may have another length
+        run.begin()
     with timer("checkpoint"):
         run.wait()
     return state, 0

@@ -48,6 +48,12 @@ def read_scores(workdir: Path, name: str) -> dict[int, float]:
     return {step: math.nan if value is None else value for step, value in scores.items()}
 
 
+def diverged(workdir: Path) -> bool:
+    """Return whether the run in `workdir` ended by divergence. Raises WorkdirError if a line is not a record."""
+    records = read_records(workdir / "metrics.jsonl")
+    return bool(records) and records[-1]["kind"] == "abort"
+
+
 class Recorder:
     """Writer of a run's records to metrics.jsonl, to a logger and to the progress output; only process 0 writes.
 
@@ -59,7 +65,8 @@ class Recorder:
 
     Args:
         workdir: folder of the run.
-        start: step from which the run starts; records after it, of an earlier attempt, are removed from the file.
+        start: step from which the run starts. Records after it, of an earlier attempt, are removed from the file; at 0
+            all are, since that attempt may have had another config.
         total: number of steps of the run, for the progress output.
         logger: receiver of the records besides the file; None for none.
     """
@@ -70,7 +77,7 @@ class Recorder:
         self._silent = not multihost.is_primary()
         if self._silent:
             return
-        self.records += [record for record in read_records(self.path) if record["step"] <= start]
+        self.records += [record for record in read_records(self.path) if record["step"] <= start] if start else []
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._file = self.path.open("ab", buffering=0)  # unbuffered, so that nothing is pending after a failed write
         self._logger = logger or Several({})

@@ -16,6 +16,20 @@ from leanformer.runtime.trees import flatten_names, leaf_names
 RESTART = "To start from scratch, choose another --workdir."
 
 
+class Restored(NamedTuple):
+    """Training state of a checkpoint, and what was saved with it.
+
+    Attributes:
+        state: the `TrainState`.
+        seconds: wall-clock seconds by phase until then.
+        examples: number of training examples until then; None in checkpoints that do not say it.
+    """
+
+    state: Any
+    seconds: dict[str, float]
+    examples: int | None
+
+
 class RestoredWeights(NamedTuple):
     """Weights of a checkpoint.
 

@@ -88,7 +88,7 @@ class Run:
     start: int = 0
 
     vmapped = 1  # number of runs that the step trains; see `vmap.EnsembleRun`
-    _seen = 0  # training examples until step `start`
+    _seen = 0  # training examples until step `start`, of which some may have had another batch size
     _metrics: Any = None  # metrics of the last step
 
     def __enter__(self) -> "Run":
@@ -212,25 +212,15 @@ class Run:
             CheckpointError, WeightsError: an error of `Checkpoints.restore` or `ModelSetup.initial_weights`.
         """
         with phases.announce("Reading or initialising the weights"):
-            state, seconds = self.checkpoints.restore(self.state) or (self.initial_state(), {})
+            state, seconds, examples = self.checkpoints.restore(self.state) or (self.initial_state(), {}, 0)
         self.start = int(state.step)
-        self._seen = multihost.broadcast_from_primary(self._count_examples_before())
+        self._seen = self.start * self.config.batch_size if examples is None else examples
         self.timer.resume(seconds)
         scores = multihost.broadcast_from_primary(metrics_log.read_scores(self.workdir, self.checkpoints.score.name))
         for step, value in scores.items():
             if int(step) <= self.start:
                 self.checkpoints.report(int(step), value)
         return state
-
-    def _count_examples_before(self) -> int:
-        """Return the number of training examples until step `start`, of which some may have had another batch size."""
-        records = metrics_log.read_records(self.workdir / "metrics.jsonl") if self.start else []
-        counted = [r for r in records if "examples_seen" in r and r["step"] <= self.start]  # not in runs of old commits
-        step, examples = (counted[-1]["step"], counted[-1]["examples_seen"]) if counted else (0, 0)
-        started = (self.workdir / "config.json").is_file()
-        changes = run_files.config_changes(self.workdir, self.config) if started else {}
-        batch_size, _ = changes.get("batch_size", (self.config.batch_size, None))
-        return examples + (self.start - step) * batch_size
 
     def members(self, state: TrainState) -> list[tuple["Run", TrainState]]:
         """Return the runs that the training step trains, each with its state; here this run alone."""
@@ -258,7 +248,8 @@ class Run:
     def begin(self) -> None:
         """Write config.json, class names, tokenizer and data fingerprints to the workdir, and delete summary.json.
 
-        Only process 0 does so. Called at the first step, so that a command that trains nothing does not overwrite them.
+        Only process 0 does so. Called at the first step, or at the end of a run that has none left to take, so that a
+        command for a complete run, or one that is stopped before that, does not overwrite them.
         """
         run_files.begin(self.workdir, self.config, self.timer.compiled)
         artifacts.save(self.workdir, self.source, self.splits)
@@ -289,6 +280,11 @@ class Run:
             TrainingError: the run diverged.
         """
         self.divergence.settle(steps)
+
+    def recall_metrics(self, state: TrainState) -> None:
+        """Compute the metrics of the last step before `start` from the restored state, for `log_train`."""
+        rate, _ = jax.jit(self.schedule)(self.start - 1)
+        self._metrics = {**states.window_means(state), "lr": rate, "skipped": state.skipped}
 
     def log_train(self, step: int, timing: Mapping[str, float]) -> None:
         """Write a train record with the metrics of the steps since the last multiple of log_every.
@@ -362,7 +358,8 @@ class Run:
                 f"{self.workdir}/config.json has disappeared: the folder was deleted or moved during training, so step "
                 f"{step} cannot be saved. Pass the folder's present path as --workdir, or start again in a new one."
             )
-        self.checkpoints.save(step, state, seconds=self.timer.seconds())
+        examples = self.examples_and_tokens_seen(step)["examples_seen"]
+        self.checkpoints.save(step, state, seconds=self.timer.seconds(), examples=examples)
 
     def wait(self) -> None:
         """Wait for the save in the background. Raises CheckpointError if it failed."""

@@ -156,7 +156,7 @@ def warn_changes(workdir: Path, config: ConfigDict) -> None:
 def begin(workdir: Path, config: ConfigDict, compiled: float | None = None) -> None:
     """Write config.json, replacing an older one, and delete summary.json; only process 0 does so.
 
-    Called at the first training step: a command that trains nothing keeps both, and an extended run is not finished.
+    A command for a complete run does not call it and keeps both. An extended run is not finished.
 
     Args:
         workdir: folder of the run.

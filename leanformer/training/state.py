@@ -90,6 +90,11 @@ def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, e
     )
 
 
+def window_means(state: TrainState) -> dict[str, Array]:
+    """Return the means "loss" and "grad_norm" of a train record, over the steps in `state.window`."""
+    return {name: state.window[name] / state.window["steps"] for name in ("loss", "grad_norm")}
+
+
 def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
     """Return {dotted name: `sharing.Axes`} of every parameter and statistic of a model.
 

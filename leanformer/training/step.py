@@ -17,7 +17,7 @@ from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import constrain_replicated
 from leanformer.tasks import Batch, Objective
 from leanformer.training.optimizers import materialise_barrier
-from leanformer.training.state import TrainState
+from leanformer.training.state import TrainState, window_means
 
 
 IN_FLIGHT = 2  # steps dispatched ahead: enough to keep the device busy, with few batches in memory
@@ -139,8 +139,7 @@ def make_train_step(
 def _metrics(state: TrainState, rate: Array, loss: Array, bad: Bool[Array, " leaves"]) -> dict[str, Array]:
     """Return the metrics of a step; `bad` marks leaves with non-finite gradients or overflowing parameters."""
     return {
-        "loss": state.window["loss"] / state.window["steps"],
-        "grad_norm": state.window["grad_norm"] / state.window["steps"],
+        **window_means(state),
         "lr": rate,
         "skipped": state.skipped,
         "skipped_in_row": state.skipped_in_row,

@@ -22,6 +22,7 @@ from leanformer.training.run import Run
 from leanformer.training.state import TrainState
 
 
+MISSING = object()  # equal to no value of a key
 VARYING_KEYS = ("seed", "optim.lr", "optim.warmup_lr", "optim.final_lr")  # keys in which the runs may differ
 
 
@@ -45,9 +46,9 @@ def check(configs: Sequence[ConfigDict]) -> None:
     first = configs[0]
     varying = varying_keys(first)
     for c in configs[1:]:
-        differing = {
-            key for (key, a), (_, b) in zip(iterate_keys(first), iterate_keys(c), strict=True) if a != b
-        } - set(varying)
+        ours, theirs = dict(iterate_keys(first)), dict(iterate_keys(c))
+        keys = ours.keys() | theirs.keys()
+        differing = {key for key in keys if ours.get(key, MISSING) != theirs.get(key, MISSING)} - set(varying)
         if differing:
             raise ConfigError(
                 f"Runs differ in {min(differing)}. With --vmap they may differ only in {', '.join(varying)}"
@@ -97,19 +98,24 @@ class EnsembleRun(Run):
         """Return the states of all runs, stacked, and set `start` to their step.
 
         Raises:
-            ConfigError: the steps of the runs differ, or the runs are finished.
+            ConfigError: the steps of the runs differ.
             CheckpointError, WeightsError: an error of `Run.restore`.
         """
         states = stack_trees([run.restore() for run in self.runs])
         starts = {run.workdir.name: run.start for run in self.runs}
         self.start, self._seen = self.runs[0].start, self.runs[0]._seen
-        if len(set(starts.values())) > 1 or self.start >= self.intervals.total:
+        if len(set(starts.values())) > 1:
             shown = ", ".join(f"{name} {step}" for name, step in starts.items())
             raise ConfigError(
-                f"--vmap: the runs must resume from the same step, and none may be finished. Found: {shown}. Leave "
-                "out --vmap."
+                f"--vmap: the runs must resume from the same step. Found: {shown}. Run the sweep again, which trains "
+                "them separately, or leave out --vmap."
             )
         return states
+
+    @property
+    def complete(self) -> bool:
+        """True if all runs are finished and have written their summary.json."""
+        return all(run.complete for run in self.runs)
 
     def members(self, state: TrainState) -> list[tuple[Run, TrainState]]:
         """Return each run with its state, from the stacked states."""

@@ -194,6 +194,10 @@ def test_corrupt_share_of_an_endless_source_counts_read_examples():
         log(data[1]["corrupt"])
     with pytest.warns(UserWarning), refuses("1 of 4", "data.max_corrupt=0.24", error=DataError):
         CorruptLog(data, 0.24)(data[0]["corrupt"])
+    # One of two processes has read 2 of 4 examples; its log has the unreadable ones of both.
+    half = Batches(Endless(bad=(1, 5)), prepare_number, batch_size=4, train=True, seed=5, processes=2)
+    with pytest.warns(UserWarning):
+        CorruptLog(half, 0.25)(half[0]["corrupt"])
 
 
 def test_keyed_order_is_as_random_as_a_drawn_permutation(monkeypatch):

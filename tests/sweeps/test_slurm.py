@@ -37,8 +37,10 @@ def test_refused_job_array_is_reported(fake_program, tmp_path):
         fake_program(program, "")
     fake_program("sbatch", "invalid partition specified: nope", 1)
     flags, run = make_flags("partition=nope"), SweepRun(tmp_path, ())
+    (tmp_path / "summary.json").touch()
     with refuses("--slurm=partition=nope", "specified: nope", "--minutes"):
         executor.run([run], executor.make_executor(tmp_path, flags), [], flags)
+    assert run.finished  # it is extended later, or never
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, True), (1, False)])

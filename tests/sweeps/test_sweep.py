@@ -19,6 +19,7 @@ from processes import FAST_COMPILE_FLAGS, ROOT, read_records_by_step
 
 from leanformer import sweep
 from leanformer.config import key_docs
+from leanformer.runtime import signals
 from leanformer.sweeps import executor, grid, member_process
 
 
@@ -199,11 +200,19 @@ def test_keys_without_effect_on_results_may_change(unfinished_sweep, tmp_path):
 
 @pytest.mark.parametrize("flags", [[], ["--vmap"]])
 def test_longer_training_resumes_finished_runs(unfinished_sweep, tmp_path, flags):
-    """The runs no longer count as finished, whether or not the longer training ends."""
     runs, started = unfinished_sweep
     _, out, _ = repeat_sweep(tmp_path, *flags, epochs="4.0")
     assert mentions(out, "quickstart,depth=1,seed=0", "total_epochs", "3.0 -> 4.0")
-    assert [run.workdir for run in started[0]] == [run.workdir for run in runs]
+    assert [member.workdir for unit in started[0] for member in unit.runs] == [run.workdir for run in runs]
+
+
+def test_started_runs_no_longer_count_as_finished(tmp_path, monkeypatch):
+    """Whether or not the longer training ends."""
+    runs = [sweep.SweepRun(fake_runs.write_run(tmp_path / name), ()) for name in "ab"]
+    assert all(run.finished for run in runs)
+    monkeypatch.setattr(executor, "_run_here", lambda *_: {})
+    with executor._handle_signals(signal.SIG_DFL, *signals.STATUS):
+        executor.run(runs, None, [{}], types.SimpleNamespace(cluster="local"))
     assert not any(run.finished for run in runs)
 
 
@@ -316,7 +325,7 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     end = time.monotonic() + 240
     while len(read_records_by_step(second_run, "train")) < 5 and time.monotonic() < end and first_sweep.poll() is None:
         time.sleep(0.01)
-    first_sweep.send_signal(signal.SIGTERM)
+    first_sweep.send_signal(signal.SIGUSR1)  # as SLURM's --signal does
     out, err = first_sweep.communicate(timeout=120)
     assert first_sweep.returncode == 75 and mentions(out, 1) and "Traceback" not in err, err
     modified = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}

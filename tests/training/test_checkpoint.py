@@ -35,7 +35,8 @@ def state(run):
 def save(folder, state, steps, scores=()):
     with Checkpoints(folder, score=TOP1) as checkpoints:
         for step in steps:
-            checkpoints.save(step, state, score=dict(scores).get(step), seconds={"steps": float(step)})
+            about = {"seconds": {"steps": float(step)}, "examples": 8 * step}
+            checkpoints.save(step, state, score=dict(scores).get(step), **about)
             checkpoints.wait()
         return checkpoints.steps
 
@@ -128,11 +129,12 @@ def flip_a_bit(path):
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda path: path.unlink()])
 def test_damaged_newest_checkpoint_falls_back_with_warning(tmp_path, run, state, capfd, damage):
-    save(tmp_path / "c", state, [1, 2])
+    save(tmp_path / "c", state, [1, 2], {1: 0.5, 2: 0.6})
     damage(find_largest_file(tmp_path / "c" / "2"))
     with Checkpoints(tmp_path / "c", score=TOP1) as checkpoints:
-        result, seconds = checkpoints.restore(run.state)
-        assert checkpoints.steps == [1] and seconds == {"steps": 1.0}
+        result, seconds, examples = checkpoints.restore(run.state)
+        assert checkpoints.steps == [1] and seconds == {"steps": 1.0} and examples == 8
+        assert checkpoints.scores == {1: 0.5}  # of the damaged weights nothing is left
         checkpoints.save(2, result)  # the step can be saved again
     assert_equal_trees(result, state)
     assert (tmp_path / "c_damaged" / "2").is_dir()  # the damaged one is not deleted

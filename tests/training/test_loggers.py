@@ -35,17 +35,19 @@ def probe_result(rng):
     return jax.device_get(result), step.probe_record(summaries)
 
 
+def iterate_events(path):
+    """Yield the events of an event file."""
+    raw = path.read_bytes()
+    while raw:  # length (8), its checksum (4), event, its checksum (4)
+        length = int.from_bytes(raw[:8], "little")
+        yield Event.FromString(raw[12 : 12 + length])
+        raw = raw[16 + length :]
+
+
 def read_events(folder):
     """Return step and value by tag from the event files of a run."""
-    result = {}
-    for path in sorted((folder / "tensorboard").iterdir()):
-        raw = path.read_bytes()
-        while raw:  # length (8), its checksum (4), event, its checksum (4)
-            length = int.from_bytes(raw[:8], "little")
-            event = Event.FromString(raw[12 : 12 + length])
-            result |= {value.tag: (event.step, value) for value in event.summary.value}
-            raw = raw[16 + length :]
-    return result
+    events = (event for path in sorted((folder / "tensorboard").iterdir()) for event in iterate_events(path))
+    return {value.tag: (event.step, value) for event in events for value in event.summary.value}
 
 
 def make_recorder(folder, c, start=0):
@@ -80,6 +82,15 @@ def test_tensorboard_has_numbers_config_hyperparameters_and_charts(tmp_path, tin
     at, image = result["probe/conditioning"]
     pixels = np.asarray(Image.open(io.BytesIO(image.image.encoded_image_string)))
     assert at == 0 and pixels.shape[2] == 3 and pixels.std() > 10  # drawn, not blank
+
+
+def test_restart_from_scratch_drops_the_events_of_an_earlier_attempt(tmp_path, tiny):
+    for _ in range(2):
+        with make_recorder(tmp_path, tiny) as record:
+            record.write(1, "train", {"loss": 1.5})
+    files = sorted((tmp_path / "tensorboard").iterdir())
+    starts = [[event.step for event in iterate_events(path) if event.HasField("session_log")] for path in files]
+    assert starts == [[], [0]]
 
 
 def test_chart_of_a_record_equals_that_of_the_probe_command(probe_result):

@@ -36,6 +36,14 @@ def test_resume_drops_records_after_the_restored_step(tmp_path):
     assert [(r["step"], r["loss"]) for r in result] == [(2, 2), (4, 4), (6, 0.5)]
 
 
+def test_start_from_scratch_keeps_no_record(tmp_path):
+    """Those of step 0 may be of another model, if a run ended before its first step."""
+    write_records(tmp_path / "metrics.jsonl", {"step": 0, "kind": "probe"})
+    with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
+        assert not record.has(0, "probe")
+    assert metrics_log.read_records(tmp_path / "metrics.jsonl") == []
+
+
 def test_missing_keys_of_older_runs_get_defaults(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
     for key in ("name", "freeze", "head_lr", "layer_decay"):

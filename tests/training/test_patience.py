@@ -7,6 +7,8 @@ import pytest
 from messages import mentions, refuses
 
 from leanformer import config, train
+from leanformer.runtime.stopping import StopRequest
+from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
 from leanformer.training import metrics_log
 
@@ -36,12 +38,17 @@ def read_steps(workdir, kind):
     return [r["step"] for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
 
 
+def read_records(workdir):
+    records = metrics_log.read_records(workdir / "metrics.jsonl")
+    return [{key: x for key, x in record.items() if key not in metrics_log.TIMING} for record in records]
+
+
 def read_summary(workdir):
     return json.loads((workdir / "summary.json").read_text())
 
 
 @pytest.mark.slow
-def test_stagnant_run_stops_early_with_all_outputs(stagnant, tmp_path, capsys):
+def test_stagnant_run_stops_early_with_all_outputs(stagnant, tmp_path, capsys, monkeypatch):
     workdir = tmp_path / "run"
     assert train.train(stagnant, workdir) == 0
     assert mentions(capsys.readouterr().out, "step 6", 20, "eval.patience")
@@ -63,9 +70,25 @@ def test_stagnant_run_stops_early_with_all_outputs(stagnant, tmp_path, capsys):
         i for i, line in enumerate(lines) if json.loads(line)["kind"] == "eval" and json.loads(line)["step"] == 6
     )
     (killed / "metrics.jsonl").write_text("".join(lines[:last]))
+    stagnant.total_steps = 21
     assert train.train(stagnant, killed) == 0
     assert read_summary(killed)["steps"] == 6 and read_steps(killed, "eval") == [2, 4, 6]
+    assert artifacts.load_config(killed).total_steps == 21  # otherwise a sweep would extend it again and again
 
+    # Stopped in the evaluation that ends the run, before it is known to be the last.
+    stopped, during = tmp_path / "stopped", StopRequest.during
+
+    def stop_in_third_evaluation(self, items, feed):
+        self.status = 75 * (read_steps(stopped, "eval") == [2, 4])
+        return during(self, items, feed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopRequest, "during", stop_in_third_evaluation)
+        assert train.train(stagnant, stopped) == 75 and read_steps(stopped, "train") == [5]
+    assert train.train(stagnant, stopped) == 0
+    assert read_records(stopped) == read_records(workdir)
+
+    stagnant.total_steps = 20
     stagnant.eval.patience = 3
     assert train.train(stagnant, workdir) == 0
     assert read_summary(workdir)["steps"] == 8 and read_steps(workdir, "eval") == [2, 4, 6, 8]

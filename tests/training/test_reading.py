@@ -47,7 +47,7 @@ def save_non_finite(workdir, meshes):
     """Save a newest checkpoint with one NaN and one infinity in the head of the raw and of the EMA weights."""
     run = train_setup.build(artifacts.load_config(workdir), examples=64, mesh=meshes(1, 1))
     with Checkpoints(workdir / "checkpoints", score=Score("top1")) as checkpoints:
-        state, _ = checkpoints.restore(run.state)
+        state = checkpoints.restore(run.state).state
         for params in (state.params, state.ema[0]):
             params["head"]["kernel"] = params["head"]["kernel"].at[0, :2].set(jnp.array([jnp.nan, jnp.inf]))
         checkpoints.save(3, dataclasses.replace(state, step=jnp.int32(3)))
@@ -103,7 +103,7 @@ def test_non_finite_weights_are_refused_by_every_command(workdir, tmp_path, mesh
 def test_training_falls_back_to_finite_weights(workdir, meshes, capfd):
     run = save_non_finite(workdir, meshes)
     with Checkpoints(workdir / "checkpoints", score=Score("top1")) as checkpoints:  # as training does
-        state, _ = checkpoints.restore(run.state)
+        state = checkpoints.restore(run.state).state
         assert int(state.step) == 2 and checkpoints.steps == [2]
     assert mentions(capfd.readouterr().err, "head.kernel", 3, 2)
     assert (workdir / "checkpoints_damaged" / "3").is_dir()

@@ -71,7 +71,7 @@ def test_state_is_restored_bit_for_bit_on_another_mesh(task, optimizer, folder, 
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, state, seconds={"steps": 3.0})
     with Checkpoints(tmp_path) as checkpoints:
-        result, seconds = checkpoints.restore(target.state)
+        result, seconds, _ = checkpoints.restore(target.state)
     assert_equal_bits(result, state)
     assert seconds == {"steps": 3.0}
     assert [x.sharding for x in jax.tree.leaves(result)] == [x.sharding for x in jax.tree.leaves(target.state)]

@@ -1,10 +1,12 @@
 """Vectorised training of several runs: weights, records and folders equal those of separate runs."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
+from commands import run_in_process
 from messages import mentions, refuses
 from rounding import difference_norm, leaves_by_name
 
@@ -105,7 +107,12 @@ def test_vectorised_runs_equal_separate_runs(tmp_path, one_device, monkeypatch):
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "b", tmp_path / "alone")]
     assert summaries[0].keys() == summaries[1].keys() and [s["vmapped_runs"] for s in summaries] == [3, 1]
     assert summaries[0]["score"]["score"] == pytest.approx(summaries[1]["score"]["score"], rel=LOSS_RTOL)
-    with refuses("a 12", "b 12", "c 12"):
+    (tmp_path / "b" / "summary.json").unlink()  # as after a kill between two summaries
+    assert command.train(runs) == 0 and json.loads((tmp_path / "b" / "summary.json").read_text())["steps"] == STEPS
+    written = (tmp_path / "b" / "summary.json").stat().st_mtime_ns
+    assert command.train(runs) == 0 and (tmp_path / "b" / "summary.json").stat().st_mtime_ns == written
+    shutil.rmtree(tmp_path / "b" / "checkpoints" / "12")
+    with refuses("a 12", "b 6", "c 12"):
         command.train(runs)
 
 
@@ -174,9 +181,19 @@ def test_only_compatible_runs_train_together(tmp_path):
     assert vmap.group_key(same) != vmap.group_key(other)
     with refuses("model.mlp_dim", "seed", "optim.lr"):
         vmap.check([same, other])
+    with refuses("Runs differ in"):
+        vmap.check([same, config.language()])
     same.eval.patience = 3
     with refuses("eval.patience=3"):
         vmap.check([same])
+
+
+@pytest.mark.parametrize(("flag", "key"), [("--config.optim.lr=-1", "optim.lr"), ("--config.seed=-3", "seed=-3")])
+def test_every_run_is_checked(flag, key, tmp_path):
+    members = [[str(tmp_path / name), "--config=rank_nn_small", *more] for name, more in (("a", []), ("b", [flag]))]
+    words = [f"--member={json.dumps(member)}" for member in members]
+    status, _, err = run_in_process(["", "", "leanformer.train_vmap", *words])
+    assert status == 2 and mentions(err, key) and not [*tmp_path.iterdir()]
 
 
 def test_a_rate_of_the_head_keeps_runs_of_other_rates_apart():
@@ -198,6 +215,9 @@ def test_runs_are_grouped_by_architecture_and_progress(tmp_path):
     assert [member for group in groups for member in group.runs] == result
     (result[0].workdir / "checkpoints" / "5").mkdir(parents=True)
     assert [len(unit.runs) for unit in group_runs(result)] == [1, 3, 4]
+    result[1].workdir.mkdir()
+    (result[1].workdir / "metrics.jsonl").write_text('{"step": 2, "kind": "abort"}\n')
+    assert [len(unit.runs) for unit in group_runs(result)] == [1, 1, 2, 4]
     program, *flags = groups[0].command[2:]
     assert program == "leanformer.train_vmap" and len(flags) == 4
     assert json.loads(flags[1].removeprefix("--member="))[0] == str(result[1].workdir)

@@ -15,6 +15,7 @@ from leanformer import config as configs
 from leanformer import pretrained
 from leanformer.errors import WeightsError, WorkdirError
 from leanformer.runtime import files
+from leanformer.runtime.stopping import StopRequest
 from leanformer.tasks import artifacts
 from leanformer.train import train
 from leanformer.training import metrics_log, restoring, run_files, train_setup
@@ -82,9 +83,13 @@ def test_run_longer_than_its_config_is_evaluated_where_it_is(two_steps, tmp_path
 
 
 @pytest.mark.slow
-def test_examples_are_counted_over_changes_of_the_batch_size(two_steps, tmp_path):
+def test_examples_are_counted_over_changes_of_the_batch_size(two_steps, tmp_path, monkeypatch):
     assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["examples_seen"] == 2 * 8
-    two_steps.update(total_steps=5, batch_size=16)
+    two_steps.update(total_steps=5, batch_size=16, log_every=100)
+    with monkeypatch.context() as patch:
+        answers = iter([False, True])
+        patch.setattr(StopRequest, "now", lambda self: next(answers))
+        train(two_steps, tmp_path)  # stopped at step 4, without a train record since step 2
     assert train(two_steps, tmp_path) == 0
     assert files.read_json(tmp_path / "summary.json")["examples_seen"] == 2 * 8 + 3 * 16
 
