@@ -81,6 +81,7 @@ def main(f: cli.Values) -> None:
         files.check_output_file(f.out, [f.prompts])
     tokenizer = artifacts.load_tokenizer(inference.run_folder(f.workdir))
     model = inference.load(f.workdir, step=f.step, best=f.best)
+    model.check_causal()
     if tokenizer.vocabulary > model.config.model.vocabulary:
         raise ConfigError(
             f"model.vocabulary={model.config.model.vocabulary}: the tokenizer in {f.workdir} has "

@@ -257,6 +257,8 @@ def main(f: cli.Values) -> None:
     out = None if f.out is None else Path(f.out).expanduser()
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} requires a folder. Pass --out=DIR.")
     require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: use {surface.FEWEST} or more.")
+    require(not f.set or f.proxies > 0, f"--set={next(iter(f.set), '')} is for proxy runs. Pass --proxies=N as well.")
+    require(f.metric is None or bool(f.runs or f.proxies), "--metric requires runs. Pass --runs or --proxies.")
     require(not f.extrapolate or bool(f.runs or f.proxies), "--extrapolate requires runs. Pass --runs or --proxies.")
     base, fit = Base.of(f.files["config"], c), fit_runs(f.runs, f.metric) if f.runs and not f.proxies else None
     axes, names = shapes.axis_values(c, _parse_over(f.over)), [*dict.fromkeys(("params", budget.counted))]

@@ -129,8 +129,7 @@ def main(f: cli.Values) -> int:
         files.check_output_file(f.out)
     model = inference.load(f.workdir, step=f.step, best=f.best)
     if not model.classes:
-        how = model.advice if model.regression else "For completions use python -m leanformer.generate."
-        raise ConfigError(f'{f.workdir} is a run with task="{model.config.task}" that has no classes. {how}')
+        raise ConfigError(f'{f.workdir} is a run with task="{model.config.task}" that has no classes. {model.advice}')
     paths = find_files(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
     if f.out is not None:
         files.check_output_file(f.out, paths)

@@ -115,7 +115,7 @@ class Comparison:
         margin_by: source of the margin as text: "--margin", or the default rule.
         shapes: configurations, best first.
         pairs: compared pairs: first those with the best configuration, then all others by p value.
-        left_out: reason for each run that is not counted, by the name of its folder.
+        left_out: reason for each run that is not counted, by the name of its folder, or by its path if several have it.
         notes: warnings that limit the conclusions, one sentence or more each.
     """
 
@@ -159,7 +159,10 @@ def compare(
     chosen = margin or MARGIN * abs(float(np.mean([run.value for run in data.runs])))
     source = "--margin" if margin else f"{MARGIN:.0%} of the mean over all runs; --margin sets it"
     couples = [(a, b) for a, b in itertools.combinations(shapes, 2) if against is None or against in (a.name, b.name)]
-    left_out = {path.name: reason for path, reason in data.left_out.items()}
+    names = [path.name for path in data.left_out]
+    left_out = {
+        path.name if names.count(path.name) == 1 else str(path): reason for path, reason in data.left_out.items()
+    }
     pairs = judge(couples, data.score.higher, chosen, test)
     pairs.sort(key=lambda pair: (0, 0) if shapes[0].name == pair.first else (1, pair.p))
     notes = _list_warnings(shapes) + _suggest_pooled_test(

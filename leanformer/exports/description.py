@@ -23,6 +23,7 @@ class Description:
         architecture: class of the model, or for timm the registered name.
         config: content of `config.json`.
         auto: class of transformers that loads the folder, such as "AutoModelForCausalLM"; empty for timm.
+        options: arguments of its `from_pretrained`.
         pipeline: task of `transformers.pipeline`; None if there is none.
         needs: oldest version of the library that loads the folder; empty for any recent one.
         head_dim: head dimension for which timm needs an attention class of the user's; None if it needs none.
@@ -35,6 +36,7 @@ class Description:
     config: Mapping[str, Any]
     auto: str = ""
     pipeline: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     needs: str = ""
     head_dim: int | None = None
     grey: bool = False

@@ -131,7 +131,8 @@ def loading_code(description: Description, *, prepared: bool = True) -> str:
         return "\n".join(line for line in lines if line)
     auto, use = description.auto, PIPELINES.get(description.pipeline or "") if prepared else None
     lines = [f"from transformers import {auto}" + (", pipeline" if use else ""), "", 'folder = "."  # this folder']
-    return "\n".join([*lines, f"model = {auto}.from_pretrained(folder)", *([use] if use else [])])
+    options = "".join(f", {name}={value!r}" for name, value in description.options.items())
+    return "\n".join([*lines, f"model = {auto}.from_pretrained(folder{options})", *([use] if use else [])])
 
 
 def model_card(description: Description, model: Mapping[str, Any], facts: Mapping[str, Any], *, prepared: bool) -> str:

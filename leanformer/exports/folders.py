@@ -105,9 +105,9 @@ def write_folder(
         ConfigError: the library has no such model.
         WeightsError: its layout has no tensor for some weights.
     """
-    c = model.config
+    c, layout = model.config, model.layout(to)
     description = describe(c, to, origin.classes)
-    tensors = description.adapt(pretrained.export(jax.device_get(weights), model.layout(to)))
+    tensors = description.adapt(pretrained.export(jax.device_get(weights), layout))
     contents = _contents(c, description, origin, to)
     target = storage.write_model(folder, tensors, {"format": "pt", "layout": to}, largest)
     for name, content in contents.items():

@@ -30,8 +30,9 @@ def padded_sizes(m: Mapping[str, Any]) -> tuple[int, int]:
     heads, head_dim, width = m["num_heads"], m["head_dim"], m["width"]
     unset = ("value_dim", "num_kv_heads", "qk_norm", "rotary", "logit_scale", "temperature")
     plain = m["name"] in ("bert", "gpt", "vit") and m.get("attention", "softmax") == "softmax"
-    number = next((n for n in range(heads, width + 1) if width % n == 0 and width // n >= head_dim), None)
-    if not plain or number is None or any(m.get(key) for key in unset):
+    fitting = (n for n in range(heads, width + 1) if width % n == 0 and width // n >= head_dim) if plain else ()
+    number = next(iter(fitting), None)
+    if number is None or any(m.get(key) for key in unset):
         raise ConfigError(
             f"--pad_heads: model.num_heads={heads}, model.head_dim={head_dim} cannot be padded to model.width={width}. "
             "It needs softmax attention in a bert, gpt or vit, without further options, that is narrower than the "

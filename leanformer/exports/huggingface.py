@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.exports.description import Description, check_keys, check_total_width, complete
 from leanformer.pretrained.published.huggingface import TABLES
@@ -87,6 +88,11 @@ def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     check_keys(arguments, taken, fixed, NAME, architecture)
     config = _start(kind, architecture) | _translate(arguments, VIT) | VIT_CONSTANTS
     if dino:
+        if len(set(image_sides(arguments["image_size"]))) > 1:
+            raise ConfigError(
+                f"model.image_size={arguments['image_size']}: {architecture} of {NAME} takes square images. Choose "
+                "--to=timm."
+            )
         ratio = config.pop("intermediate_size") / arguments["width"]
         if ratio != int(ratio):
             raise ConfigError(
@@ -123,6 +129,7 @@ def _of_dino(tensors: Tensors) -> Tensors:
 
 def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     """Return BERT with the head of the model: a classifier, the masked tokens', or none."""
+    options = {}
     if arguments["num_classes"]:
         name = "ForSequenceClassification"
         architecture, auto, pipeline = f"Bert{name}", f"AutoModel{name}", "text-classification"
@@ -130,6 +137,7 @@ def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
         architecture, auto, pipeline = "BertForMaskedLM", "AutoModelForMaskedLM", "fill-mask"
     else:
         architecture, auto, pipeline = "BertModel", "AutoModel", "feature-extraction"
+        options = {"add_pooling_layer": False}  # otherwise a pooler with random weights is added
     fixed = {"attention": "softmax", "norm": "layernorm", "positions": "learned", "pool": "first", "post_norm": True}
     fixed |= {"mlp_bias": True, "qkv_bias": True, "out_bias": True, "num_kv_heads": arguments["num_heads"]}
     fixed |= {"value_dim": arguments["head_dim"]}
@@ -138,7 +146,7 @@ def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     check_total_width(arguments, NAME, architecture, PADDING)
     config = _start("bert", architecture) | _translate(arguments, BERT) | BERT_CONSTANTS
     config["hidden_act"] = ACTIVATIONS[arguments["activation"]]
-    return Description(NAME, architecture, config | labels, auto, pipeline)
+    return Description(NAME, architecture, config | labels, auto, pipeline, options)
 
 
 def _gpt(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:

@@ -131,7 +131,7 @@ def their_outputs(folder: Path, description: Description, sample: Sample) -> np.
             return _timm_model(library, folder, description)(arrays["image"].permute(0, 3, 1, 2)).numpy()
         library.utils.logging.disable_progress_bar()
         auto = getattr(library, description.auto)
-        model, about = auto.from_pretrained(folder, output_loading_info=True)
+        model, about = auto.from_pretrained(folder, output_loading_info=True, **description.options)
         if wrong := {key: names for key, names in about.items() if names and key.endswith("keys")}:
             raise WeightsError(f"{folder}: {description.architecture} of {description.library} reports {wrong}.")
         model.eval()

@@ -54,6 +54,18 @@ class Conv(nnx.Conv):
         super().__init__(channels, width, (kernel, kernel), **how, **common)
 
 
+def check_sides(images: Float[Array, "b height width c"], sides: tuple[int, int]) -> None:
+    """Raise ConfigError unless images have the (height, width) for which a model was built.
+
+    Its positions fit no other size, and pixels that fill no whole patch would be left out.
+    """
+    if images.shape[1:3] != sides:
+        found, expected = (" x ".join(map(str, pair)) for pair in (images.shape[1:3], sides))
+        raise ConfigError(
+            f"Images of {found} pixels: the model was built for {expected}. Resize the images, or set model.image_size."
+        )
+
+
 def patch_grid(
     image_size: int | Sequence[int], patch_size: int, advice: str = "Choose sides that it divides."
 ) -> tuple[int, ...]:

@@ -36,10 +36,11 @@ class LatentAttention(MultiHeadAttention):
         query_rank: R', at most D; None for queries straight from the tokens.
         latent_norm: norm of the latents, of `norms.NORMS`; "rmsnorm" in the original, None for none.
         rotary, rotary_width: base of the angles, and number of rotated channels; None for no rotary positions.
-        arguments: further arguments of `MultiHeadAttention`.
+        arguments: further arguments of `MultiHeadAttention`; of its options only those in `options`.
 
     Raises:
-        ConfigError: a rank is missing or above D, the norm is unknown, or the rotary settings are invalid.
+        ConfigError: a rank is missing or above D, the norm is unknown, an option is not supported, or the rotary
+            settings are invalid.
     """
 
     options = MappingProxyType(
@@ -66,6 +67,11 @@ class LatentAttention(MultiHeadAttention):
         rngs: nnx.Rngs,
         **arguments: Any,
     ):
+        for name in sorted(MultiHeadAttention.options.keys() - self.options.keys()):
+            if arguments.get(name) and (name, arguments[name]) != ("num_kv_heads", num_heads):
+                raise ConfigError(
+                    f"model.{name}={arguments[name]}: latent attention has no such option. Leave it unset."
+                )
         _check_rank("kv_rank", kv_rank, width)
         if query_rank is not None:
             _check_rank("query_rank", query_rank, width)

@@ -33,7 +33,7 @@ class Mask:
     Raises:
         ConfigError: the window is below 1.
 
-    >>> Mask(causal=True, lengths=[2]).parts
+    >>> Mask(causal=True, lengths=jnp.array([2])).parts
     ('lengths', 'causal')
     >>> Mask(causal=True).attention_mask(queries=2, keys=2).astype(int).tolist()
     [[[[1, 0], [1, 1]]]]

@@ -23,12 +23,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.attention_registry import AttentionConfig
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
-from leanformer.layers.convolution import Conv, patch_grid
+from leanformer.layers.convolution import Conv, check_sides, patch_grid
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
@@ -188,7 +189,7 @@ class Model(Family):
                 f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}; "
                 "choose a stride that divides it."
             )
-        patches = math.prod(patch_grid(image_size, patch_size))
+        patches, self.sides = math.prod(patch_grid(image_size, patch_size)), image_sides(image_size)
         self.layout, self.patch_size, self.dtype = layout, patch_size, blocks.dtype
         width, dtype = blocks.width, blocks.dtype
         self.grid = patch_size // pixel_stride
@@ -227,6 +228,7 @@ class Model(Family):
 
         `key`, one per example, switches training on, with drop path.
         """
+        check_sides(images, self.sides)
         pixels = self._pixels(images.astype(self.dtype))
         patches = self.patch_embed(pixels)
         token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (patches.shape[0], 1, patches.shape[-1]))

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
-from leanformer.layers.convolution import PatchConv, patch_grid
+from leanformer.layers.convolution import PatchConv, check_sides, patch_grid
 from leanformer.layers.model_base import Family
 from leanformer.layers.stack import Stack
 
@@ -65,6 +66,7 @@ class Model(Family):
                 f'model.pool="{pool}", distilled={distilled}: invalid. Choose token, or mean without distilled.'
             )
         rows, columns = patch_grid(image_size, patch_size)
+        self.sides = image_sides(image_size)
         self.pool, self.dtype, width = pool, blocks.dtype, blocks.width
         tokens = rows * columns + (pool == "token") + distilled
 
@@ -87,6 +89,7 @@ class Model(Family):
         The logits are {"class": B V}, with "distilled" (B V) if the model has the second head. `key`, one per example,
         switches training on, with drop path.
         """
+        check_sides(images, self.sides)
         x = self.patch_embed(images.astype(self.dtype))
         x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]

@@ -20,7 +20,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
-from leanformer.layers.convolution import BatchNorm, Conv, PatchConv
+from leanformer.layers.convolution import BatchNorm, Conv, PatchConv, check_sides
 from leanformer.layers.mlp import Mlp, MlpConfig
 from leanformer.layers.model_base import WithClassAttention
 from leanformer.layers.multihead import ClassAttention
@@ -261,7 +261,8 @@ class Model(WithClassAttention):
 
         size = patch_size // stem_stride
         self.patch_embed = Stem(channels, stem_width, first.width, stride=stem_stride, size=size, **common)
-        rows, columns = (side // patch_size for side in image_sides(image_size))
+        self.sides = image_sides(image_size)
+        rows, columns = (side // patch_size for side in self.sides)
         grid = (rows, columns)
 
         def outlook(stage: BlockConfig, rngs: nnx.Rngs) -> Block:
@@ -307,6 +308,7 @@ class Model(WithClassAttention):
         row by row. `key`, one per example, switches training on: drop path is drawn, batch statistics are used and
         updated.
         """
+        check_sides(images, self.sides)
         x, taps = self.patch_embed(images.astype(self.dtype), train=key is not None), {}
         grid = x.shape[:-1]
         for number, name in enumerate(self.stages):

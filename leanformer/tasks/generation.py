@@ -5,6 +5,7 @@ Axes as in `layers.attention`. Draws of a row depend only on the key, its index 
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Sampling:
 
     Attributes:
         temperature: divisor of the logits; 0 selects the most likely token.
-        top_k: number of most likely tokens to sample from; None for all.
+        top_k: number of most likely tokens to sample from, and more if others are as likely as the last; None for all.
         top_p: the most likely tokens are sampled whose probabilities together reach this, above 0 and at most 1
             (Holtzman et al. 2020); None for all.
     """
@@ -38,6 +39,11 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self):
+        kinds = {"temperature": numbers.Real, "top_k": numbers.Integral, "top_p": numbers.Real}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (value is not None or name == "temperature"):
+                raise ConfigError(f"--{name}={value!r}: must be a {'whole ' * (name == 'top_k')}number.")
         if self.temperature != 0 and not LOWEST <= self.temperature < float("inf"):
             raise ConfigError(
                 f"--temperature={self.temperature}: must be 0, for the most likely token, or finite and at least "

@@ -256,8 +256,7 @@ class LoadedModel:
                 range.
             DataError: the prompt is not a text.
         """
-        if not hasattr(self.model, "extend"):
-            raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no causal language model to generate.')
+        self.check_causal()
         generation.check_numbers(seed, tokens)
         tokenizer, how = self.tokenizer, generation.Sampling(temperature, top_k, top_p)
         given = np.append(np.int32(tokenizer.end), tokenizer.encode([prompt])[0])
@@ -265,6 +264,11 @@ class LoadedModel:
         key = jax.random.key(seed)
         columns = generation.generate(self.model, [given], number, end=tokenizer.end, key=key, how=how)
         return tokenizer.decode(column[0] for column in columns)
+
+    def check_causal(self) -> None:
+        """Raise ConfigError unless the model is a causal language model, which can generate."""
+        if not hasattr(self.model, "extend"):
+            raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no causal language model to generate.')
 
     def probe(
         self, examples: Any, measures: str | Sequence[str] = ("attention_output",)
@@ -320,7 +324,8 @@ class LoadedModel:
         """Sentence about what to call on a model without classes."""
         if self.regression:
             return "With m = leanformer.load(workdir), its numbers are m.model(*m.preprocess(texts))[0]."
-        return "Use `generate` or `embed` of leanformer.load(workdir)."
+        how = "generate" if hasattr(self.model, "extend") else "embed"
+        return f"Use python -m leanformer.{how}, or `{how}` of leanformer.load(workdir)."
 
     @property
     def takes_images(self) -> bool:

@@ -138,6 +138,7 @@ class Layout:
         kind: model type in config.json; None if unknown.
         given: sizes from the caller.
         heads, kv_heads, head_dim: sizes of the attention; None if unknown.
+        query_dim: dimension of a query and key of a head where config.json gives it another than a value's; else None.
         turned: True if matrices are stored as inputs x outputs, False for outputs x inputs.
 
     Args:
@@ -157,7 +158,10 @@ class Layout:
     def _set_sizes(self, published: Mapping[str, Any]) -> None:
         self.heads = self.given.heads or find_size(published, HEADS)
         self.kv_heads = self.given.kv_heads or find_size(published, KV_HEADS)
-        self.head_dim = self.given.head_dim or find_size(published, ("head_dim",))
+        plain, rotated = (find_size(published, (f"qk_{part}_head_dim",)) for part in ("nope", "rope"))
+        self.query_dim = plain + rotated if plain and rotated else find_size(published, ("qk_head_dim",))
+        of_values = find_size(published, ("v_head_dim",))
+        self.head_dim = self.given.head_dim or of_values or find_size(published, ("head_dim",))
 
     def of(self, name: str) -> "Layout":
         """Return the layout of a layer, with the sizes of its tower: those in "vision_config" for "vision_model.0"."""
@@ -264,7 +268,12 @@ def _attention_loaders(layer: Layer, members: Mapping[str, StoredTensor], layout
         if role in members:
             width = layout.outputs(members[role])
             h = layer.head_dim or width
-            if layer.heads and (width % h or layer.heads % (width // h)):
+            if layer.heads and role != "value" and layout.query_dim:
+                h = layout.query_dim
+            number = 0 if width % h else width // h
+            if layer.heads and not (
+                number and layer.heads % number == 0 and (role != "query" or layer.heads == number)
+            ):
                 layout.object(layer, f"heads={heads}: {members[role].name} has {width} outputs, not of heads of {h}")
                 continue
             loaders[role] = functools.partial(_load_heads, layout, members[role], h)

@@ -430,6 +430,14 @@ def test_broken_files_are_refused(name, text, parts, tmp_path):
         runs.read([str(tmp_path / "run")])
 
 
+def test_excluded_runs_of_one_name_are_all_named(tmp_path):
+    for depth, sweep in enumerate("st", 1):
+        fake_runs.write_run(tmp_path / sweep / "a", changes={"model.depth": depth}, seed=0)
+        fake_runs.write_run(tmp_path / sweep / "b", changes={"model.depth": depth}, seed=1, ended=False)
+    left_out = comparison.compare(runs.read([str(tmp_path / sweep) for sweep in "st"])).left_out
+    assert left_out.keys() == {str(tmp_path / sweep / "b") for sweep in "st"}
+
+
 def test_excluded_runs_of_a_sweep_are_named(tmp_path):
     fake_runs.write_run(tmp_path / "s" / "a", seed=0)
     fake_runs.write_run(tmp_path / "s" / "b", seed=1, ended=False)

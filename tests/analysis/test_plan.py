@@ -349,6 +349,8 @@ FORMS = ("params", "flops", "memory")
         (["--budget=params:2e5", "--over=model.depth=two"], ("model.depth=two",)),
         (["--budget=params:2e5", "--over=model.depth=2", "--over=depth=3"], ("depth=3",)),
         (["--budget=params:2e5", "--extrapolate"], ("--extrapolate", "--runs", "--proxies")),
+        (["--budget=params:2e5", "--set=total_epochs=1"], ("--set=total_epochs=1", "--proxies")),
+        (["--budget=params:2e5", "--metric=loss"], ("--metric", "--runs", "--proxies")),
         (["--budget=params:2e5", "--runs=EMPTY"], ("config.json",)),
         (["--budget=params:2e5", "--proxies=20"], ("--proxies=20", "--out")),
         (["--budget=params:2e5", "--proxies=3", "--out=EMPTY"], ("--proxies=3", 10)),

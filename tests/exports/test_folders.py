@@ -83,6 +83,7 @@ UNSUPPORTED = {
     "vit, rotary": (VIT, {"rotary": 100.0}, ["model.rotary=100.0"]),
     "vit, shared heads": (VIT, {"num_kv_heads": 1}, ["model.num_kv_heads=1"]),
     "dinov2, mlp": (VIT, {"layer_scale": 0.1, "mlp_dim": 30}, ["model.mlp_dim=30"]),
+    "dinov2, sides": (VIT, {"layer_scale": 0.1, "image_size": (32, 16)}, ["model.image_size=(32, 16)", "--to=timm"]),
     "xcit": (CASES["XCiT"], {}, ['model.name="xcit"', "--to=timm"]),
 }
 
@@ -92,6 +93,13 @@ def test_options_unsupported_by_transformers_are_refused(name):
     model_case, changes, parts = UNSUPPORTED[name]
     with refuses(*parts, error=ConfigError):
         describe(changes, model_case=model_case)
+
+
+def test_bert_without_a_head_is_loaded_without_a_pooler():
+    """A pooler would get random weights."""
+    description = describe({"transform": False, "head_bias": False}, model_case=TEXTS["masked"])
+    assert description.architecture == "BertModel"
+    assert "AutoModel.from_pretrained(folder, add_pooling_layer=False)" in files.loading_code(description)
 
 
 def test_timm_configs_are_exact():
@@ -181,6 +189,8 @@ def test_padded_heads_compute_the_same_logits(kind):
     for changes in (LEAN, {"value_dim": 4}):
         with refuses("--pad_heads", f"model.num_heads={changes.get('num_heads', 3)}", error=ConfigError):
             head_padding.padded_sizes(model.config.model.to_dict() | changes)
+    with refuses("--pad_heads", "model.num_heads=(2, 4)", error=ConfigError):  # a model with stages
+        head_padding.padded_sizes({"name": "davit", "width": (8, 16), "num_heads": (2, 4), "head_dim": (3, 3)})
 
 
 def make_command(tmp_path, **changes):

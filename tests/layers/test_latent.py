@@ -164,6 +164,12 @@ def test_vit_with_latent_attention_from_config():
     assert backend == "xla" and "192 and 128" in reason
 
 
+@pytest.mark.parametrize("option", [{"qk_norm": "rmsnorm"}, {"spectral": 0.5}, {"num_kv_heads": 1}], ids=str)
+def test_options_of_other_attention_are_refused(option):
+    with refuses(*(f"model.{name}={value}" for name, value in option.items())):
+        LatentAttention(D, N, H, kv_rank=R, **option, rngs=nnx.Rngs(0))
+
+
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [

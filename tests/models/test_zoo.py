@@ -106,6 +106,17 @@ def test_batch_of_no_examples(name, attention):
     assert {x.shape for x in jax.tree.leaves(logits)} == {(0, 5)}
 
 
+@pytest.mark.parametrize("more", [(1, 1), (7, -7), (-1, 0)], ids=str)
+@pytest.mark.parametrize("name", ["vit", "tnt", "volo"])
+def test_images_of_another_size_are_refused(name, more):
+    """The positions of these models are learned, and a part of a patch would be left out."""
+    definition, _, weights = model_setup.abstract_model(make_config(name))
+    sides = [side + extra for side, extra in zip(SIZES[name], more, strict=True)]
+    images = jax.ShapeDtypeStruct((2, *sides, 1), jnp.float32)
+    with refuses(*sides, *SIZES[name]):
+        jax.eval_shape(lambda weights, images: nnx.merge(definition, *weights)(images)[0], weights, images)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_nystrom_attention_is_set_by_one_key(name, meshes):
     """Checks by shapes that it adds only the convolution's parameters, and that the probe reads it."""

@@ -260,6 +260,13 @@ def test_tokens_are_sampled_by_probability():
         np.testing.assert_array_equal(frequencies[np.equal(expected, 0)], 0)
 
 
+@pytest.mark.usefixtures("no_shape_checks")
+@pytest.mark.parametrize("setting", [{"top_k": 2.5}, {"temperature": None}, {"top_p": "x"}], ids=str)
+def test_settings_of_another_type_are_refused(setting):
+    with refuses(*(f"--{name}={value!r}" for name, value in setting.items())):
+        Sampling(**setting)
+
+
 def test_streamed_text_has_whole_characters():
     tokenizer = byte_tokenizer()
     (tokens,) = tokenizer.encode(["äß漢!"])

@@ -145,6 +145,21 @@ def test_unknown_heads_and_everything_else(tmp_path):
     assert given.rows[0]["head_dim"] == HEAD_DIM and any(row["head"] == 3 for row in given.rows)
 
 
+def test_queries_of_another_dimension_than_values(tmp_path):
+    """As in multi-head latent attention, where config.json gives both. Otherwise nothing is cut into wrong heads."""
+    q, o = draw(HEADS * 5, WIDTH), draw(WIDTH, HEADS * 10, seed=1)
+    save_file({f"layers.0.self_attn.{n}_proj.weight": x for n, x in (("q", q), ("o", o))}, tmp_path / "a.safetensors")
+    sizes = {"num_attention_heads": HEADS, "qk_nope_head_dim": 3, "qk_rope_head_dim": 2, "head_dim": 2}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"v_head_dim": 10}))
+    rows = leanformer.watch_weights(tmp_path, measures=("query_weights_per_head", "output_weights_per_head")).rows
+    for name, heads in (("query", q.reshape(HEADS, 5, WIDTH)), ("output", o.T.reshape(HEADS, 10, WIDTH))):
+        found = [r["median"] for r in rows if r["measure"] == f"{name}_weights_per_head" and r["head"] is not None]
+        np.testing.assert_allclose(found, kappa(heads), rtol=1e-4)
+    (tmp_path / "config.json").unlink()
+    with refuses("heads=4", "layers.0.self_attn.q_proj.weight", 10):
+        leanformer.watch_weights(tmp_path / "a.safetensors", heads=HEADS)
+
+
 def test_sizes_that_do_not_fit(tmp_path):
     save_file(llama(), tmp_path / "a.safetensors")
     with refuses("heads=5", "model.layers.0.self_attn"):
