@@ -186,9 +186,10 @@ def _explain(kind: str, before: Mapping[str, Any], after: Mapping[str, Any], sha
         for key, allowed in plain.items():
             if model.get(key) not in allowed:
                 return f"model.{key}={model.get(key)} is in no table"
-    if before["width"] == after["width"] and all(s.head_dim[0] == s.width // s.heads[0] for s in shapes):
-        return ""
     totals = [shape.heads[0] * shape.head_dim[0] for shape in shapes]
+    same = before["width"] == after["width"] and shapes[0].head_dim != shapes[1].head_dim
+    if same and all(s.head_dim[0] == s.width // s.heads[0] for s in shapes):
+        return ""
     if totals[0] != totals[1]:
         return f"their total width changes from {totals[0]:,} to {totals[1]:,}"
     return f"their total width is {totals[0]:,}, and in all tables it is the embedding dimension"

@@ -220,17 +220,19 @@ def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL
 def _power(n: Int[np.ndarray, "k"], groups: int, spread: float, margin: float, alpha: float) -> Float[np.ndarray, "k"]:
     """Return the power of the equivalence test of two equal configurations with n seeds each."""
     df, noncentrality = groups * (n - 1.0), margin * np.sqrt(n) / spread
-    # Above 35 the tail is 1 in float64, but its series may not converge.
-    tail = stats.nct.sf(stats.t.isf(alpha, df), df, np.minimum(noncentrality, 35.0))
+    critical = stats.t.isf(alpha, df)
+    # Above 35 the series may not converge, and the random numerator is negligible beside the constant.
+    large = stats.chi2.cdf(df * np.square(noncentrality / critical), df)
+    tail = np.where(noncentrality > 35, large, stats.nct.sf(critical, df, np.minimum(noncentrality, 35.0)))
     return np.maximum(0.0, 2 * tail - 1)
 
 
 def spearman(x: Scores, y: Scores) -> tuple[float, Interval]:
     """Return Spearman's rank correlation of `x` and `y`, and its 95 % confidence interval.
 
-    The interval uses Fisher's z with the standard error of Bonett and Wright (2000). With fewer than five points it is
-    -1 to 1. With fewer than three points, or if `x` or `y` is constant, the correlation is NaN and the interval
-    infinite.
+    The interval uses Fisher's z with the standard error of Bonett and Wright (2000). A correlation of 1 or -1 is in it,
+    and counts for z as the next smaller one that n points can have. With fewer than five points it is -1 to 1. With
+    fewer than three points, or if `x` or `y` is constant, the correlation is NaN and the interval infinite.
     """
     n = len(x)
     if n < 3 or len(set(x)) == 1 or len(set(y)) == 1:
@@ -238,6 +240,7 @@ def spearman(x: Scores, y: Scores) -> tuple[float, Interval]:
     rho = float(stats.spearmanr(x, y).statistic)
     if n < 5:
         return rho, Interval(-1.0, 1.0)
-    z, error = math.atanh(min(max(rho, -1 + 1e-12), 1 - 1e-12)), math.sqrt((1 + rho**2 / 2) / (n - 3))
-    low, high = stats.norm.interval(LEVEL, z, error)
-    return rho, Interval(math.tanh(low), math.tanh(high))
+    most = 1 - 6 / (n * (n**2 - 1))
+    z, error = math.atanh(min(max(rho, -most), most)), math.sqrt((1 + rho**2 / 2) / (n - 3))
+    low, high = map(math.tanh, stats.norm.interval(LEVEL, z, error))
+    return rho, Interval(-1.0 if rho < -most else low, 1.0 if rho > most else high)

@@ -167,7 +167,7 @@ def _docstring(module: str) -> str:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return ""
-    return ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
 
 
 def _format_help(doc: str, flags: Sequence[Flag]) -> str:

@@ -28,7 +28,12 @@ def block_jacobian(function: Callable[[Any, Any], Array], blocks: Any, examples:
 
     Returns:
         The summary of each block's Jacobian, with axis L.
+
+    Raises:
+        ValueError: there are no examples.
     """
+    if not len(jax.tree.leaves(examples)[0]):
+        raise ValueError("block_jacobian needs at least one example.")
 
     def rows(example: Any) -> Any:
         return jax.jacrev(lambda b: jnp.atleast_1d(function(b, example)).astype(jnp.float32))(blocks)

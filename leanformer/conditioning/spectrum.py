@@ -127,7 +127,8 @@ class Summary:
     @property
     def valid(self) -> Any:
         """True, per matrix, if it is finite, has no negligible singular value, and has more than one."""
-        return self.finite & (self.negligible == 0) & (min(self.shape) > 1)
+        several = min(self.shape) > 1 if self.rows is None else (self.rows > 1) & (self.shape[1] > 1)
+        return self.finite & (self.negligible == 0) & several
 
 
 @jax.tree_util.register_dataclass
@@ -290,7 +291,9 @@ def _layer(values: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
     if isinstance(values, Reading):
         flags = [f"undefined or not finite in {not_finite} of {count}"] if not_finite else []
         return _quantiles(values.value[usable]) | {"count": count, "not_finite": not_finite, "flags": flags}
-    shape = list(values.shape) if values.rows is None else [int(np.median(values.rows)), values.shape[1]]
+    shape = list(values.shape)
+    if values.rows is not None and values.rows.size:
+        shape[0] = int(np.median(values.rows))
     rank, singular = min(shape), int((values.negligible > 0).sum())
     flags = []
     if not_finite:
@@ -302,6 +305,8 @@ def _layer(values: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
             f"{singular} of {count} matrices are singular in float{32 if bound < 2 / FLOOR else 64} (up to {most} of "
             f"{rank} singular values are rounding noise), their condition number is at least {bound:.1e}"
         )
+    if rank > 1 and values.rows is not None and (single := int((values.rows <= 1).sum())):
+        flags.append(f"{single} of {count} matrices have a single row: their condition number is always 1")
     if rank == 1:
         flags.append("a single row or column: its condition number is always 1")
     return _quantiles(values.condition_number[usable]) | {

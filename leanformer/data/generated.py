@@ -75,7 +75,7 @@ def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> 
     """
     path = record_path(folder, kind)
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
         existing, recipe, *_ = record["version"], record["recipe"], record["recipe"].keys(), record["sha256"].keys()
         differ = [f"{k}={recipe.get(k)} (configured {v})" for k, v in expected.items() if recipe.get(k) != v]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

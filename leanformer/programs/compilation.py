@@ -55,7 +55,7 @@ def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, 
             paths = list(Path(folder).glob("*before_optimizations.txt"))  # a single device needs no partitioning
         if len(paths) != 1:
             raise NotImplementedError(f"This version of XLA ({jax.__version__=}) writes no program after {AFTER}.")
-        return compiled, paths[0].read_text()
+        return compiled, paths[0].read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | No
     Args:
         path: file in which the driver states its version.
     """
-    match = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", path.read_text()) if path.is_file() else None
+    match = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", path.read_text(encoding="utf-8")) if path.is_file() else None
     return match and match[1]
 
 

@@ -163,7 +163,7 @@ def _connected_hosts(port: int, folder: Path = Path("/proc/net")) -> list[str]:
     """Return the addresses of other hosts with a connection to a port of this one, by Linux's tables."""
     hosts = set()
     for path in (folder / "tcp", folder / "tcp6"):
-        for line in path.read_text().splitlines()[1:] if path.is_file() else ():
+        for line in path.read_text(encoding="utf-8").splitlines()[1:] if path.is_file() else ():
             _, local, remote, state, *_ = line.split()
             if state == ESTABLISHED and int(local.rpartition(":")[2], 16) == port:
                 words = bytes.fromhex(remote.partition(":")[0])  # 32-bit words in the order of the machine

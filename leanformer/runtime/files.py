@@ -37,13 +37,20 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to in a `with` block; at its end the file is synced and renamed to `path`.
 
     The folder must exist. If writing fails, the temporary file is removed and an older file at `path` stays unchanged.
+    The new file has the permissions of the older one. Of two writers at once the last one wins. A kill leaves the
+    temporary file.
     """
-    draft = path.with_name(f"{path.name}.part")
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with name_file_in_errors(path):
             yield draft
+            if path.is_file():
+                shutil.copymode(path, draft)
             sync(draft)
             draft.replace(path)
+    except OSError as error:
+        error.filename = str(path) if error.filename == str(draft) else error.filename
+        raise
     finally:
         draft.unlink(missing_ok=True)
     sync(path.parent)
@@ -168,13 +175,15 @@ def check_same(path: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the file has other settings; finished results in its folder would be mistaken for those of this
             command.
-        WorkdirError: the file is not valid JSON.
+        WorkdirError: the file is not valid JSON, or has no settings.
     """
     if not path.is_file():
         write_json(path, {"settings": settings})
         return
     content = read_json(path)
-    previous = content.get("settings") or content.get("asked") or {}  # "asked" before version 0.1
+    previous = content.get("settings") or content.get("asked") or {} if isinstance(content, dict) else None
+    if not isinstance(previous, dict):  # "asked" before version 0.1
+        raise WorkdirError(f"{path} has no settings of a command. Delete it, or use another folder.")
     current = json.loads(json.dumps(settings))
     for name in {**previous, **current}:
         if previous.get(name) != current.get(name):
@@ -192,7 +201,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     objects = []
-    for number, line in enumerate(path.read_text(errors="replace").split("\n")[:-1], 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], 1):
         try:
             content = json.loads(line) if line else None
         except ValueError:

@@ -25,7 +25,9 @@ def find_corruption(folder: Path) -> str | None:
     storage library then checks the files. An unreadable list is described too.
     """
     try:
-        entries = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).is_file() else {}
+        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8")) if (folder / MANIFEST).is_file() else {}
+        if not isinstance(entries, dict) or not all(isinstance(x, list) and len(x) == 2 for x in entries.values()):
+            return f"{MANIFEST} is not a list of sizes and checksums"
         for name, (size, crc) in entries.items():
             path = folder / name
             actual = path.stat().st_size if path.is_file() else "no file"

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 from leanformer.errors import ConfigError
@@ -112,7 +112,8 @@ def _download(store: Store, folder: Path, checkpoints: str | int) -> None:
     names = store.sizes()
     if not names and checkpoints != NAMES:
         raise ConfigError(f"{store.url} is empty or does not exist. Give the URL of a run.")
-    small = [name for name in names if name not in NOT_MIRRORED and not any(map(_is_skipped, name.split("/")[:-1]))]
+    runs = {name.rpartition("/")[0] for name in names if name.endswith("/config.json")}
+    small = [name for name in names if name not in NOT_MIRRORED and not _is_skipped(name, runs)]
     store.download(small, folder)
     steps = complete_steps(names)
     if isinstance(checkpoints, int) and checkpoints not in steps:
@@ -127,8 +128,13 @@ def _download(store: Store, folder: Path, checkpoints: str | int) -> None:
                 return  # a damaged checkpoint is reported by the command, which then uses an older one
 
 
-def _is_skipped(folder: str) -> bool:
-    return folder in NOT_READ or folder.startswith(CHECKPOINTS)
+def _is_skipped(name: str, runs: Set[str]) -> bool:
+    """Return whether a file is in a folder that commands do not read, unless the folder is one of `runs`."""
+    *folders, _ = name.split("/")
+    return any(
+        (folder in NOT_READ or folder.startswith(CHECKPOINTS)) and "/".join(folders[:depth]) not in runs
+        for depth, folder in enumerate(folders, 1)
+    )
 
 
 def _changes(folder: Path) -> Mapping[str, tuple[int, int]]:

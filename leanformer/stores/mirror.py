@@ -104,7 +104,7 @@ class Mirror:
 
     def _read_ids(self) -> list[str]:
         path = self.folder / SESSIONS
-        return path.read_text().split() if path.is_file() else []
+        return path.read_text(encoding="utf-8").split() if path.is_file() else []
 
     def _is_intact(self, step: int) -> bool:
         return integrity.find_corruption(self.folder / CHECKPOINTS / str(step)) is None

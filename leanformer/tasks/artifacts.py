@@ -110,7 +110,7 @@ def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
     files.write_json(folder / "config.json", content | {EXPORTED: {"step": step, "averaged": averaged}})
     for name in (CLASSES, TOKENIZER):
         if (workdir / name).is_file():
-            files.write_text(folder / name, (workdir / name).read_text())
+            files.write_text(folder / name, (workdir / name).read_text(encoding="utf-8"))
     _write_record(folder, _read_record(workdir).get("splits", {}))
 
 
@@ -303,7 +303,7 @@ def load_classes(workdir: Path) -> tuple[str, ...] | None:
         return None
     _check_unchanged(path)
     try:
-        classes = json.loads(path.read_text())
+        classes = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         classes = None
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):

@@ -45,26 +45,27 @@ def cross_entropy(
     return _summed(x, kernel, bias, targets, (soft_cap, real))
 
 
-def hits(
+def cross_entropy_and_hits(
     x: Float[Array, "b t d"],
     kernel: Float[Array, "d v"],
     bias: Float[Array, "v"] | None,
     targets: Int[Array, "b t"],
     *,
     at_once: int,
-) -> Int[Array, ""]:
-    """Count the targets that have the largest logit, the first among ties.
+    soft_cap: float | None = None,
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """Return `cross_entropy`, and the number of targets that have the largest logit, the first among ties.
 
-    The arguments are those of `cross_entropy`, without soft_cap.
+    The logits are computed once. Arguments are those of `cross_entropy`.
     """
 
-    def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
-        logits, _ = _logits(piece[0], kernel, bias, (None, real))
-        return total + jnp.sum(_largest(logits) == piece[1]), None
+    def add(sums: tuple[Array, Array], piece: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        logits, _ = _logits(piece[0], kernel, bias, (soft_cap, real))
+        return (sums[0] + _losses(logits, piece[1])[0], sums[1] + jnp.sum(_largest(logits) == piece[1])), None
 
     pieces = _pieces(x, targets, at_once // kernel.shape[1])
     kernel, bias, real = _shares(kernel, bias)
-    return jax.lax.scan(add, jnp.zeros((), jnp.int32), pieces)[0]
+    return jax.lax.scan(add, (jnp.zeros((), _wide(x)), jnp.zeros((), jnp.int32)), pieces)[0]
 
 
 def _shares(kernel: Array, bias: Array | None) -> tuple[Array, Array | None, int]:

@@ -18,7 +18,7 @@ from leanformer.data.text import Corpus, OverlappingLastWindow, masking, rows
 from leanformer.data.text.masking import Masking, num_masked
 from leanformer.data.text.tokenizer import MASKS
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks.chunked_cross_entropy import hits
+from leanformer.tasks.chunked_cross_entropy import cross_entropy_and_hits
 from leanformer.tasks.language import TextData, TokenObjective, settings
 from leanformer.tasks.task import Batch, Spec, Task
 
@@ -98,10 +98,11 @@ class MaskedLanguageModelling(TokenObjective):
         most likely token, and the number of `examples`, which are rows.
         """
         targets = jnp.where(batch["mask"][:, None], batch["targets"], rows.IGNORE)
-        x = self._decoded(model, batch)
+        how: dict[str, Any] = {"at_once": self.at_once, "soft_cap": self.soft_cap}
+        nats, hits = cross_entropy_and_hits(self._decoded(model, batch), *model.unembedding(), targets, **how)
         return {
-            "nats": self.token_loss(model, x, targets),
-            "hits": hits(x, *model.unembedding(), targets, at_once=self.at_once),
+            "nats": nats,
+            "hits": hits,
             "tokens": jnp.sum(targets >= 0),
             "examples": jnp.sum(batch["mask"]),
         }

@@ -205,7 +205,7 @@ def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation
 
         def divide(name: str, g: Array, row: Array, column: Array) -> Array:
             axes = matrix(name, g.ndim)
-            second = row if axes is None else row * column / row.mean(axes.inputs, keepdims=True)
+            second = row if axes is None else row / row.mean(axes.inputs, keepdims=True) * column
             direction = g * jax.lax.rsqrt(second)
             layer = tuple(range(int(is_stacked(name)), g.ndim))
             size = jnp.sqrt(jnp.square(direction).mean(layer, keepdims=True))

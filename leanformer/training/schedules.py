@@ -106,6 +106,8 @@ def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedu
             "the run."
         )
     decay = round(o.decay_share * total)
+    if o.warmup_share:  # two shares of together at most 1 may exceed the run by rounding
+        decay = min(decay, total - warmup)
     if o.schedule == "wsd" and warmup + decay > total:
         raise ConfigError(
             f"optim.decay_share={o.decay_share}: {warmup} warm-up steps and {decay} decay steps are more than the "

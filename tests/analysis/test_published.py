@@ -103,6 +103,12 @@ def test_remainder_of_the_width_is_allowed(rows):
     assert step.changes and not compare(make_model(12, 42, width=504), make_model(16, 32, width=512)).changes
 
 
+def test_another_number_of_equal_heads_is_no_split_of_the_width(rows):
+    """5 and 6 heads of dimension 4 both fit a width of 24, with a remainder."""
+    step = compare(make_model(6, 4, width=24), make_model(5, 4, width=24))
+    assert not step.changes and mentions(step.reason, 24, 20)
+
+
 def test_equal_heads_give_no_step(rows):
     assert compare(make_model(12, 64), make_model(12, 64, depth=6)) is None
 

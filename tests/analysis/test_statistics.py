@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from leanformer.analysis import statistics
-from leanformer.analysis.statistics import NOTHING, Difference
+from leanformer.analysis.statistics import NOTHING, Difference, Interval
 
 
 A, B = np.array([0.71, 0.74, 0.69, 0.78, 0.75]), np.array([0.61, 0.70, 0.66, 0.69, 0.72])
@@ -68,6 +68,21 @@ def test_zero_variance_and_single_values_give_no_result(scores):
         1.0,
     )
     assert statistics.seeds_needed(result, 1.0) is None
+
+
+@pytest.mark.parametrize("n", [5, 6, 40])
+def test_interval_of_a_perfect_rank_correlation(n):
+    x = np.arange(n, dtype=float)
+    rho, interval = statistics.spearman(x, 3 * x)
+    assert rho == pytest.approx(1) and interval.high == 1
+    assert interval.low < 0.8 if n < 7 else 0.99 < interval.low < 1
+    assert statistics.spearman(x, -x)[1] == Interval(-1.0, -interval.low)
+
+
+@pytest.mark.parametrize("pairs", [1, 10, 1000])
+def test_two_seeds_suffice_for_a_margin_far_above_their_spread(pairs):
+    difference = statistics.paired(np.array([1.0, 1.0, 1.0]), np.array([1.0, 1.0 + 1e-9, 1.0 - 1e-9]))
+    assert statistics.seeds_needed(difference, 1.0, 0.05 / pairs) == 2
 
 
 def test_rounding_is_no_variance():

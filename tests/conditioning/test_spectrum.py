@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import ROOT, subprocess_environment
-from messages import refuses
+from messages import mentions, refuses
 
 from leanformer.conditioning import digest
 from leanformer.conditioning.spectrum import FLOOR, by_gram, by_reflections, condition, read, singular_values, summarise
@@ -117,6 +117,15 @@ def test_degenerate_matrices_are_flagged(route, rng):
     np.testing.assert_allclose([equal.effective_rank, equal.stable_rank], 1, rtol=1e-4)
     for result in (zeros, single, equal):
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result))
+
+
+def test_matrices_of_one_row_beside_padding_are_flagged():
+    result = summarise(jnp.array([[2.0, 0.0, 0.0], *[[2.0, 1.0, 0.0]] * 2]), (3, 3), rows=jnp.array([1, 2, 2]))
+    assert result.valid.tolist() == [False, True, True]
+    (layer,) = digest(jax.tree.map(lambda x: x[None], result))
+    assert len(layer["flags"]) == 1 and mentions(layer["flags"][0], 1, 3)
+    (layer,) = digest(summarise(jnp.zeros((1, 0, 3)), (3, 3), rows=jnp.zeros((1, 0), int)))
+    assert layer["median"] is None and layer["shape"] == [3, 3]
 
 
 def test_factorisations_depend_on_the_platform():

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import socket
 import types
 from pathlib import Path
@@ -55,8 +56,8 @@ def test_writers_sync_the_file_then_rename_then_sync_the_folder(tmp_path, tiny, 
     for name, write in list_writers(folder, tiny):
         calls.clear()
         write()
-        file_calls = [call for call in calls if "tfevents" not in call[1]]  # the TensorBoard library appends to those
-        assert file_calls == [("sync", f"{name}.part"), ("name", name), ("sync", "run")]
+        (_, draft), *rest = [call for call in calls if "tfevents" not in call[1]]  # those are appended to
+        assert re.fullmatch(rf"{name}\.\w+\.part", draft) and rest == [("name", name), ("sync", "run")]
         assert (folder / name).is_file()
     assert not list(folder.glob("*.part"))
     assert json.loads((folder / "a.json").read_text()) == {"a": [1, 2]}
@@ -97,7 +98,28 @@ def test_checkpoint_is_synced_before_its_manifest(tmp_path, calls):
     assert {("sync", Path(name).name) for name in manifest} | {("sync", "3"), ("sync", "c")} < set(
         calls_of_save[:index]
     )
-    assert len(manifest) > 3 and calls[-3:] == [("sync", "score.json.part"), ("name", "score.json"), ("sync", "3")]
+    assert len(manifest) > 3 and calls[-2:] == [("name", "score.json"), ("sync", "3")]
+    assert calls[-3][0] == "sync" and calls[-3][1].startswith("score.json.")
+
+
+def test_writers_at_the_same_time_and_files_beside_them(tmp_path):
+    (tmp_path / "x.part").write_text("of the user")
+    (tmp_path / "x").write_text("old")
+    (tmp_path / "x").chmod(0o600)
+    with files.atomic_write(tmp_path / "x") as slow:
+        slow.write_text("half")
+        files.write_text(tmp_path / "x", "whole")
+        assert (tmp_path / "x").read_text() == "whole"
+        slow.write_text("half and half")
+    assert (tmp_path / "x").read_text() == "half and half" and (tmp_path / "x").stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"x", "x.part"}
+
+
+@pytest.mark.parametrize("content", ["[]", '{"settings": [1]}', "null"])
+def test_settings_of_another_form_are_refused(content, tmp_path):
+    (tmp_path / "s.json").write_text(content)
+    with refuses(tmp_path / "s.json", error=WorkdirError):
+        files.check_same(tmp_path / "s.json", {"a": 1})
 
 
 def test_failed_write_keeps_the_old_file_and_no_draft(tmp_path):

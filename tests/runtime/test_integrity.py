@@ -37,6 +37,12 @@ def test_one_flipped_bit_is_detected(folder, offset):
     assert mentions(integrity.find_corruption(folder), "large")
 
 
+@pytest.mark.parametrize("content", ["[]", "null", '{"large": 3}', '{"large": [1]}'])
+def test_list_of_another_form_is_described(folder, content):
+    (folder / integrity.MANIFEST).write_text(content)
+    assert mentions(integrity.find_corruption(folder), integrity.MANIFEST)
+
+
 def test_wrong_sizes_and_missing_files_are_detected(folder):
     (folder / "d" / "small").write_bytes(b"")
     assert mentions(integrity.find_corruption(folder), "d/small", 1, 0)

@@ -233,6 +233,18 @@ def test_choice_of_checkpoints():
     assert not [*staging_root().glob("leanformer-*")]
 
 
+def test_runs_named_like_folders_of_results_are_read():
+    with mirrored(URL) as folder:
+        for name in ("probe", "compare", "a"):
+            (folder / name / "plots").mkdir(parents=True)
+            (folder / name / "summary.json").write_text("{}")
+            (folder / name / "plots" / "x.json").write_text("{}")
+        (folder / "probe" / "config.json").write_text("{}")
+    with downloaded(URL, "none") as copy:
+        assert (copy / "probe" / "summary.json").is_file() and (copy / "a" / "summary.json").is_file()
+        assert not (copy / "compare").exists() and not [*copy.rglob("x.json")]
+
+
 def test_folder_that_other_hosts_do_not_see_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(shared_folder, "VISIBLE", 0.0)
     monkeypatch.setattr(shared_folder.multihost, "all_gather_host", lambda seen: [True, seen])

@@ -160,6 +160,14 @@ def test_adafactor_factors_layers_separately(gradients, b1):
         check_layers(result, gradients, reference, names)
 
 
+@pytest.mark.parametrize("eps", [1e-15, 1e-9])
+def test_adafactor_moves_no_frozen_parameter(eps, gradients):
+    """Squares of eps times each other are 0 in float32, and frozen layers have no gradient."""
+    still = [jax.tree.map(jnp.zeros_like, gradients[0])]
+    for x in jax.tree.leaves(compute_directions("adafactor", still, b1=0.0, eps=eps)):
+        np.testing.assert_array_equal(x, 0)
+
+
 def test_adafactor_b2_bounds_the_second_moment_decay(gradients):
     """At most b2 of the second moment is retained: with b2 = 0 it is that of the current step only.
 

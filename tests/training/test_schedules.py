@@ -46,6 +46,14 @@ def test_a_schedule_longer_than_the_run_is_refused(tiny):
         train_setup.build(tiny, examples=64, mesh=None)
 
 
+def test_shares_that_fill_the_run_are_rounded_to_its_length(tiny):
+    tiny.update(total_steps=15)
+    tiny.optim.update(schedule="wsd", decay_share=0.5, warmup_share=0.5)
+    run = train_setup.build(tiny, examples=64, mesh=None)
+    assert run.schedule.warmup == 8 and run.schedule(jnp.int32(8))[0] == np.float32(tiny.optim.lr)
+    assert run.schedule(jnp.int32(14))[0] < tiny.optim.lr / 2
+
+
 def test_warm_up_is_a_share_of_the_run(tiny):
     tiny.total_steps = 92
     tiny.optim.update(schedule="linear", warmup_share=0.25, lr=1.0, warmup_lr=0.0)

@@ -215,7 +215,7 @@ def test_failed_write_is_one_message(number, tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.Path, "write_text", fail)
     monkeypatch.setattr(train_setup, "build", lambda *_, **__: files.write_json(tmp_path / "x.json", {}))
-    assert mentions(run_failing_command("train", tmp_path), tmp_path / "x.json.part", os.strerror(number))
+    assert mentions(run_failing_command("train", tmp_path), tmp_path / "x.json", os.strerror(number))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOTCONN, "not connected", "x"), OSError("no number"), KeyError("x")])

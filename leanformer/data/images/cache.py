@@ -91,7 +91,7 @@ def write(
         fill = functools.partial(_write_shard, source, short_side=short_side, channels=channels)
         for number, _ in enumerate(map_ordered(fill, missing, processes), start=len(paths) - len(missing) + 1):
             report(f"{target}: shard {number} of {len(paths)}")
-        counts = [json.loads(_record_path(path).read_text()) for path in paths]
+        counts = [json.loads(_record_path(path).read_text(encoding="utf-8")) for path in paths]
         record = plan | {key: sum(count[key] for count in counts) for key in COUNTS}
         record |= {"bytes": {path.name: path.stat().st_size for path in paths}}
         files.write_json(target / RECORD, record)
@@ -164,7 +164,7 @@ def _shrink(raw: bytes, short_side: int | None, channels: int) -> tuple[bytes, s
 def _read(path: Path | epath.Path) -> dict[str, Any]:
     """Return the content of a plan or record. Raise DataError if it is damaged or of another version."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from leanformer.reports.plots import SERIES, TEXT_COLOR, TIP
 
 
-STYLE = "\n" + Path(__file__).with_name("style.css").read_text()
-SCRIPT = "\n" + Path(__file__).with_name("sort.js").read_text()
+STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+SCRIPT = "\n" + Path(__file__).with_name("sort.js").read_text(encoding="utf-8")
 LEGIBLE = 0.7  # smallest scale of a plot; on a narrower screen it scrolls
 # Colours of plots and their names in the style, which has a lighter one for dark screens.
 COLORS = {color: f"series{i}" for i, color in enumerate(SERIES)}
