@@ -96,7 +96,8 @@ PASSAGES = [
                 "within {margin:.0f} % (small ViT)",
                 "error {short[change][lean, MLP kept]:+.1f %} with {short[share][lean, MLP kept]:.0f} % of the "
                 "parameters, without added heads {short[change][layers halved]:+.1f %}; 15 epochs: "
-                "{long[change][lean, MLP kept]:+.1f %}, {long[change][layers halved]:+.1f %}",
+                "{long[change][lean, MLP kept]:+.1f %}, {long[change][layers halved]:+.1f %}; twice as wide, 5 epochs: "
+                "{wide[change][lean, MLP kept]:+.1f %}, {wide[change][layers halved]:+.1f %}",
             ],
             FINDINGS: [
                 "change the error by {short[change][lean, MLP kept]:+.1f %}, as good by the rule with "
@@ -106,8 +107,12 @@ PASSAGES = [
                 "{short[share][lean, fixed width]:.0f} %",
                 "the rule {long[verdict][lean, MLP kept]} for all three: {long[change][lean, MLP kept]:+.1f %}, "
                 "{long[change][lean, MLP halved]:+.1f %} and {long[change][lean, fixed width]:+.1f %}",
-                "At width 96, 5 epochs, three of the five seeds: {wide[change][lean, MLP kept]:+.1f %}, "
+                "At width 96 after 5 epochs it holds too: {wide[change][lean, MLP kept]:+.1f %}, "
                 "{wide[change][lean, MLP halved]:+.1f %} and {wide[change][lean, fixed width]:+.1f %}",
+                "half the layers alone, {wide[change][layers halved]:+.1f %}, and with a halved MLP, "
+                "{wide[change][layers and MLP halved]:+.1f %}, are as good already, and to these the heads add "
+                "{wide[heads][lean, MLP kept]:+.1f %}, {wide[heads][lean, MLP halved]:+.1f %} and "
+                "{wide[heads][lean, fixed width]:+.1f %}",
                 "Half the layers alone change the error by {short[change][layers halved]:+.1f %} after 5 epochs",
                 "to the same layers and MLP without them it changes by {short[heads][lean, MLP kept]:+.1f %}",
                 "After 15 epochs half the layers alone are as good too, {long[change][layers halved]:+.1f %}, and what "
@@ -128,8 +133,12 @@ PASSAGES = [
                 f"{ARM}| | {LONG}| | {KAPPAS}".format("original"),
                 *((LEAN_ARM + KAPPAS).format(name) for name in vision.ARMS if name != "original"),
                 f"{WIDE}| | {{{{wide[kappa][{{0}}]:.2f}}}} |".format("original"),
-                *(WIDE_ARM.format(name) for name in vision.CONTROLS),
-                "the rates of the four arms are {wide[rates]}",
+                *(WIDE_ARM.format(name) for name in vision.ARMS if name != "original"),
+                "the rates are {wide[rates]}",
+                "half the layers alone are as good, {wide[change][layers halved]:+.1f}, and so are half the layers with "
+                "half the MLP, {wide[change][layers and MLP halved]:+.1f}; to these the added heads change the error by "
+                "{wide[heads][lean, MLP kept]:+.1f}, {wide[heads][lean, MLP halved]:+.1f} and "
+                "{wide[heads][lean, fixed width]:+.1f}",
                 "with {wide[share][lean, MLP kept]:.0f}, {wide[share][lean, MLP halved]:.0f} and "
                 "{wide[share][lean, fixed width]:.0f} % of the parameters, and two",
                 "its errors at its three lowest rates are {tuned[0]:.2f}, {tuned[1]:.2f} and {tuned[2]:.2f} %",
