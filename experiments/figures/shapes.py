@@ -135,9 +135,9 @@ PASSAGES = [
                 f"{WIDE}| | {{{{wide[kappa][{{0}}]:.2f}}}} |".format("original"),
                 *(WIDE_ARM.format(name) for name in vision.ARMS if name != "original"),
                 "the rates are {wide[rates]}",
-                "half the layers alone are as good, {wide[change][layers halved]:+.1f}, and so are half the layers with "
-                "half the MLP, {wide[change][layers and MLP halved]:+.1f}; to these the added heads change the error by "
-                "{wide[heads][lean, MLP kept]:+.1f}, {wide[heads][lean, MLP halved]:+.1f} and "
+                "half the layers alone are as good, {wide[change][layers halved]:+.1f}, and so are half the layers "
+                "with half the MLP, {wide[change][layers and MLP halved]:+.1f}; to these the added heads change the "
+                "error by {wide[heads][lean, MLP kept]:+.1f}, {wide[heads][lean, MLP halved]:+.1f} and "
                 "{wide[heads][lean, fixed width]:+.1f}",
                 "with {wide[share][lean, MLP kept]:.0f}, {wide[share][lean, MLP halved]:.0f} and "
                 "{wide[share][lean, fixed width]:.0f} % of the parameters, and two",
