@@ -22,7 +22,7 @@ from leanformer.tasks.scores import Score
 
 MARGIN = 0.01  # default equivalence margin, as a fraction of the mean over all runs
 SAME, OUTSIDE, UNKNOWN = "yes", "no", "inconclusive"  # results of the equivalence test of two configurations
-OF_SEED = re.compile(r"[,_]?seed=?\d+$")  # end of the name of a run's folder, such as ",seed=0"
+OF_SEED = re.compile(r"[,_-]?seed=?\d+$")  # end of the name of a run's folder, such as ",seed=0"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -296,6 +296,15 @@ def test_other_evaluation_data_are_noted(tmp_path):
     assert mentions(note, "g0", "g1", "t10k")
 
 
+@pytest.mark.parametrize("of_seed", [",seed=", "_seed", "-seed="])
+def test_names_of_configurations_do_not_end_in_the_seed(of_seed, tmp_path):
+    for name, depth in (("a", 1), ("b", 2)):
+        for seed in range(2):
+            fake_runs.write_run(tmp_path / f"{name}{of_seed}{seed}", seed=seed, changes={"model.depth": depth})
+    result = comparison.compare(runs.read([str(tmp_path)]))
+    assert {shape.name for shape in result.shapes} == {"a", "b"}
+
+
 def test_names_of_sizes_by_layer_are_whole(tmp_path):
     for heads in ("(4,8)", "(4,12)", "(4,16)"):
         changes = {"model.depth": 2, "model.num_heads": tuple(map(int, heads[1:-1].split(",")))}
