@@ -230,7 +230,8 @@ def test_condition_numbers_are_correlated_with_the_score(tmp_path):
     assert correlation.measure == "attention_output" and correlation.rho == pytest.approx(-1)
     assert (
         correlation.numbers["num_heads=8"] == pytest.approx(1e4 / 8)
-        and -1 <= correlation.interval.low < correlation.interval.high < -0.5
+        and correlation.interval.low == -1
+        and -0.5 < correlation.interval.high < 0  # five configurations say little
     )
 
 
