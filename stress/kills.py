@@ -311,7 +311,7 @@ def read_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     device_mesh = mesh.make_mesh(devices=jax.devices()[:1])  # as each job has, also within tests on several devices
     abstract = train_setup.build(c, examples=10_000, mesh=device_mesh).state
     with Checkpoints(workdir / "checkpoints") as saved:
-        state, _ = saved.restore(abstract)
+        state = saved.restore(abstract).state
         best = saved.best()
     records = metrics_log.read_records(workdir / "metrics.jsonl")
     return state, [{k: v for k, v in r.items() if k not in metrics_log.TIMING} for r in records], best
