@@ -211,8 +211,9 @@ def test_started_runs_no_longer_count_as_finished(tmp_path, monkeypatch):
     runs = [sweep.SweepRun(fake_runs.write_run(tmp_path / name), ()) for name in "ab"]
     assert all(run.finished for run in runs)
     monkeypatch.setattr(executor, "_run_here", lambda *_: {})
+    flags = types.SimpleNamespace(cluster="local", slurm=(), minutes=5)
     with executor._handle_signals(signal.SIG_DFL, *signals.STATUS):
-        executor.run(runs, None, [{}], types.SimpleNamespace(cluster="local"))
+        executor.run(runs, executor.make_executor(tmp_path / "logs", flags), [{}], flags)
     assert not any(run.finished for run in runs)
 
 
