@@ -78,9 +78,8 @@ def main(f: cli.Values) -> int:
         c = cli.parse([cli.CONFIG], words).config
         tasks.resolve(c)
         members.append((Path(folder).expanduser(), c))
-    vmap.check([c for _, c in members])
-    checks.check(members[0][1])  # the others differ only in keys that this allows
-    for _, c in members[1:]:
+    checks.check(members[0][1])
+    for _, c in members[1:]:  # they may differ only in the keys that `vmap.check` allows
         config.check(c)
     with oom_suggestions.explained(members[0][1], runs=len(members)):
         return train(members, again=f"python -m leanformer.train_vmap {f.argv}")

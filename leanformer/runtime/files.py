@@ -45,7 +45,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with name_file_in_errors(path):
             yield draft
             if path.is_file():
-                shutil.copymode(path, draft)
+                with contextlib.suppress(OSError):  # mounted buckets have no permissions
+                    shutil.copymode(path, draft)
             sync(draft)
             draft.replace(path)
     except OSError as error:

@@ -268,14 +268,13 @@ def _attention_loaders(layer: Layer, members: Mapping[str, StoredTensor], layout
         if role in members:
             width = layout.outputs(members[role])
             h = layer.head_dim or width
-            if layer.heads and role != "value" and layout.query_dim:
-                h = layout.query_dim
-            number = 0 if width % h else width // h
-            if layer.heads and not (
-                number and layer.heads % number == 0 and (role != "query" or layer.heads == number)
-            ):
-                layout.object(layer, f"heads={heads}: {members[role].name} has {width} outputs, not of heads of {h}")
-                continue
+            if (n := layer.heads) is not None:
+                h = (role != "value" and layout.query_dim) or h
+                possible = [n] if role == "query" else [k for k in range(1, n + 1) if n % k == 0]
+                if width not in [k * h for k in possible]:
+                    sizes = f"{width} outputs, not of heads of {h}"
+                    layout.object(layer, f"heads={heads}: {members[role].name} has {sizes}")
+                    continue
             loaders[role] = functools.partial(_load_heads, layout, members[role], h)
     if packed is not None and total is not None:
         loaders |= _packed_loaders(layer, packed, total, layout)
