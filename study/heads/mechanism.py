@@ -1,0 +1,171 @@
+"""Narrow heads and the scale of the attention logits: part E1 of PLAN2.md.
+
+    python -m study.heads.mechanism train [--arms=NAME,...] [--tiny]    # resumes; every finished run is a row
+
+An arm is trained at several learning rates with one seed, until the best rate by the tuning chapters has a worse one on
+both sides, then with five other seeds at that rate.
+"""
+
+import argparse
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from leanformer import config
+from study.heads import trainer
+
+
+ROWS = Path(__file__).parent / "data" / "mechanism.csv"
+FIELDS = ("arm", "width", "num_heads", "head_dim", "logit_scale", "start_scale", "rotary", "steps", "lr", "seed")
+FIELDS += ("loss", "tuning_loss", "entropy", "params", "date", "device", "curve")
+RATES, TUNING_SEED, SEEDS, BEYOND = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2, 3, 4), 2
+DEPTH, TOKENS, STEPS = 4, 128, 1000
+
+
+class Arm(NamedTuple):
+    """What distinguishes the models that are compared.
+
+    Attributes:
+        heads: number of heads; their dimension is width / heads.
+        logit_scale: factor of q·k; 1 / sqrt(head dimension) if None.
+        start_scale: factor of the initial projections to queries and keys.
+        rotary: True for rotary instead of learned positions.
+        width: width, and total width of the heads.
+    """
+
+    heads: int
+    logit_scale: float | None = None
+    start_scale: float = 1.0
+    rotary: bool = False
+    width: int = 128
+
+
+def fast(heads: int, width: int = 128) -> float:
+    """Return sqrt(width) / head dimension, with which one head of the full width keeps its usual factor."""
+    return math.sqrt(width) * heads / width
+
+
+ARMS = {  # in the order in which they are trained
+    "32": Arm(32),
+    "32 fast": Arm(32, fast(32)),
+    "1": Arm(1),
+    "1 fast": Arm(1, 0.5),  # the same 5.66 times its usual factor: a control
+    "4": Arm(4),
+    "4 fast": Arm(4, fast(4)),
+    "32 start": Arm(32, start_scale=math.sqrt(fast(32) * 2)),  # the logits of "32 fast" at the start, not their growth
+    "32 half": Arm(32, fast(32) / 2),
+    "32 double": Arm(32, fast(32) * 2),
+    "16": Arm(16),
+    "16 fast": Arm(16, fast(16)),
+    "rotary 32": Arm(32, rotary=True),
+    "rotary 32 fast": Arm(32, fast(32), rotary=True),
+    "rotary 1": Arm(1, rotary=True),
+    "256: 32": Arm(32, width=256),
+    "256: 32 fast": Arm(32, fast(32, 256), width=256),
+    "256: 4": Arm(4, width=256),
+    "256: 4 fast": Arm(4, fast(4, 256), width=256),
+}
+
+
+def get_config(arm: Arm, lr: float, seed: int, *, steps: int = STEPS, tiny: bool = False) -> config.ConfigDict:
+    """Return the config of a run."""
+    c = config.load("quickstart_gpt").unlock()
+    c.update(total_steps=steps, batch_size=16, seed=seed, loggers=(), log_every=trainer.WINDOW)
+    c.model.update(width=arm.width, depth=DEPTH, mlp_dim=4 * arm.width, max_length=TOKENS, num_heads=arm.heads)
+    c.model.update(head_dim=arm.width // arm.heads, logit_scale=arm.logit_scale)
+    if arm.rotary:
+        c.model.update(positions="none", rotary=10_000.0)
+    c.optim.update(lr=lr, warmup_steps=100)
+    c.probe.every = 0
+    if tiny:
+        c.update(total_steps=50, batch_size=2)
+        c.model.update(depth=1, mlp_dim=32)
+        c.optim.warmup_steps = 5
+    return c.lock()
+
+
+def scale_queries_and_keys(params: Any, factor: float) -> Any:
+    """Return parameters whose projections to queries and keys are multiplied by a factor."""
+
+    def scale(path: Any, leaf: Any) -> Any:
+        names = jax.tree_util.keystr(path)
+        return leaf * factor if ("query" in names or "'key'" in names) and "kernel" in names else leaf
+
+    return jax.tree_util.tree_map_with_path(scale, params)
+
+
+def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+    """Return the rows of finished runs, with numbers as numbers and the curve as a tuple."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    for row in rows:
+        row.update(
+            seed=int(row["seed"]), **{name: float(row[name]) for name in ("lr", "loss", "tuning_loss", "entropy")}
+        )
+        row["curve"] = tuple(map(float, row["curve"].split()))
+    return rows
+
+
+def plan(name: str, rows: list[dict[str, Any]]) -> Iterator[tuple[float, int]]:
+    """Yield the next (learning rate, seed) of an arm: tuning until the best rate is bracketed, then the seeds."""
+    tried = {row["lr"]: row["tuning_loss"] for row in rows if row["arm"] == name and row["seed"] == TUNING_SEED}
+    missing = [rate for rate in RATES if rate not in tried]
+    if missing:
+        yield missing[0], TUNING_SEED
+        return
+    best = best_rate(name, rows)
+    if best == max(tried) and best < RATES[-1] * 2**BEYOND:
+        yield best * 2, TUNING_SEED
+    elif best == min(tried) and best > RATES[0] / 2**BEYOND:
+        yield best / 2, TUNING_SEED
+    else:
+        done = {row["seed"] for row in rows if row["arm"] == name and row["lr"] == best}
+        yield from ((best, seed) for seed in SEEDS if seed not in done)
+
+
+def best_rate(name: str, rows: list[dict[str, Any]]) -> float:
+    """Return the rate with the lowest loss on the tuning chapters; of equal ones the largest."""
+    tried = [row for row in rows if row["arm"] == name and row["seed"] == TUNING_SEED]
+    return float(min(tried, key=lambda row: (round(row["tuning_loss"], 5), -row["lr"]))["lr"])
+
+
+def run(name: str, lr: float, seed: int, path: Path, *, tiny: bool = False) -> None:
+    """Train a run and append its row."""
+    arm = ARMS[name]
+    c = get_config(arm, lr, seed, tiny=tiny)
+    (result,) = trainer.train([c], start=lambda params: scale_queries_and_keys(params, arm.start_scale))
+    scale = arm.logit_scale or 1 / math.sqrt(c.model.head_dim)
+    row = {"arm": name, "width": arm.width, "num_heads": arm.heads, "head_dim": c.model.head_dim, "rotary": arm.rotary}
+    row |= {"logit_scale": f"{scale:.4f}", "start_scale": f"{arm.start_scale:.4f}", "steps": c.total_steps, "lr": lr}
+    row |= {"seed": seed, "loss": f"{result.loss:.5f}", "tuning_loss": f"{result.tuning_loss:.5f}"}
+    row |= {"entropy": f"{result.entropy:.4f}", "params": result.params, "date": result.date, "device": result.device}
+    row |= {"curve": " ".join(f"{x:.4f}" for x in result.curve)}
+    new = not path.is_file()
+    with path.open("a", newline="") as file:
+        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        if new:
+            table.writeheader()
+        table.writerow(row)
+    print(f"{name}: rate {lr:g}, seed {seed}: {result.loss:.4f} nats, training {result.curve[-1]:.4f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train",))
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--out", type=Path, default=ROWS)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    for name in options.arms.split(","):
+        while todo := next(plan(name, read_rows(options.out)), None):
+            run(name, *todo, options.out, tiny=options.tiny)
+
+
+if __name__ == "__main__":
+    main()
