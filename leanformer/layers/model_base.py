@@ -1,15 +1,13 @@
 """Base class of model architectures: accepted keys of config.model, and properties that training needs."""
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -20,7 +18,6 @@ from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import list_groups
-from leanformer.runtime.mesh import explicit_mesh
 
 
 REQUIRED = inspect.Parameter.empty
@@ -66,12 +63,6 @@ class Family(nnx.Module):
     layered = True  # True: unless `staged`, sizes of PER_LAYER are one number, or one number per layer
     takes: Mapping[str, Any] = types.MappingProxyType({})
     fixed: Mapping[str, Any] = types.MappingProxyType({})
-
-    def __init_subclass__(cls, **options: Any):
-        super().__init_subclass__(**options)
-        if "__call__" in vars(cls):
-            subclass: Any = cls
-            subclass.__call__ = _refusing_explicit_axes(subclass.__call__)
 
     @classmethod
     def keys(cls) -> dict[str, tuple[Any, Any]]:
@@ -227,23 +218,6 @@ class Family(nnx.Module):
         groups = {name: list_groups(layers) for name, layers in self.stacks().items()}
         values = {name: [nnx.as_pure(nnx.state(x, nnx.Param)) for x in several] for name, several in groups.items()}
         return {name: several if len(several) > 1 else several[0] for name, several in values.items()}
-
-
-def _refusing_explicit_axes(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the `__call__` of a model that refuses inputs sharded over Explicit axes of a mesh."""
-
-    @functools.wraps(call)
-    def checked(self: Family, *args: Any, **kwargs: Any) -> Any:
-        arrays = (x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array))
-        if any(explicit_mesh(x) is not None for x in arrays):
-            raise ConfigError(
-                f'model "{self._family()}": an input is sharded over Explicit axes of a mesh, the default of '
-                "jax.make_mesh. Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n; the compiler then "
-                "shards the model."
-            )
-        return call(self, *args, **kwargs)
-
-    return checked
 
 
 class WithClassAttention(Family):

@@ -122,7 +122,7 @@ class NystromAttention(MultiHeadAttention):
 
     F₁, F₂ and F₃ are the softmax matrices of tokens and landmarks, landmarks and landmarks, and landmarks and tokens. A
     landmark is the mean query, and the mean key, of a run of tokens. With as many landmarks as tokens, attention is
-    exact.
+    exact, unless padding is masked: then results do not depend on the length that rows are padded to.
 
     Parameters: those of `MultiHeadAttention`, and with a convolution `skip` (taps, N).
 
@@ -212,7 +212,8 @@ class NystromAttention(MultiHeadAttention):
             v = jnp.where(valid, v, 0)
             if self.padding == "zeros":
                 q, k = jnp.where(valid, q, 0), jnp.where(valid, k, 0)
-        if x.shape[1] == self.landmarks:
+        # Whether rows with padding are exact must not depend on the length they are padded to.
+        if x.shape[1] == self.landmarks and (real is None or self.padding == "zeros"):
             out, arrays = attend(q, k, v, mask=mask, backend=self.backend), {}
         else:
             out, arrays = self._approximate(q, k, v, mask)
@@ -245,7 +246,7 @@ class NystromAttention(MultiHeadAttention):
                 f'model.landmarks={number}. Set a divisor of {tokens}, or padding="masked".'
             )
         real = mask.valid_tokens(tokens)
-        if tokens % number == 0 and (real is None or self.padding == "zeros"):
+        if tokens % number == 0:
             return segment_means(q, number), segment_means(k, number), ALL
         of = landmark_tokens(mask, tokens, number)
         present = ALL if real is None else Mask(lengths=jnp.minimum(real.sum(axis=1), number))

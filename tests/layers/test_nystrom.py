@@ -161,11 +161,22 @@ def test_as_many_landmarks_as_tokens_is_exact_attention(rng, x):
         module = make_attention(rng, landmarks=T, convolution=0, **options)
         exact = fill_weights(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
         nnx.update(exact, nnx.state(module))
-        for lengths in (None, jnp.asarray(LENGTHS)):
+        for lengths in (None, jnp.asarray(LENGTHS)) if options else (None,):
             valid = np.full((B, T, 1), True) if lengths is None else (np.arange(T) < LENGTHS[:, None])[..., None]
             result, expected = (jnp.where(valid, m(x, make_context(lengths))[0], 0) for m in (module, exact))
             np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     assert set(module(x)[1]) == {"v", "out"}
+
+
+def test_length_that_rows_are_padded_to_has_no_effect(rng, x):
+    """Also if it is the number of landmarks, with which attention without padding is exact."""
+    module, lengths = make_attention(rng, landmarks=T), jnp.array([3, 20, T - 1])
+    result = run(module, x, lengths)
+    longer = run(module, jnp.pad(x, ((0, 0), (0, 3), (0, 0)), constant_values=5.0), lengths)
+    for i, n in enumerate(lengths.tolist()):
+        expected = reference(module, np.float64(x[i, :n]))
+        for row in (result[i, :n], longer[i, :n]):
+            np.testing.assert_allclose(row, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("tokens, taps", [(29, 11), (3, 35), (64, 35), (200, 35), (130, 67), (5, 1)])
