@@ -7,8 +7,8 @@ get a dimension of 48 or less, and nothing at 65 and above. archai's decoders lo
 0.007 to 0.02. Deeper instead of wider gains at equal parameters, but not without embeddings or at equal FLOPs.
 
 Prints every effect (experiments/effects.py) of the tables of experiments/published.py in about 10 s. --out writes
-DIR/effects.csv, the tables of the page, and the picture. --write writes the picture of docs/ and the table that `plan`
-and `cost --against` read, leanformer/analysis/published_effects.csv. docs/published_models.md discusses the results.
+DIR/effects.csv, the tables of the page, and the picture. --write writes the picture of docs/ and
+published_effects.csv. docs/published_models.md discusses the results.
 
 An effect is the change of the score when a size doubles; positive is worse. It is in nats per token for decoders and in
 percent of the error for other models. Intervals are 95 %, by the jackknife over independent units: the (width, depth)
@@ -25,12 +25,12 @@ from pathlib import Path
 
 from experiments import atlas_page, atlas_picture, published, published_scaling, small_vits
 from experiments import effects as estimates
+from experiments import published_effects as library
 from experiments import tables as evidence
 from experiments.effects import DEPTH, HEADS, MLP, STEP, Effect
 from experiments.front_picture import DOCS
 from experiments.published import Table
 from leanformer import cli
-from leanformer.analysis import published as library
 
 
 FACTS = """\

@@ -1,8 +1,7 @@
 """Costs of a config, without training: `python -m leanformer.cost --config=A [--against=B | --mesh=M] [--json]`.
 
 Parameters are exact. FLOPs are those of matmuls, 2 per multiply-add, per example. Memory is the peak of the training
-step at the configured batch size, compiled for this machine's devices; nothing is allocated. Where --against has other
-heads, a line gives what published models of the same kind lost or gained by that change (docs/published_models.md).
+step at the configured batch size, compiled for this machine's devices; nothing is allocated.
 
 `--mesh=data=8,fsdp=4,tensor=2` prints memory, FLOPs and communication volume per device of such a mesh. The training
 step is compiled for as many CPU devices and never run, so this machine does not need them.
@@ -18,7 +17,6 @@ if __name__ == "__main__":
     run("cost")  # imports this module again, once the command line is parsed
 
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -29,12 +27,12 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, programs
 from leanformer import config as configs
-from leanformer.analysis import published, step
+from leanformer.analysis import step
 from leanformer.costs import count, hardware, oom_suggestions
 from leanformer.errors import ConfigError
 from leanformer.reports import costs as pages
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime import phases, text
+from leanformer.runtime import phases
 from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.training import checks, train_setup
 
@@ -222,19 +220,13 @@ def main(f: cli.Values) -> None:
     with phases.announce(COMPILING):
         costs = cost(c)
         other = cost(f.against) if f.against else None
-    effect = None
-    if other:
-        sections = (model.model.to_dict() for model in (f.against, c))
-        effect = published.compare(*sections, (other["params"], costs["params"]))
     if f.json:
         ratios = (
             {key: costs[key] / other[key] for key in costs if key.startswith(("params", "forward", "train"))}
             if other
             else None
         )
-        more = {"against": other, "ratios": ratios, "published": effect and dataclasses.asdict(effect)} if other else {}
+        more = {"against": other, "ratios": ratios} if other else {}
         print(json.dumps(costs | more))
     else:
         print(pages.table(name, costs, other, f.files.get("against", "")))
-        if effect:
-            print(text.wrap(str(effect)))

@@ -14,8 +14,7 @@ ranked: each size within its range, parameters at most 10 % outside. --extrapola
 Effects that the runs do not determine are listed. The learning rate is that of the config, not tuned per architecture.
 
 Without runs nothing is ranked; the printed architectures are spread over all sizes. Published predictors are no better
-than counting parameters on three of six tables (experiments/planner.py). A line gives what published models of the same
-kind lost or gained where the heads change at the same total width, or says that no table covers the change.
+than counting parameters on three of six tables (experiments/planner.py).
 """
 
 if __name__ == "__main__":
@@ -31,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from leanformer import cli, programs
-from leanformer.analysis import comparison, proxies, published, runs, shapes, step, surface
+from leanformer.analysis import comparison, proxies, runs, shapes, step, surface
 from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
 from leanformer.analysis.proxies import Base
 from leanformer.analysis.shapes import Costs, Shape
@@ -290,7 +289,6 @@ def main(f: cli.Values) -> None:
         first = first or best[0]
         print(title + format_table(best, columns, fit.surface if fit else None, first))
         named |= {f"{c.model.name}_{prefix}{i}_{'x'.join(map(str, s))}": s for i, s in enumerate(chosen, 1)}
-    notes += published.summarise(c.model.to_dict(), named.values(), functools.partial(costs.of, "params"))
     print(*map(wrap, notes), sep="\n", end="\n" * bool(notes))
     if not fit:
         print("To rank them, train proxy runs for a few epochs: the same command with --proxies=20")

@@ -32,6 +32,4 @@ def test_installed_wheel_works_outside_repository(tmp_path):
     assert "train" in run_python("-m", "leanformer", "--help", **options)
     page = run_python("-m", "leanformer", "cost", "--config=quickstart", **options)
     assert re.search(r"parameters +269,194\b", page)
-    heads = "from leanformer.analysis import published; print(len(published.read()))"
-    assert int(run_python("-c", heads, **options)) > 30
     assert re.search(r"model\.num_heads=16 ", run_python("-m", "leanformer", "keys", "--config=vit_b_7x16", **options))

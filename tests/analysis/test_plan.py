@@ -122,21 +122,6 @@ def test_planned_configs_have_the_reported_counts(cached_costs, tmp_path):
         assert (c.data.name, c.optim.lr) == ("bundled:fashion_mnist", 2e-3)
 
 
-@pytest.mark.parametrize(("width", "covered"), [(96, False), (192, True)])
-def test_published_models_are_named_where_they_cover_a_change_of_heads(no_shape_checks, width, covered, monkeypatch):
-    """The step to 4 heads of dimension 48: from a total width of 48, and from one of 192."""
-    c = config.load(QUICK)
-    c.model.update(width=width, depth=12, mlp_dim=4 * width, num_heads=3, head_dim=64 if covered else 16)
-    limited = types.SimpleNamespace(of=lambda name, shape: 5_700_000, confirm=lambda c, shapes: None)
-    monkeypatch.setattr(plan.Costs, "fit", lambda c, names: limited)
-    words = [f"--config.model.{axis}={c.model[axis]}" for axis in shapes.AXES]
-    sizes = {"depth": 12, "width": width, "num_heads": 4, "head_dim": 48, "mlp_dim": 4 * width}
-    words += [f"--over=model.{axis}={size}" for axis, size in sizes.items()]
-    status, out, err = run_plan("--budget=params:5.8e6", *words)
-    assert (status, err) == (0, "") and mentions(out, "Published")
-    assert mentions(out, "AutoFormer CIFAR-100", "3 x 64 to 4 x 48") is covered
-
-
 def parse_tables(out):
     """Return the tables of a page: lists of rows, each a list of cells separated by two spaces or more."""
     tables = [[]]

@@ -15,8 +15,8 @@ from scipy import stats
 
 from experiments import atlas, atlas_page, atlas_picture, published, published_scaling, regression, small_vits
 from experiments import effects as estimates
+from experiments import published_effects as library
 from experiments.effects import BY_DEPTH, DEPTH, HEADS, MLP, STEP
-from leanformer.analysis import published as library
 
 
 @pytest.fixture(scope="module")

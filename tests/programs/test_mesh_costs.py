@@ -261,24 +261,3 @@ def test_memory_of_another_batch_size_is_marked():
     other, same = (table("quickstart", make_costs(), make_costs(batch_size=size), "vit_b") for size in (1024, 128))
     assert mentions(other, "5,000 B", 1024, "1.000") and not mentions(same, 1024)
     assert mentions(table("quickstart", make_costs(), make_costs(params=3), "vit_b"), "2.000")
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_published_models_are_named_for_other_heads(as_json, monkeypatch, tmp_path):
-    """A GPT-2 with heads of half the dimension, against GPT-2."""
-    monkeypatch.setattr(cost, "cost", lambda c: make_costs(params=124_439_808))
-    narrow = tmp_path / "narrow.py"
-    text = "from leanformer import config\n\n\ndef get_config():\n    c = config.load('gpt2')\n"
-    narrow.write_text(f"{text}    c.model.update(num_heads=24, head_dim=32)\n    return c\n")
-    words = command("cost", config=str(narrow)) + ["--against=gpt2", *["--json"] * as_json]
-    status, out, err = run_in_process(words)
-    assert (status, err) == (0, "")
-    if as_json:
-        step = json.loads(out)["published"]
-        assert (step["kind"], step["before"], step["after"]) == ("decoder", "12 x 64", "24 x 32")
-        assert [change["source"] for change in step["changes"]] == ["open_lm"] and step["changes"][0]["low"] > 0
-    else:
-        assert mentions(out, "open_lm", "12 x 64 to 24 x 32", "nats")
-    words = command("cost", config="gpt2") + ["--against=gpt2", *["--json"] * as_json]
-    _, out, _ = run_in_process(words)
-    assert json.loads(out)["published"] is None if as_json else not mentions(out, "Published")

@@ -6,8 +6,8 @@ import math
 import pytest
 from messages import mentions
 
-from leanformer.analysis import published
-from leanformer.analysis.published import Effect
+from experiments import published_effects as published
+from experiments.published_effects import Effect
 
 
 def make_model(heads, head_dim, **changes):
@@ -121,20 +121,6 @@ def test_sources_that_disagree_are_named(monkeypatch):
     assert mentions(text, "+0.100", "-0.300", "A", "B", "C", "disagree", "12 x 64", "24 x 32")
     table[1] = dataclasses.replace(table[1], low=-0.4, high=0.1)
     assert not mentions(str(compare(*heads)), "disagree")
-
-
-def test_steps_of_several_architectures(rows):
-    """In the order of AXES; the third keeps its heads."""
-    shapes = [
-        (12, 768, 24, 32, 8),
-        (12, 768, 24, 32, 16),
-        (6, 768, 12, 64, 8),
-        (12, 768, 9, 64, 8),
-        (12, 768, 8, 64, 8),
-    ]
-    lines = published.summarise(make_model(12, 64), shapes, lambda shape: 124_000_000)
-    assert len(lines) == 2 and mentions(lines[0], "+0.100", "24 x 32") and mentions(lines[1], "12 x 64", 2)
-    assert published.summarise(make_model(12, 64), shapes[2:3], lambda shape: 1) == []
 
 
 def test_packaged_table():

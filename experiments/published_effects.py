@@ -1,10 +1,15 @@
 """Effect of heads in published models, for the step from one architecture to another.
 
+    python -m experiments.published_effects BEFORE AFTER
+
+prints what published models lost or gained by the change of heads from the config BEFORE to the config AFTER.
+
 published_effects.csv has the effect of a doubling of heads at fixed total width in public tables of trained models, by
 range of the head dimension after it. `python -m experiments.atlas --write` writes it; docs/published_models.md says how
 the effects were estimated. A step is covered by a source only if both architectures lie within all its ranges.
 """
 
+import argparse
 import csv
 import dataclasses
 import functools
@@ -13,8 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
+from leanformer import config
+from leanformer.analysis import step
+from leanformer.analysis.dimensions import Dimensions, model_dimensions
 from leanformer.config.per_layer import listed_per_layer
+from leanformer.costs import count
 from leanformer.errors import ConfigError
 
 
@@ -157,15 +165,15 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], params: tuple[i
     was, now = (f"{model.get('num_heads')} x {model.get('head_dim')}" for model in (before, after))
     kinds = {KINDS.get(model.get("name", ""), "") for model in (before, after)}
     kind = kinds.pop() if len(kinds) == 1 else ""
-    step = Step(kind, was, now)
+    change = Step(kind, was, now)
     if any(map(listed_per_layer, (before, after))):
-        return dataclasses.replace(step, reason="layers have different sizes")
+        return dataclasses.replace(change, reason="layers have different sizes")
     try:
-        shapes = [model_dimensions(model, count) for model, count in zip((before, after), params, strict=True)]
+        shapes = [model_dimensions(model, number) for model, number in zip((before, after), params, strict=True)]
     except ConfigError:
-        return dataclasses.replace(step, reason="layers have different sizes")
+        return dataclasses.replace(change, reason="layers have different sizes")
     if reason := _explain(kind, before, after, shapes):
-        return dataclasses.replace(step, reason=reason)
+        return dataclasses.replace(change, reason=reason)
     changes = tuple(_changes(kind, *shapes))
     reason = ""
     if not changes:
@@ -173,7 +181,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], params: tuple[i
         sizes = (f"{name} {_join(getattr(shape, axis) for shape in shapes)}" for axis, name in names.items())
         dims = _join(shape.head_dim[0] for shape in shapes)
         reason = f"no table of {kind}s has {', '.join(sizes)}, head dimension {dims}"
-    return dataclasses.replace(step, changes=changes, reason=reason)
+    return dataclasses.replace(change, changes=changes, reason=reason)
 
 
 def _explain(kind: str, before: Mapping[str, Any], after: Mapping[str, Any], shapes: list[Dimensions]) -> str:
@@ -253,24 +261,16 @@ def _sum(rows: list[Effect], doublings: list[float]) -> Change:
     return Change(rows[0].source, rows[0].unit, *ends, models, dims, exact, widths)
 
 
-def summarise(
-    base: Mapping[str, Any], shapes: Iterable[tuple[int, ...]], params: Callable[[tuple[int, ...]], int]
-) -> list[str]:
-    """Return lines on the steps from a config's model to several architectures.
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs=2, metavar="CONFIG", help="config before and after the change of heads")
+    before, after = (config.load(name) for name in parser.parse_args().configs)
+    before_params, after_params = (count.parameters(step.build(c, None).state.params) for c in (before, after))
+    print(
+        compare(before.model.to_dict(), after.model.to_dict(), (before_params, after_params))
+        or "The heads are the same."
+    )
 
-    There is one line per step that a table covers, and one with the number of steps that none covers. Architectures
-    with the same heads as the config have no line.
 
-    Args:
-        base: `model` section of the config.
-        shapes: sizes of the architectures in the order of AXES; the other keys are those of `base`.
-        params: function from such sizes to the number of parameters.
-    """
-    first = params(tuple(base[axis] for axis in AXES))
-    compared = (compare(base, {**base, **dict(zip(AXES, s, strict=True))}, (first, params(s))) for s in shapes)
-    steps = [step for step in compared if step]
-    lines = [*dict.fromkeys(str(step) for step in steps if step.changes)]
-    if others := sum(not step.changes for step in steps):
-        text = f"Published models: no table covers the step from heads {steps[0].before} to {others}"
-        lines.append(f"{text} of these architectures.")
-    return lines
+if __name__ == "__main__":
+    main()
