@@ -8,7 +8,7 @@ Fine-tunes the weights of a pre-trained run with its architecture, its tokenizer
 score is that of the dev split after the last epoch, by the metric of the task, times 100: Matthews for CoLA, F1 for
 MRPC and QQP, Pearson for STS-B, otherwise accuracy. Prints the median over seeds, lowest and highest, and the mean over
 tasks: without MNLI-mm as in Table 1 of Leaner Transformers, with it as in Cramming. Other arguments are passed to
-`leanformer.sweep`: --vmap, --parallel=N, --set=KEY=VALUE. Without --init_from, the config's model is trained from
+`leanformer.sweep`: --parallel=N, --set=KEY=VALUE. Without --init_from, the config's model is trained from
 scratch.
 """
 

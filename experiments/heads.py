@@ -91,7 +91,7 @@ def main(f: cli.Values) -> None:
     trades["fixed total width"] = [(n, WIDTH // n) for n in heads]
     shapes = dict.fromkeys(shape for trade in trades.values() for shape in trade)
     files = [f"{Path(__file__)}:heads={n},head_dim={h},epochs={f.epochs}" for n, h in shapes]
-    common.sweep(out / "runs", f"--config={','.join(files)}", f"--seeds={f.seeds}", "--vmap")
+    common.sweep(out / "runs", f"--config={','.join(files)}", f"--seeds={f.seeds}")
     result = read(out / "runs")
     print(f"{'trade':<22}{'heads':<8}{'κ at start':>11}{'κ at end':>11}   top-1, %")
     for trade, shapes in trades.items():

@@ -360,7 +360,7 @@ def main(f: cli.Values) -> None:
     cases = [f"lever={lever},heads={heads}" for lever, heads in keys]
     cases += [f"lever={name},heads=few,scale={matching_scale(name, f.seeds)}" for name in MATCHED]
     words = [f"--config={','.join(f'{Path(__file__)}:{arguments}' for arguments in cases)}", f"--seeds={f.seeds}"]
-    words += [f"--over=optim.lr={','.join(f.rates)}", f"--set=total_steps={f.steps}", "--vmap"]
+    words += [f"--over=optim.lr={','.join(f.rates)}", f"--set=total_steps={f.steps}"]
     common.sweep(out / "runs", *words)
     records = read(out / "runs")
     write_table(out / "mediation.csv", records)

@@ -75,7 +75,7 @@ def train(c: config.ConfigDict, f: argparse.Namespace) -> Path:
     words = [f"--set={key}={value!r}" for key, value in keys.items() if key not in configured]
     why = f"spread over all shapes of {' or '.join(f'{budget:,.0f}' for budget in f.budgets)} parameters."
     base = proxies.Base.of(f.config, c)
-    return proxies.train(f.out, base, chosen, costs, why=why, words=[f"--seeds={f.seeds}", "--vmap", *words])
+    return proxies.train(f.out, base, chosen, costs, why=why, words=[f"--seeds={f.seeds}", *words])
 
 
 def read(folder: Path, budgets: Sequence[float]) -> list[Row]:

@@ -43,7 +43,6 @@ from leanformer.costs.count import format_count, format_number
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
 from leanformer.runtime.text import wrap
-from leanformer.training import vmap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +268,7 @@ def main(f: cli.Values) -> None:
         candidates = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST, limit)
         chosen = shapes.select_spread(candidates, f.proxies)
         why = f"a proxy run for --budget={','.join(f.budget)}, with the learning rate of the config."
-        words = [f"--seeds={f.seeds}", *([] if vmap.obstacle(c) else ["--vmap"]), *(f"--set={text}" for text in f.set)]
+        words = [f"--seeds={f.seeds}", *(f"--set={text}" for text in f.set)]
         trained = proxies.train(out / "proxies", base, chosen, costs, why=why, words=words)
         fit = fit_runs([*f.runs, str(trained)], f.metric)
     ranked = f"ranked by {fit.source}" if fit else "not ranked, spread over all sizes"

@@ -78,7 +78,6 @@ COSTS = {
     "memory_bytes": Quantity("peak memory per device", "bytes of the compiled training step", "B", False),
     "wall_s": Quantity("wall-clock time", "seconds from start to end of the run", "s", False),
     "goodput": Quantity("goodput", "fraction of the wall-clock time spent in training steps", higher=True),
-    "vmapped_runs": Quantity("runs in one program", "memory and seconds are totals of these runs"),
 }
 PROGRESS = {
     "step": Quantity("training step", "updates of the weights so far"),

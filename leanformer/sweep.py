@@ -1,7 +1,7 @@
 """Training of a grid of configs, keys and seeds, each run in a folder of its own.
 
 python -m leanformer.sweep --config=FILE[:ARGUMENT][,FILE] --over=model.num_heads=8,12,16 --seeds=3 --workdir=DIR
-      ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8] [--vmap]
+      ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8]
 
 The runs are the product of the configs, of every --over and of the seeds 0, 1, ... On this machine --parallel runs
 execute at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... divided between them; SLURM executes them as one job
@@ -12,8 +12,7 @@ failed runs are listed with the last lines of their logs. Values and seeds may b
 or total_tokens raised; any other difference from a run in the folder that can change its result is an error. After
 Ctrl-C or SIGTERM the active runs save before the sweep ends.
 
-With --vmap, runs that differ only in seed and learning rates are trained as one program (`leanformer.train_vmap`),
-which uses a device better if the model is small. At the end the runs are compared in DIR/compare/compare.html
+At the end the runs are compared in DIR/compare/compare.html
 (`leanformer.compare`).
 """
 

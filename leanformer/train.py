@@ -90,7 +90,7 @@ def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool
             if oom_suggestions.memory_limit(device):  # so that an evaluation cannot run out of memory after hours
                 peaks |= evaluators.peak_memory(run, measurements)
         print(pages.start(run, compiled), flush=True)
-        oom_suggestions.check_memory(c, peaks, device, runs=run.vmapped)
+        oom_suggestions.check_memory(c, peaks, device)
         print(pages.origin(run), flush=True)
         if stop.before_work():
             print(f"Stopped at step {run.start}, before the first step. To resume: {again}", flush=True)
@@ -100,8 +100,7 @@ def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool
             step_fn = run.make_step_fn(compiled)
             state, status = loop.train(run, state, step_fn, batches, measurements, stop, again=again)
         if status == 0 and multihost.is_primary():
-            for member, final in run.members(state):
-                pages.summarise(member, final, programs.peak_memory(compiled), runs=run.vmapped)
+            pages.summarise(run, state, programs.peak_memory(compiled))
     return status
 
 

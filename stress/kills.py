@@ -9,11 +9,11 @@ end with status 75; `start`, SIGTERM during the first seconds; `save`, SIGKILL w
 the other must end with an error within 60 s; `frozen`, the same with SIGSTOP, like a lost host; `term2`, SIGTERM of
 one process, after which both must end with status 75; `start2`, the same before the first step of a run in a store.
 
-Jobs: image, gpt, bert, sentences, lra, points (`train`); sweep and vmap (`sweep` of four runs, one process each or one
-program for all); prepare (`prepare build`). A job is killed up to four times. Then the same command finishes it. These
-must equal an undisturbed job: every final state bit for bit, the records of all steps and evaluations, each once and in
-order, and the best checkpoint; for `prepare`, every file. No child process may be left. Runs are tiny, on the CPU, with
-all random augmentation enabled. Exit status 1 if anything differs.
+Jobs: image, gpt, bert, sentences, lra, points (`train`); sweep (`sweep` of four runs); prepare (`prepare build`). A
+job is killed up to four times. Then the same command finishes it. These must equal an undisturbed job: every final
+state bit for bit, the records of all steps and evaluations, each once and in order, and the best checkpoint; for
+`prepare`, every file. No child process may be left. Runs are tiny, on the CPU, with all random augmentation enabled.
+Exit status 1 if anything differs.
 """
 
 import argparse
@@ -71,7 +71,6 @@ JOBS = {  # name: (command, its flags, config, keys of the config)
     "lra": ("train", [], "nystromformer_listops_short:landmarks=8", RUN | LISTOPS | {"optim.ema": None}),
     "points": ("train", [], "rank_nn_small", RUN | {"batch_size": 16, "model.width": None}),
     "sweep": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--parallel=2"], "quickstart", RUN | IMAGE),
-    "vmap": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--vmap"], "quickstart", RUN | IMAGE),
     "prepare": ("prepare", ["build"], "nystromformer_listops_short", SHORT | {"data.recipe.train": 60_000}),
 }
 KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2", "start2")

@@ -24,7 +24,7 @@ LAYERS = [  # a module imports only from its own package and from packages above
     ["cli"],
     ["sweeps", "analysis", "exports"],
     ["reports"],
-    ["train"],  # one start-up, which `train_vmap` shares
+    ["train"],
 ]
 DOORS = ("programs",)  # packages of which others import only the package itself
 # All other top-level modules are commands. They never import each other; `__main__` starts each of them.

@@ -3,7 +3,7 @@
     python -m experiments.study.causes [--out=DIR]
 
 With --out, trains the small ViT of `experiments.mediation` under every condition, at three learning rates with ten
-seeds that no other study used; the 30 runs of a condition are one program. The same command resumes; every run is a row
+seeds that no other study used. The same command resumes; every run is a row
 of experiments/evidence/study_causes.csv. Without --out, prints what the rows say.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from experiments import common, mediation
 from experiments.study import language
 from experiments.tables import Estimate
-from leanformer import cli, config, train_vmap
+from leanformer import cli, config, train
 from leanformer.analysis import statistics
 from leanformer.runtime import files
 from leanformer.training import metrics_log
@@ -77,12 +77,12 @@ def run(condition: str, out: Path) -> list[dict[str, Any]]:
     runs = {(lr, seed): out / f"{condition}-lr={lr:g}-seed={seed}" for lr in RATES for seed in SEEDS}
     configs = ((folder, get_config(condition, *about)) for about, folder in runs.items())
     if members := [(folder, c) for folder, c in configs if not common.is_finished(c, folder)]:
-        for _, c in members:
+        for folder, c in members:
             config.check(c)
-        with contextlib.redirect_stdout(io.StringIO()):
-            status = train_vmap.train(members)
-        if status:
-            sys.exit(status)
+            with contextlib.redirect_stdout(io.StringIO()):
+                status = train.train(c, folder)
+            if status:
+                sys.exit(status)
     return [make_row(condition, *about, folder) for about, folder in runs.items()]
 
 

@@ -22,15 +22,14 @@ def _total_flops(run: Run) -> float | None:
 
 
 def _step_seconds(run: Run) -> float | None:
-    return (run.cost("seconds") or {}).get("steps") if run.vmapped_runs == 1 else None
+    return (run.cost("seconds") or {}).get("steps")
 
 
 def _peak_memory(run: Run) -> int | None:
-    return run.cost("memory_bytes") if run.vmapped_runs == 1 else None
+    return run.cost("memory_bytes")
 
 
-# Functions from a run to its cost, by key of `quantities.COSTS`. They return None if the run did not record it, and for
-# seconds and memory of a run that was trained with others as one program.
+# Functions from a run to its cost, by key of `quantities.COSTS`. They return None if the run did not record it.
 COST_METRICS: dict[str, Callable[[Run], Any]] = {
     "params": lambda run: run.cost("params"),
     "flops": _total_flops,
@@ -45,7 +44,7 @@ def median_cost(shape: RunGroup, currency: str) -> float | None:
     Args:
         shape: configuration.
         currency: key of COST_METRICS: "params", "flops" (training FLOPs of a run), "seconds" (in training steps) or
-            "bytes" (peak memory per device). Seconds and bytes are not known for runs that were trained with --vmap.
+            "bytes" (peak memory per device).
     """
     costs = [cost for run in shape.runs if (cost := COST_METRICS[currency](run)) is not None]
     return float(middles.median(costs)) if costs else None

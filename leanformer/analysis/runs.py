@@ -50,15 +50,6 @@ class Run:
     records: Sequence[Mapping[str, Any]]
     value: float
 
-    @property
-    def vmapped_runs(self) -> int:
-        """Number of runs that were trained as one program with this one; 1 without --vmap.
-
-        The recorded seconds and memory are totals of all of them.
-        """
-        summary = self.summary
-        return summary.get("vmapped_runs", summary.get("together", 1))  # "together" before version 0.1
-
     def cost(self, name: str) -> Any:
         """Return the value of a key of summary.json; None without the key, as in runs of earlier versions."""
         return self.summary.get(name)

@@ -26,12 +26,6 @@ SWEEP_FLAGS = (  # flags of a command that executes a sweep (sweeps.executor)
     ),
     Flag("slurm", "KEY=VALUE: parameter of SLURM's sbatch.", default=(), many=True),
     Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24, minimum=1),
-    Flag(
-        "vmap",
-        "Vectorise runs that differ only in seed and learning rates: train them as one program (vmap).",
-        bool,
-        default=False,
-    ),
 )
 
 COMMANDS = {

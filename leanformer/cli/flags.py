@@ -33,7 +33,7 @@ DEFINE = {
 }
 SHOWN = {str: "TEXT", int: "N", float: "X", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
 PATHS = ("workdir", "out", "weights", "tokenizer", "texts", "prompts", "reference")  # flags that name a file or folder
-RENAMED = {"together": "vmap"}  # new names of the flags that the last release renamed
+RENAMED: dict[str, str] = {}  # new names of the flags that the last release renamed
 
 
 @dataclasses.dataclass(frozen=True)

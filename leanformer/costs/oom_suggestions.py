@@ -61,23 +61,15 @@ def _settings(c: ConfigDict, shares: int) -> Iterator[Setting]:
         yield Setting({"batch_size": half}, "changes the recipe; lower optim.lr too")
 
 
-def describe(c: ConfigDict, problem: str = "Out of device memory.", *, runs: int = 1) -> str:
+def describe(c: ConfigDict, problem: str = "Out of device memory.") -> str:
     """Return a message with up to three ways to need less memory on the attached devices.
 
     Args:
         c: config of the run.
         problem: first sentence of the message.
-        runs: number of runs that the program trains.
     """
-    settings = suggest(c, 1 if runs > 1 else jax.device_count())
+    settings = suggest(c, jax.device_count())
     options = [*map(str, settings), "use a smaller model, or more devices"]
-    if runs > 1:  # runs of a sweep, on one device
-        flags = [option.replace("--config.", "--set=") for option in options]
-        options = [
-            f"train fewer than {runs} runs at a time: fewer seeds or configs per command",
-            "without --vmap: one run at a time",
-            *flags,
-        ]
     return f"{problem} Change the first of these that you can:\n  " + "\n  ".join(options[:3])
 
 
@@ -86,7 +78,7 @@ def memory_limit(device: Any) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
-def check_memory(c: ConfigDict, peaks: Mapping[str, int], device: Any, *, runs: int = 1) -> None:
+def check_memory(c: ConfigDict, peaks: Mapping[str, int], device: Any) -> None:
     """Raise TrainingError if a compiled program needs more memory than the device has. Call this before step 1.
 
     The message has what to change: settings from `describe` for the training step, otherwise probe.examples or
@@ -97,27 +89,25 @@ def check_memory(c: ConfigDict, peaks: Mapping[str, int], device: Any, *, runs: 
         peaks: bytes per device by name of the program: "step" (STEP) for the training step, else that of an evaluator,
             such as "probe".
         device: device with the memory limit; nothing is checked if it does not report one.
-        runs: number of runs that the program trains.
     """
     limit, human = memory_limit(device), count.format_number
     for name, peak in peaks.items():
         if limit and peak > limit:
-            problem = f"The compiled {name}{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B per device, "
+            problem = f"The compiled {name} needs {human(float(peak))}B per device, "
             problem += f"{human(float(peak - limit))}B more than the {human(float(limit))}B available."
             if name == STEP:
-                raise TrainingError(describe(c, problem, runs=runs))
+                raise TrainingError(describe(c, problem))
             key = "probe.examples" if name == "probe" else "eval.batch_size"
             section, _, leaf = key.partition(".")
             raise TrainingError(f"{problem} It would fail at its first turn. Lower --config.{key}={c[section][leaf]}.")
 
 
 @contextlib.contextmanager
-def explained(c: ConfigDict, *, runs: int = 1) -> Iterator[None]:
+def explained(c: ConfigDict) -> Iterator[None]:
     """Raise TrainingError in place of JAX's error within a `with` block if a device, or NCCL, is out of memory.
 
     Args:
         c: config of the run, for the settings to try in the message.
-        runs: number of runs that the program trains.
     """
     try:
         yield
@@ -127,4 +117,4 @@ def explained(c: ConfigDict, *, runs: int = 1) -> Iterator[None]:
             raise TrainingError(remedy) from error
         if "RESOURCE_EXHAUSTED" not in text:
             raise
-        raise TrainingError(describe(c, runs=runs)) from error
+        raise TrainingError(describe(c)) from error

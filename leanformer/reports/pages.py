@@ -169,12 +169,7 @@ def _format_axes(mesh: jax.sharding.Mesh) -> str:
 
 
 def origin(run: Run) -> str:
-    """Return the line about the step, or the weights, from which a restored run continues, with its workdir.
-
-    For several runs as one program it has their number and the steps, without workdirs.
-    """
-    if run.vmapped > 1:
-        return f"{run.vmapped} runs as one program, from step {run.start} to {run.intervals.total}."
+    """Return the line about the step, or the weights, from which a restored run continues, with its workdir."""
     path = run.config.init_from.path
     fresh = f"Starting from the weights of {path}" if path else "Starting from scratch"
     return f"Resuming from step {run.start} in {run.workdir}." if run.start else f"{fresh} in {run.workdir}."
@@ -191,7 +186,7 @@ def complete(run: Run) -> str:
     return f"This run is complete: {run.start} steps in {run.workdir}. {more}"
 
 
-def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> None:
+def summarise(run: Run, state: TrainState, memory: int) -> None:
     """Write summary.json and the plots of a finished run to its workdir, and print its final scores and their paths.
 
     Call this in process 0 only. The run must have been evaluated.
@@ -200,7 +195,6 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
         run: finished run.
         state: its final state.
         memory: bytes per device that the training step needs.
-        runs: number of runs that the program trained; memory and seconds are the totals of all of them.
     """
     workdir, records, step = run.workdir, run.recorder.records, int(state.step)
     seconds, score = run.timer.seconds(), run.checkpoints.score
@@ -220,7 +214,6 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
         "forward_flops": forward,
         "train_flops": training,
         "memory_bytes": memory,
-        "vmapped_runs": runs,
         "skipped_steps": int(state.skipped),
         "unreadable_examples": len(run.corrupt.seen),
         "examples_per_s": statistics.median(speeds) if speeds else None,

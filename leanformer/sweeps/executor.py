@@ -22,12 +22,11 @@ from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import cuda, signals, text
 from leanformer.sweeps import member_process
-from leanformer.sweeps.grid import SweepRun, VmapGroup, group_runs, parse_assignment, select_unfinished
+from leanformer.sweeps.grid import SweepRun, parse_assignment, select_unfinished
 from leanformer.training import checks, progress
 
 
 LOG_LINES = 15  # lines shown from the log of a failed run
-Unit = SweepRun | VmapGroup
 CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # otherwise srun of SLURM >= 22.05 gives a task 1 CPU
 SQUEUE = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T")
 NOT_TEXT = {"additional_parameters", "setup", "srun_args", "teardown"}  # parameters of submitit that are lists
@@ -73,13 +72,12 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
     """
     pending = select_unfinished(members)
     check(pending)
-    units = group_runs(pending) if f.vmap else pending
     executor = make_executor(folder / "logs", f) if pending else None
     places = environments(os.environ, f.parallel) if pending and f.cluster == "local" else []
     number = format_count(len(members), "run")
     print(text.wrap(f"{number} in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run."))
-    logs = {} if executor is None else run(units, executor, places, f)
-    return {member: log for unit, log in logs.items() for member in unit.runs if not member.finished}
+    logs = {} if executor is None else run(pending, executor, places, f)
+    return {member: log for member, log in logs.items() if not member.finished}
 
 
 def print_failures(failed: Mapping[SweepRun, str]) -> None:
@@ -121,8 +119,8 @@ def make_executor(logs: Path, f: cli.Values) -> submitit.AutoExecutor:
 
 
 def run(
-    units: Sequence[Unit], executor: submitit.AutoExecutor, places: list[dict[str, str]], f: cli.Values
-) -> dict[Unit, str]:
+    units: Sequence[SweepRun], executor: submitit.AutoExecutor, places: list[dict[str, str]], f: cli.Values
+) -> dict[SweepRun, str]:
     """Execute runs, wait for their end, and return the failed ones, each with the last lines of its log.
 
     Args:
@@ -158,9 +156,9 @@ def run(
         return _run_here(executor, units, places)
 
 
-def _forget_summaries(units: Sequence[Unit]) -> None:
+def _forget_summaries(units: Sequence[SweepRun]) -> None:
     """Delete each summary.json, so that a run that is extended does not keep that of the shorter run if it fails."""
-    for member in (member for unit in units for member in unit.runs):
+    for member in units:
         (member.workdir / "summary.json").unlink(missing_ok=True)
 
 
@@ -206,7 +204,7 @@ def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, st
     return [{**environ, "CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
-def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]) -> dict[Unit, str]:
+def _run_here(executor: Any, units: Sequence[SweepRun], places: list[dict[str, str]]) -> dict[SweepRun, str]:
     """Execute runs on this machine. After a stop signal (`signals.STATUS`), let the active runs save, then raise."""
     jobs, running, waiting = {}, {}, [*units]
     begun, ended = time.monotonic(), 0
@@ -238,9 +236,9 @@ def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]
         raise
 
 
-def _progress_line(unit: Unit, ended: int, total: int, seconds: float) -> str:
+def _progress_line(member: SweepRun, ended: int, total: int, seconds: float) -> str:
     """Return the line about a run that ended: its score, and the time left if all take as long as those so far."""
-    parts = [f"[{ended}/{total}] {unit.workdir.name}", *(run.final_score or "failed" for run in unit.runs)]
+    parts = [f"[{ended}/{total}] {member.workdir.name}", member.final_score or "failed"]
     if ended < total:
         parts.append(f"about {progress.format_duration(seconds / ended * (total - ended))} left")
     return "  ".join(parts)
@@ -267,7 +265,7 @@ def _handle_signals(handler: Any, *numbers: int) -> Iterator[None]:
             signal.signal(number, answer)
 
 
-def _failures(jobs: Mapping[Unit, Any]) -> Iterator[tuple[Unit, str]]:
+def _failures(jobs: Mapping[SweepRun, Any]) -> Iterator[tuple[SweepRun, str]]:
     for member, job in jobs.items():
         error = job.exception()  # waits for it
         if error is not None or not member.finished:

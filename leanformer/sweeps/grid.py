@@ -1,9 +1,8 @@
-"""Runs of a sweep: the grid of configs, keys and seeds, and groups of runs that one vectorised program can train."""
+"""Runs of a sweep: the grid of configs, keys and seeds."""
 
 import dataclasses
 import functools
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +19,7 @@ from leanformer.errors import ConfigError
 from leanformer.quantities import find
 from leanformer.runtime import files
 from leanformer.tasks import scores
-from leanformer.training import metrics_log, progress, run_files, vmap
-from leanformer.training.restoring import steps_in
+from leanformer.training import progress, run_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,54 +64,6 @@ class SweepRun:
     def command(self) -> list[str]:
         """Command that trains the run, as a list of words, beginning with the Python interpreter."""
         return [sys.executable, "-m", "leanformer.train", *self.words, f"--workdir={self.workdir}"]
-
-    @property
-    def runs(self) -> tuple["SweepRun", ...]:
-        """The run itself as a tuple of one; `VmapGroup.runs` are several."""
-        return (self,)
-
-
-@dataclasses.dataclass(frozen=True)
-class VmapGroup:
-    """Runs that one vectorised program trains, with the properties of a SweepRun that its execution needs.
-
-    Attributes:
-        runs: the runs, which differ only in seed and learning rates.
-    """
-
-    runs: tuple[SweepRun, ...]
-
-    @property
-    def workdir(self) -> Path:
-        """Folder of the first run."""
-        return self.runs[0].workdir
-
-    @property
-    def finished(self) -> bool:
-        """True if all runs have finished."""
-        return all(member.finished for member in self.runs)
-
-    @property
-    def command(self) -> list[str]:
-        """Command that trains all runs, as a list of words, beginning with the Python interpreter."""
-        arguments = (json.dumps([str(member.workdir), *member.words]) for member in self.runs)
-        return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in arguments)]
-
-
-def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
-    """Return the runs, combined into groups that one vectorised program can train.
-
-    The runs of a group differ only in seed and learning rates, and have their newest checkpoint at the same step. A run
-    that fits no other stays a SweepRun, and so does one that diverged, which would end its group again. Raises
-    ConfigError if a run cannot be trained by such a program (`vmap.check`).
-    """
-    groups: dict[str, list[SweepRun]] = {}
-    for member in pending:
-        vmap.check([member.config])
-        alone = member.workdir if metrics_log.diverged(member.workdir) else None
-        key = (vmap.group_key(member.config), steps_in(member.workdir / "checkpoints")[-1:], alone)
-        groups.setdefault(str(key), []).append(member)
-    return [VmapGroup(tuple(members)) if len(members) > 1 else members[0] for members in groups.values()]
 
 
 def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:

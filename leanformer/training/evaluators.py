@@ -116,6 +116,5 @@ def peak_memory(run: Run, evaluators: Mapping[str, Evaluator]) -> dict[str, int]
         evaluators: evaluators by name; those without a program are left out.
     """
     rest = programs.count_bytes(run.state) - programs.count_bytes(run.model.weights)
-    rest += (run.vmapped - 1) * programs.count_bytes(run.state)
     compilers = {name: evaluator.compile for name, evaluator in evaluators.items()}
     return {name: rest + programs.peak_memory(compile()) for name, compile in compilers.items() if compile}

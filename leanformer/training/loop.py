@@ -22,7 +22,7 @@ def train(
     """Train to the end, or to a stop request. This function defines the order of all events in a run.
 
     Args:
-        run: open and restored run, or several as one (`vmap.EnsembleRun`).
+        run: open and restored run.
         state: restored state, which is donated.
         step_fn: function (state, host batch) -> (state, metrics).
         batches: host batches from the next step on.

@@ -87,7 +87,6 @@ class Run:
     name: str = ""
     start: int = 0
 
-    vmapped = 1  # number of runs that the step trains; see `vmap.EnsembleRun`
     _seen = 0  # training examples until step `start`, of which some may have had another batch size
     _metrics: Any = None  # metrics of the last step
 
@@ -221,10 +220,6 @@ class Run:
             if int(step) <= self.start:
                 self.checkpoints.report(int(step), value)
         return state
-
-    def members(self, state: TrainState) -> list[tuple["Run", TrainState]]:
-        """Return the runs that the training step trains, each with its state; here this run alone."""
-        return [(self, state)]
 
     @property
     def complete(self) -> bool:

@@ -151,7 +151,7 @@ def test_front_omits_shapes_that_a_cheaper_one_equals(higher, no_shape_checks):
     points = {"a": (1, 3), "b": (2, 3), "c": (2, 2), "d": (4, 5), "e": (4, 4), "f": (7, 5), "g": (8, 6)}
 
     def make_shape(name, price, score):
-        run = types.SimpleNamespace(cost=lambda name: {"params": price}.get(name), vmapped_runs=1)
+        run = types.SimpleNamespace(cost=lambda name: {"params": price}.get(name))
         return types.SimpleNamespace(name=name, mean=score if higher else -score, runs=[run])
 
     shapes = [make_shape(name, *point) for name, point in points.items()]
@@ -165,19 +165,6 @@ def test_means_are_shown_with_half_of_students_interval(sweep_result):
         half = stats.t.ppf(0.975, len(scores) - 1) * scores.std(ddof=1) / np.sqrt(len(scores))
         mean, shown_half = map(float, tables.with_interval(shape, "{:.12f}".format).split(" ± "))
         assert mean == pytest.approx(scores.mean(), abs=1e-9) and shown_half == pytest.approx(half, rel=1e-6)
-
-
-def test_vmapped_runs_have_no_individual_time_and_memory(tmp_path):
-    """A vmapped program of three runs has no seconds and bytes per run, and a note reports that."""
-    folder = fake_runs.write_sweep(tmp_path / "s", depths=(2,))
-    for path in folder.glob("*,num_heads=4,*/summary.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"together": 3}))
-    result = comparison.compare(runs.read([str(folder)]))
-    single, vmapped = sorted(result.shapes, key=lambda shape: shape.runs[0].vmapped_runs)
-    for metric in ("seconds", "bytes"):
-        assert frontier.median_cost(single, metric) and frontier.median_cost(vmapped, metric) is None
-        assert frontier.pareto_front(result.shapes, True, metric) == []
-    assert frontier.median_cost(vmapped, "params") and any(mentions(note, 3) for note in result.notes)
 
 
 def test_lower_is_better_for_error_scores(tmp_path):

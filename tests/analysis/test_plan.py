@@ -239,13 +239,6 @@ def test_proxies_are_trained_and_a_surface_fitted_to_them(cached_costs, fake_swe
         assert config.load(str(file)).optim.lr == 0.004
 
 
-def test_proxies_with_early_stopping_are_separate_programs(cached_costs, fake_sweep, tmp_path):
-    assert run_plan(*PROXIES, f"--out={tmp_path}", *OVER)[0] == 0 and "--vmap" in fake_sweep.words
-    words = ["--config.eval.patience=3", f"--out={tmp_path / 'patient'}", *OVER]
-    fake_sweep.ends = False
-    assert run_plan(*PROXIES, *words)[0] == 2 and "--vmap" not in fake_sweep.words
-
-
 def test_proxies_in_a_folder_with_a_comma_and_an_equals_sign(tmp_path):
     """The sweep reads the config files that the plan hands it."""
     paths = [tmp_path / "a,lr=1" / name for name in ("x.py", "y.py")]

@@ -58,10 +58,3 @@ def test_number_outside_the_limits_of_its_flag_is_refused(word):
 def test_missing_config_is_reported_with_its_flag():
     with refuses("--against=quickstrt", "--against=quickstart"):
         cli.parse([cli.Flag("against", "", cli.ConfigDict)], ["--against=quickstrt"])
-
-
-def test_old_flag_name_is_accepted_with_a_warning(capsys):
-    flags = [cli.Flag("vmap", "Vectorised.", bool, default=False)]
-    assert cli.parse(flags, ["--together"]).vmap is True
-    assert mentions(capsys.readouterr().err, "--together", "--vmap")
-    assert cli.parse(flags, ["--vmap"]).vmap is True and capsys.readouterr().err == ""

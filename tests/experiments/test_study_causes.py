@@ -75,8 +75,8 @@ def test_conditions_differ_from_the_base_in_the_model_only():
     assert causes.get_config(causes.BASE, 3e-3, 101).optim.lr == 3e-3 and base.model.num_heads == 2
 
 
-@pytest.mark.slow  # trains; tests/training/test_vmap.py covers what it calls
-def test_runs_of_a_condition_are_one_program_and_resume(tmp_path, monkeypatch, capfd):
+@pytest.mark.slow  # trains
+def test_runs_of_a_condition_resume(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(causes, "RATES", (1e-3, 3e-3))
     monkeypatch.setattr(causes, "SEEDS", (100,))
     original = causes.get_config

@@ -4,9 +4,7 @@ import pytest
 from messages import mentions, refuses
 
 from leanformer import config
-from leanformer.analysis import runs
 from leanformer.reports import pages
-from leanformer.reports.comparison import run_page
 from leanformer.training import progress
 
 
@@ -56,11 +54,3 @@ def test_numbers_are_rounded_to_significant_digits():
     values = {"loss": 0.46707453155517575, "small": 1.23456e-7, "large": 1234567.8, "ppl": 9876.54321}
     rounded = {"loss": "0.4671", "small": "1.235e-07", "large": "1,234,568", "ppl": "9877"}
     assert progress.round_values(values | {"step": 123456, "split": "a"}) == rounded | {"step": 123456, "split": "a"}
-
-
-@pytest.mark.parametrize(("vmapped_runs", "rows"), [(1, 0), (3, 1), (None, 0)])
-def test_single_run_has_no_row_of_vmapped_runs(vmapped_runs, rows, monkeypatch):
-    costs = {"params": 1000, "vmapped_runs": vmapped_runs}
-    monkeypatch.setattr(runs.Run, "cost", lambda _, key: costs.get(key))
-    result = run_page._format_costs(object.__new__(runs.Run))
-    assert len(result) == 1 + rows and [value for *_, value in result][1:] == ["3"] * rows

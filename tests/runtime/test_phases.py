@@ -53,7 +53,7 @@ def test_config_json_has_the_seconds_of_the_compilation(tmp_path, tiny):
     assert run_files.compiled_seconds(tmp_path) == 24.3
 
 
-@pytest.mark.parametrize("name", ["train", "predict", "train_vmap"])
+@pytest.mark.parametrize("name", ["train", "predict"])
 def test_first_line_is_printed_before_jax_is_imported(name, tmp_path):
     (tmp_path / "jax.py").write_text("import os; os._exit(9)")
     words = {"train": ["--config=quickstart", "--workdir=run"], "predict": ["--workdir=run", "x.png"]}

@@ -45,10 +45,10 @@ def test_signal_ends_the_process_at_once(number, status, block):
     assert run_and_signal([sys.executable, "-c", f"{program}; {block}"], number) == status
 
 
-@pytest.mark.parametrize("name", ["train", "sweep", "train_vmap"])
+@pytest.mark.parametrize("name", ["train", "sweep"])
 def test_training_commands_handle_signals_before_importing_jax(name, tmp_path):
     (tmp_path / "jax.py").write_text(f"print('importing', flush=True); {BLOCKS['in Python']}")
-    words = ["--config=quickstart", "--workdir=run"] if name != "train_vmap" else []
+    words = ["--config=quickstart", "--workdir=run"]
     assert run_and_signal([sys.executable, "-m", f"leanformer.{name}", *words], signal.SIGTERM, cwd=tmp_path) == 75
 
 

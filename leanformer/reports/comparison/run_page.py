@@ -30,7 +30,6 @@ COSTS = {  # formats of `quantities.COSTS` and throughput
     "forward_flops": None,
     "train_flops": None,
     "memory_bytes": None,
-    "vmapped_runs": "{:,}",
     "examples_per_s": "{:,.0f}",
     "wall_s": "{:,.1f}",
     "goodput": "{:.1%}",
@@ -181,7 +180,7 @@ def _format_costs(run: Run) -> list[tuple[str, str, str]]:
     rows = []
     for name, template in COSTS.items():
         value = run.cost(name)
-        if value is not None and (name, value) != ("vmapped_runs", 1):
+        if value is not None:
             shown = template.format(value) if template else format_number(float(value))
             rows.append((find(name).axis, name, shown))
     return rows
