@@ -1,0 +1,169 @@
+"""Verdicts of part E1 of PLAN2.md from the committed rows.
+
+python -m study.heads.mechanism_verdict [--rows=FILE]
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from study.heads.mechanism import ROWS, SEEDS, best_rate, read_rows
+from study.heads.trainer import WINDOW
+
+
+MARGIN = 0.03  # nats: three doublings of heads by 0.01
+LEVEL = 3.3  # nats of training loss at which the delay is read
+Losses = Mapping[str, Mapping[int, float]]  # by arm and seed
+
+
+class Estimate(NamedTuple):
+    """A contrast of arms with an interval; None where it cannot be computed."""
+
+    value: float
+    error: float  # standard error
+    freedom: int  # degrees of freedom
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        half = float(stats.t.ppf(0.5 + level / 2, self.freedom)) * self.error
+        return self.value - half, self.value + half
+
+    def __str__(self) -> str:
+        low, high = self.interval()
+        return f"{self.value:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def losses_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Return the scored loss by arm and seed, of the runs at each arm's best rate."""
+    result: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["seed"] in SEEDS and row["lr"] == best_rate(row["arm"], list(rows)):
+            result.setdefault(row["arm"], {})[row["seed"]] = row["loss"]
+    return result
+
+
+def paired(losses: Losses, weights: Mapping[str, float]) -> Estimate | None:
+    """Return the mean over seeds of a weighted sum of arms; None with fewer than two seeds that all arms have."""
+    seeds = sorted(set.intersection(*(set(losses.get(arm, {})) for arm in weights)))
+    if len(seeds) < 2:
+        return None
+    values = np.array([sum(w * losses[arm][seed] for arm, w in weights.items()) for seed in seeds])
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))), len(values) - 1)
+
+
+def pooled(losses: Losses, weights: Mapping[str, float], arms: Sequence[str]) -> Estimate | None:
+    """Return the same contrast with the residual of a two-way table (arm + seed) of all `arms`."""
+    arms = [arm for arm in arms if set(losses.get(arm, {})) == set(SEEDS)]
+    if not set(weights) <= set(arms) or len(arms) < 2:
+        return None
+    table = np.array([[losses[arm][seed] for seed in SEEDS] for arm in arms])
+    residual = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
+    freedom = (len(arms) - 1) * (len(SEEDS) - 1)
+    error = np.sqrt((residual**2).sum() / freedom * sum(w**2 for w in weights.values()) / len(SEEDS))
+    return Estimate(sum(w * table[arms.index(arm)].mean() for arm, w in weights.items()), float(error), freedom)
+
+
+def delay(rows: Sequence[Mapping[str, Any]], slow: str, fast: str, level: float = LEVEL) -> Estimate | None:
+    """Return how many steps later an arm reaches a training loss than another, paired by seed."""
+    steps: dict[str, dict[int, float]] = {slow: {}, fast: {}}
+    for row in rows:
+        if row["arm"] in steps and row["seed"] in SEEDS and row["lr"] == best_rate(row["arm"], list(rows)):
+            steps[row["arm"]][row["seed"]] = step_of(row["curve"], level)
+    finite = {arm: {seed: x for seed, x in of.items() if np.isfinite(x)} for arm, of in steps.items()}
+    return paired(finite, {slow: 1.0, fast: -1.0})
+
+
+def step_of(curve: Sequence[float], level: float) -> float:
+    """Return the first step at which the interpolated training loss is at most `level`; infinity if it never is.
+
+    A mean of WINDOW steps stands at their middle.
+    """
+    middles = WINDOW * (np.arange(len(curve)) + 0.5)
+    below = np.flatnonzero(np.array(curve) <= level)
+    if not len(below):
+        return float("inf")
+    i = int(below[0])
+    if i == 0:
+        return float(middles[0])
+    share = (curve[i - 1] - level) / (curve[i - 1] - curve[i])
+    return float(middles[i - 1] + share * WINDOW)
+
+
+def judge(estimates: Sequence[Estimate | None], holds: Callable[..., bool], refuted: Callable[..., bool]) -> str:
+    """Return the verdict on which both estimates agree."""
+    if any(estimate is None for estimate in estimates):
+        return "not run"
+    verdicts = {"holds" if holds(e) else "refuted" if refuted(e) else "undecided" for e in estimates}
+    return verdicts.pop() if len(verdicts) == 1 else "undecided: the two estimates disagree"
+
+
+def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence[str]) -> list[str]:
+    """Return the lines of the rule that the factor explains the lateness, at one width."""
+    usual = {f"{prefix}32": 1.0, f"{prefix}4": -1.0}
+    fast = {f"{name} fast": w for name, w in usual.items()}
+    fall = usual | {name: -w for name, w in fast.items()}
+    beyond = fall | ({control: -1.0, f"{control} fast": 1.0} if control else {})
+    kinds = {"paired": lambda w: paired(losses, w), "pooled": lambda w: pooled(losses, w, arms)}
+    verdicts, lines = set(), []
+    for kind, estimate in kinds.items():
+        gap, drop, more = estimate(usual), estimate(fall), estimate(beyond)
+        if gap is None or drop is None or more is None:
+            return [f"The factor explains the lateness{prefix and ' at width 256'}: not run"]
+        share = drop.value / gap.value
+        holds = share >= 0.5 and drop.interval()[0] > 0 and more.interval()[0] > 0
+        verdicts.add("holds" if holds else "refuted" if drop.interval()[1] < gap.value / 2 else "undecided")
+        lines.append(f"  {kind}: gap {gap}, fall {drop}, {share:.0%} of it; beyond the control's gain {more}")
+    verdict = verdicts.pop() if len(verdicts) == 1 else "undecided: the two estimates disagree"
+    return [f"The factor explains the lateness{prefix and ' at width 256'}: {verdict}", *lines]
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the verdicts of the five rules, and the delays, as text."""
+    losses = losses_of(rows)
+    learned = [name for name in losses if not name.startswith(("rotary", "256"))]
+    rotary = [name for name in losses if name.startswith("rotary")]
+    wide = [name for name in losses if name.startswith("256")]
+    lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
+    lines += factor_rule(losses, "", "1", learned)
+
+    def two(arms: Sequence[str], weights: Mapping[str, float]) -> list[Estimate | None]:
+        return [paired(losses, weights), pooled(losses, weights, arms)]
+
+    def within(estimate: Estimate) -> bool:
+        low, high = estimate.interval(0.9)
+        return low >= -MARGIN and high <= MARGIN
+
+    for title, arms, weights in (
+        ("It is growth, not the start", learned, {"32 start": 1.0, "32 fast": -1.0}),
+        ("It holds with rotary positions", rotary, {"rotary 32": 1.0, "rotary 32 fast": -1.0}),
+    ):
+        estimates = two(arms, weights)
+        lines.append(f"{title}: {judge(estimates, lambda e: e.interval()[0] > 0, within)}")
+        lines += [f"  {kind}: {e}" for kind, e in zip(("paired", "pooled"), estimates, strict=True) if e]
+    sides = [two(learned, {name: 1.0, "32 fast": -1.0}) for name in ("32 half", "32 double")]
+    verdicts = [judge(s, lambda e: e.interval(0.9)[1] <= MARGIN, lambda e: e.interval()[0] > MARGIN) for s in sides]
+    delicate = next((word for word in ("not run", "refuted", "undecided") if any(word in v for v in verdicts)), "holds")
+    lines.append(f"The factor is not delicate: {delicate}")
+    lines += [f"  {name}: {s[0]}" for name, s in zip(("half", "double"), sides, strict=True) if s[0]]
+    lines += factor_rule(losses, "256: ", None, wide)
+    lines += ["", f"Steps at which the training loss passes {LEVEL} nats, later than one head:"]
+    for name in ("32", "32 fast", "32 start"):
+        if late := delay(rows, name, "1"):
+            lines.append(f"  {name}: {late.value:+.0f} ({late.interval()[0]:+.0f} to {late.interval()[1]:+.0f})")
+    lines += ["", "arm, rate, mean of the seeds that are there:"]
+    for name, of in losses.items():
+        lines.append(f"  {name}: {best_rate(name, list(rows)):g}, {np.mean([*of.values()]):.4f} ({len(of)})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    print(report(read_rows(parser.parse_args().rows)))
+
+
+if __name__ == "__main__":
+    main()
