@@ -23,7 +23,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments import atlas_page, atlas_picture, published, published_scaling, small_vits
+from experiments import atlas_page, atlas_picture, published, published_scaling, reruns, small_vits, updates
 from experiments import effects as estimates
 from experiments import published_effects as library
 from experiments import tables as evidence
@@ -126,6 +126,8 @@ def report(results: list[Effect], small: list[Effect]) -> None:
         print(*map(format_row, group), sep="\n")
     print("\nthis project's own ViTs, heads at fixed total width: change per doubling\n")
     print(*map(format_row, small), sep="\n")
+    print("\nnumbers of updates (experiments/updates.py)\n", *updates.report(), sep="\n")
+    print("\nreruns by strangers (experiments/reruns.py)\n", *reruns.report(), sep="\n")
 
 
 @cli.command(
