@@ -53,7 +53,7 @@ def narrow_pairs() -> list[Pair]:
 
 def fit(pairs: Sequence[Pair], *held: str) -> dict[str, Estimate]:
     """Return what a doubling of "updates", and of what is held ("depth", "tokens"), changes the loss per doubling of
-    heads by: within each step of the head dimension, with the (width, depth) as cluster."""
+    heads by: a level for each step of the head dimension, the (width, depth) as cluster."""
     cells = read_cells()
     about = [cells[pair.width, pair.depth] for pair in pairs]
     columns = {
@@ -61,16 +61,12 @@ def fit(pairs: Sequence[Pair], *held: str) -> dict[str, Estimate]:
         "depth": [pair.depth for pair in pairs],
         "tokens": [cell.tokens for cell in about],
     }
-    steps = np.array([f"{pair.before} {pair.after}" for pair in pairs])
-    within = {name: _centre(np.log2(columns[name]), steps) for name in ("updates", *held)}
+    steps = [(pair.before, pair.after) for pair in pairs]
+    terms = {name: np.log2(columns[name]) for name in ("updates", *held)}
+    terms |= {str(step): np.array([float(s == step) for s in steps]) for step in sorted(set(steps))[1:]}
     clusters = np.array([f"{pair.width}x{pair.depth}" for pair in pairs])
-    found = regression.fit(_centre(np.array([pair.change for pair in pairs]), steps), within, clusters)
-    return {name: Estimate.of(difference) for name, difference in found.items()}
-
-
-def _centre(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Return values minus the mean of their group."""
-    return values - np.array([values[groups == group].mean() for group in groups])
+    found = regression.fit(np.array([pair.change for pair in pairs]), terms, clusters)
+    return {name: Estimate.of(found[name]) for name in ("updates", *held)}
 
 
 def by_updates(before: int, after: int) -> list[tuple[int, float]]:
