@@ -30,7 +30,7 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.moto $(VENV)/.torch $(VENV)/.cuda lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, programs compiled for GPUs, array shapes checked everywhere.
+test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.torch $(VENV)/.cuda lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, programs compiled for GPUs, array shapes checked everywhere.
 	PJRT_NPROC=8 $(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
 	JAX_PLATFORMS=cpu $(VENV)/cuda/bin/python -m pytest -n 0 tests/programs/test_gpu_costs.py
 	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
@@ -39,11 +39,6 @@ lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ty check --python $(VENV)
-
-$(VENV)/.moto: $(VENV)/.ready  # the emulator of Amazon S3, alone because it conflicts with constraints.txt
-	$(PYTHON) -m venv $(VENV)/moto
-	$(VENV)/moto/bin/python -m pip install --quiet --disable-pip-version-check 'moto[s3,server]==5.2.5'
-	touch $@
 
 $(VENV)/.cuda: $(VENV)/.ready  # XLA's CUDA plugin, alone because without a GPU JAX prints a traceback where it is installed
 	$(PYTHON) -m venv $(VENV)/cuda

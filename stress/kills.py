@@ -1,13 +1,12 @@
 """Kills of runs at random times: the same command must reach the final state of an undisturbed run, bit for bit.
 
     python stress/kills.py [--kills=20] [--kinds=kill,save,...] [--jobs=image,...] [--seed=0] [--keep=DIR]
-        [--store=gs|s3|gs://BUCKET]
 
 Kinds: `kill`, SIGKILL, a quarter of them during the first seconds; `term`, SIGTERM, after which the run must save and
 end with status 75; `start`, SIGTERM during the first seconds; `save`, SIGKILL while a checkpoint is written;
 `evaluation`, SIGKILL during an evaluation. With two processes, images only: `peer`, SIGKILL of one process, after which
 the other must end with an error within 60 s; `frozen`, the same with SIGSTOP, like a lost host; `term2`, SIGTERM of
-one process, after which both must end with status 75; `start2`, the same before the first step of a run in a store.
+one process, after which both must end with status 75.
 
 Jobs: image, gpt, bert, sentences, lra, points (`train`); sweep (`sweep` of four runs); prepare (`prepare build`). A
 job is killed up to four times. Then the same command finishes it. These must equal an undisturbed job: every final
@@ -41,7 +40,6 @@ from leanformer import config as configs
 from leanformer.config import key_docs
 from leanformer.data import sequences, source
 from leanformer.runtime import mesh
-from leanformer.stores import downloads, shared_folder, staging
 from leanformer.tasks import artifacts
 from leanformer.training import metrics_log, train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -73,14 +71,13 @@ JOBS = {  # name: (command, its flags, config, keys of the config)
     "sweep": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--parallel=2"], "quickstart", RUN | IMAGE),
     "prepare": ("prepare", ["build"], "nystromformer_listops_short", SHORT | {"data.recipe.train": 60_000}),
 }
-KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2", "start2")
-STOPS = ("term", "term2", "start", "start2")  # kinds that send SIGTERM
-TWO_PROCESSES = ("peer", "frozen", "term2", "start2")  # kinds that need two processes
+KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2")
+STOPS = ("term", "term2", "start")  # kinds that send SIGTERM
+TWO_PROCESSES = ("peer", "frozen", "term2")  # kinds that need two processes
 TRAINING = ("save", "evaluation", *TWO_PROCESSES)  # kinds that need the records of a single run
 CHAIN = 4  # most kills of one job
 STARTING, START = 0.25, 8.0  # share of kills during start-up, and the seconds that start-up takes
 PYTHON = 0.5  # seconds until Python has started; no signal handler can exist before
-ELSEWHERE = 0.5  # share of the kills after which a run in a store resumes on another machine
 ENDS_WITHIN = 60  # time limit in seconds for the end of the other process
 AGAIN = os.EX_TEMPFAIL
 
@@ -88,7 +85,7 @@ AGAIN = os.EX_TEMPFAIL
 class Run:
     """One attempt at a job: its command, in one process or two."""
 
-    def __init__(self, job: str, workdir: Path, processes: int, base: Path, store: str = ""):
+    def __init__(self, job: str, workdir: Path, processes: int, base: Path):
         command, words, config, keys = JOBS[job]
         self.training, self.has_records = command == "train", command != "prepare"
         name, colon, argument = config.partition(":")
@@ -98,7 +95,7 @@ class Run:
         if command == "prepare":
             keys["data.name"] = f"listops:{workdir}/listops"
         else:
-            words.append(f"--workdir={find_url(workdir, store) or workdir}")
+            words.append(f"--workdir={workdir}")
         prefix = "--set=" if command == "sweep" else "--config."
         words += [f"{prefix}{key}={value}".replace("{base}", str(base)) for key, value in keys.items()]
         plain = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
@@ -108,7 +105,7 @@ class Run:
         environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         port = _free_port()
         multihost_flags = [f"--coordinator=localhost:{port}", f"--processes={processes}"] if processes > 1 else []
-        self.workdir, self.store = find_folder(workdir, store), store
+        self.workdir = workdir
         self.logs = [workdir.with_name(f"{workdir.name}.{i}.log") for i in range(processes)]
         self.processes = []
         for i, log in enumerate(self.logs):
@@ -159,16 +156,6 @@ class Run:
         return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in self.logs)
 
 
-def find_url(workdir: Path, store: str) -> str:
-    """Return the URL of a job in a store; empty without a store."""
-    return store and f"{store}/{workdir.name}"
-
-
-def find_folder(workdir: Path, store: str) -> Path:
-    """Return the local folder in which a job works."""
-    return staging.local_folder(find_url(workdir, store)) if store else workdir
-
-
 def load(config: str) -> ConfigDict:
     name, colon, argument = config.partition(":")
     return configs.load(f"{ROOT / 'configs' / name}.py{colon}{argument}")
@@ -209,15 +196,6 @@ def _last_step(run: Run) -> int:
     return max((record["step"] for record in run.records()), default=0)
 
 
-def _has_begun(run: Run) -> bool:
-    """Return whether an attempt has downloaded and restored the state of the earlier ones."""
-    return any(text in run.logs[0].read_text() for text in ("Resuming from step", "Starting from"))
-
-
-def _is_staging(run: Run) -> bool:
-    return "is staged in" in run.logs[0].read_text()
-
-
 def _is_saving(run: Run) -> bool:
     return any((run.workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
 
@@ -234,11 +212,7 @@ def wait_for_time(kind: str, run: Run, rng: random.Random) -> bool:
         # While it imports, reads the checkpoint, compiles or runs its first steps.
         time.sleep(rng.uniform(PYTHON, START))
         return run.is_running()
-    if kind == "start2":
-        staging = _wait_until(run, _is_staging)
-        time.sleep(rng.uniform(0, 1.5))
-        return staging and run.is_running()
-    _wait_until(run, lambda r: any(r.workdir.rglob("config.json")) and (not r.store or _has_begun(r)), 0.02)
+    _wait_until(run, lambda r: any(r.workdir.rglob("config.json")), 0.02)
     target = min(_last_step(run) + rng.randint(1, STEPS // CHAIN), STEPS - 1)
     if not _wait_until(run, lambda r: _last_step(r) >= target):
         return False
@@ -291,11 +265,8 @@ def kill_run(kind: str, run: Run, rng: random.Random) -> tuple[bool, float]:
     return is_hit(kind, run), took
 
 
-def read_final(job: str, workdir: Path, store: str = "") -> dict[str, tuple]:
+def read_final(job: str, workdir: Path) -> dict[str, tuple]:
     """Return the final state of a job by run; for prepared data, the content of every file."""
-    if store:
-        with downloads.downloaded(find_url(workdir, store), downloads.ALL, upload=False) as copy:
-            return read_final(job, copy)
     if JOBS[job][0] == "train":
         return {"": read_run(workdir)}
     if JOBS[job][0] == "sweep":
@@ -343,19 +314,6 @@ def open_folder(keep: str | None) -> Iterator[Path]:
             yield Path(temporary)
 
 
-@contextlib.contextmanager
-def open_store(name: str) -> Iterator[str]:
-    """Yield the URL for workdirs, empty for local ones; gs and s3 start an emulator."""
-    if name in ("gs", "s3"):
-        sys.path.append(str(ROOT / "tests"))
-        from emulators import run_emulator
-
-        with run_emulator(name) as bucket:
-            yield bucket
-    else:
-        yield name
-
-
 def run_undisturbed(job: str, base: Path, processes: int) -> dict[str, tuple]:
     run = Run(job, base / f"{job}_undisturbed{processes}", processes, base)
     statuses = run.wait()
@@ -363,27 +321,22 @@ def run_undisturbed(job: str, base: Path, processes: int) -> dict[str, tuple]:
     return read_final(job, run.workdir)
 
 
-def measure_row(
-    job: str, kind: str, kills: int, expected: dict[str, tuple], base: Path, rng: random.Random, store: str = ""
-) -> dict:
+def measure_row(job: str, kind: str, kills: int, expected: dict[str, tuple], base: Path, rng: random.Random) -> dict:
     """Kill a job `kills` times in total, over as many jobs as needed, and compare the final state of each."""
     hits, misses, slowest, errors, runs = 0, 0, 0.0, [], 0
     processes = 2 if kind in TWO_PROCESSES else 1
     while hits < kills and not errors:
         workdir, runs = base / f"{job}_{kind}{runs}", runs + 1
-        folder = find_folder(workdir, store)
         for _ in range(min(CHAIN, kills - hits)):
-            hit, took = kill_run(kind, Run(job, workdir, processes, base, store), rng)
+            hit, took = kill_run(kind, Run(job, workdir, processes, base), rng)
             hits, misses, slowest = hits + hit, misses + (not hit), max(slowest, took)
-            if any((folder / name).is_file() for name in ("summary.json", "sweep.json")):
+            if any((workdir / name).is_file() for name in ("summary.json", "sweep.json")):
                 break
-            if store and rng.random() < ELSEWHERE:
-                shutil.rmtree(folder, ignore_errors=True)
-        last = Run(job, workdir, processes, base, store)
+        last = Run(job, workdir, processes, base)
         statuses = last.wait()
         assert statuses == [0] * processes, last.read_logs()
-        errors += list_differences(read_final(job, workdir, store), expected)
-        shutil.rmtree(folder)
+        errors += list_differences(read_final(job, workdir), expected)
+        shutil.rmtree(workdir)
     return {"kills": hits, "missed": misses, "jobs": runs, "slowest end s": round(slowest, 1)} | {
         "same": "yes" if not errors else f"NO: {', '.join(sorted(set(errors)))}"
     }
@@ -395,27 +348,23 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", default="", help="gs, s3, or the URL of a bucket for workdirs of `train`")
     parser.add_argument("--keep", help="folder for the runs; a temporary one if not given")
     options = parser.parse_args()
     kinds, jobs = options.kinds.split(","), options.jobs.split(",")
     table = {}
-    with open_folder(options.keep) as base, open_store(options.store) as store:
-        os.environ[shared_folder.VARIABLE] = str(base / "staging")
+    with open_folder(options.keep) as base:
         write_data(base)
         for job in jobs:
             trains, expected = JOBS[job][0] == "train", {}
             for kind in kinds:
                 if (kind in TRAINING and not trains) or (kind in TWO_PROCESSES and job != "image"):
                     continue
-                if kind == "start2" and not store:
-                    continue
                 start, n = time.monotonic(), 2 if kind in TWO_PROCESSES else 1
                 if n not in expected:
                     expected[n] = run_undisturbed(job, base, n)
                 rng = random.Random(f"{options.seed} {job} {kind}")
                 try:
-                    values = measure_row(job, kind, options.kills, expected[n], base, rng, store)
+                    values = measure_row(job, kind, options.kills, expected[n], base, rng)
                 except AssertionError as error:
                     values = {"same": "NO: see above"}
                     print(error)

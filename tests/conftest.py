@@ -47,7 +47,7 @@ if "LEANFORMER_TEST_CACHE" not in os.environ:
     os.environ["LEANFORMER_TEST_CACHE"] = compilation_cache_folder()
 
 # Set before JAX is imported. Programs run once on tiny shapes: fast compilation matters more than fast execution.
-# External flags are kept (stress/processors.py sets the instruction set); workers inherit them.
+# External flags are kept; workers inherit them.
 EXTERNAL_FLAGS = os.environ.setdefault("LEANFORMER_TEST_XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
 FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {FAST_COMPILE} {EXTERNAL_FLAGS}".strip()

@@ -15,7 +15,6 @@ LAYERS = [  # a module imports only from its own package and from packages above
     ["config", "costs"],
     ["runtime"],
     ["programs"],
-    ["stores"],
     ["data", "layers"],
     ["models", "pretrained", "tasks"],
     ["conditioning"],

@@ -34,30 +34,27 @@ COMMANDS = {
             CONFIG,
             Flag(
                 "workdir",
-                "Folder or gs:// or s3:// URL of the run: metrics, checkpoints, plots.",
+                "Folder of the run: metrics, checkpoints, plots.",
                 required=True,
                 writes=True,
             ),
             Flag("dry_run", "Print processes, devices and the starting step, without training.", bool, default=False),
         ),
         multi_process=True,
-        urls="workdir",
-        trains=True,
     ),
     "evaluate": CommandLine(
         (
-            Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True),
+            Flag("workdir", "Folder of the run.", required=True),
             Flag("step", "Checkpoint step to evaluate; the newest if neither --step nor --best is given.", int),
             Flag("best", "Evaluate the best checkpoint by validation score.", bool, default=False),
             Flag("split", "Split of the data; by default the run's evaluation split."),
             Flag("out", "Folder to write to; by default WORKDIR.", writes=True),
         ),
         multi_process=True,
-        urls="workdir",
     ),
     "predict": CommandLine(
         (
-            Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True),
+            Flag("workdir", "Folder of the run.", required=True),
             Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
             Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
             Flag("top", "Number of classes per file.", int, default=5, minimum=1),
@@ -65,11 +62,10 @@ COMMANDS = {
             Flag("out", "File to write to instead of printing."),
         ),
         words="files or folders, and flags as --name=value",
-        urls="workdir",
     ),
     "generate": CommandLine(
         (
-            Flag("workdir", "Folder or URL (gs://, s3://) of the run.", required=True),
+            Flag("workdir", "Folder of the run.", required=True),
             Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
             Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
             Flag("prompt", "Text to complete; empty for a new document."),
@@ -81,12 +77,11 @@ COMMANDS = {
             Flag("seed", "Seed of the sampling.", int, default=0, minimum=0, maximum=WHOLE_NUMBER),
             Flag("out", "File to write the completions of --prompts to instead of printing them."),
         ),
-        urls="workdir",
     ),
     "embed": CommandLine(
         (
             OPTIONAL_CONFIG,
-            Flag("workdir", "Folder or URL of a run."),
+            Flag("workdir", "Folder of a run."),
             Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
             Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
             Flag("weights", "safetensors file with the parameters of --config."),
@@ -94,12 +89,11 @@ COMMANDS = {
             Flag("texts", "File with one text per line.", required=True),
             Flag("out", "File .npy to write to instead of printing."),
         ),
-        urls="workdir",
     ),
     "probe": CommandLine(
         (
             OPTIONAL_CONFIG,
-            Flag("workdir", "Folder or URL of a run, to probe its checkpoints."),
+            Flag("workdir", "Folder of a run, to probe its checkpoints."),
             Flag("step", "Checkpoint step to probe; the newest if neither --step nor --all is given.", int),
             Flag("all", "Probe all saved checkpoints.", bool, default=False),
             Flag("weights", "safetensors file with the parameters of --config; alone, a file or folder of any model."),
@@ -120,7 +114,6 @@ COMMANDS = {
             Flag("allow_nonfinite", "Also probe weights that contain NaN or infinity.", bool, default=False),
         ),
         multi_process=True,
-        urls="workdir",
     ),
     "cost": CommandLine(
         (
@@ -183,9 +176,8 @@ COMMANDS = {
             ),
             Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
         ),
-        words="the folder or URL of a run, and flags as --name=value",
+        words="the folder of a run, and flags as --name=value",
         optional_words=True,
-        urls="words",
     ),
     "compare": CommandLine(
         (
@@ -201,8 +193,7 @@ COMMANDS = {
             ),
             Flag("out", "Folder to write to; by default compare/ in the compared folder.", writes=True),
         ),
-        words="folders or URLs of runs or of sweeps",
-        urls="words",
+        words="folders of runs or of sweeps",
     ),
     "keys": CommandLine(
         (OPTIONAL_CONFIG,), words="at most one section, such as model", optional_words=True, checked=False

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 
 from leanformer import tasks
-from leanformer.cli import urls
 from leanformer.cli.flags import MULTIHOST_FLAGS, CommandLine, Values
 from leanformer.errors import USER_ERROR, user_message
 from leanformer.runtime import determinism, distributed, environment, multihost
@@ -13,11 +12,10 @@ from leanformer.training import checks
 
 
 def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Values], int | None]]) -> int:
-    """Validate the configs of a command, call its body, and return the exit status.
+    """Connect the processes, validate the configs of a command, call its body, and return the exit status.
 
-    Before, it connects to the other processes of a multi-process run, and replaces URLs by local copies. A user-fixable
-    error is printed to stderr as a message, and the status is 2; other errors are raised. With several processes an
-    error ends all of them.
+    A user-fixable error is printed to stderr as a message, and the status is 2; other errors are raised. With several
+    processes an error ends all of them.
 
     Args:
         line: flags and words of the command.
@@ -31,8 +29,7 @@ def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Valu
             tasks.resolve(getattr(values, name))
             checks.check(getattr(values, name))
             determinism.require(getattr(values, name).deterministic)
-        with urls.staged(line, values):
-            status = load()(values) or 0
+        status = load()(values) or 0
     except BaseException as error:
         text = user_message(error) or environment.explain_devices(error, os.environ)
         if text is None and multihost.count() > 1:

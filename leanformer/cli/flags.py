@@ -13,7 +13,6 @@ from absl import flags as absl
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
-from leanformer import stores
 from leanformer.config.common import current_name
 from leanformer.config.loading import format_error
 from leanformer.errors import ConfigError, LeanformerError
@@ -121,9 +120,6 @@ class CommandLine:
         optional_words: True if the other words may be left out.
         multi_process: True if the command may run in several processes, as given by flags or the environment.
         checked: False if configs are not validated; the command then starts without importing JAX.
-        urls: name of the flag, or "words", whose folders of runs may be URLs of an object store (`cli.urls`); empty if
-            none may.
-        trains: True if the command trains in the folder of `urls`, whose URL is then locked and written to.
     """
 
     flags: tuple[Flag, ...] = ()
@@ -132,8 +128,6 @@ class CommandLine:
     optional_words: bool = False
     multi_process: bool = False
     checked: bool = True
-    urls: str = ""
-    trains: bool = False
 
     @property
     def all_flags(self) -> tuple[Flag, ...]:
@@ -150,11 +144,11 @@ class CommandLine:
                 is not.
             WorkdirError: an output folder is not writable.
         """
-        values = parse(self.all_flags, argv, self.urls)
+        values = parse(self.all_flags, argv)
         self._check_words(values.words)
         for flag in self.all_flags:
             folder = getattr(values, flag.name) if flag.writes else None
-            if folder is not None and not stores.is_url(folder):
+            if folder is not None:
                 files.check_writable(Path(folder).expanduser())
                 if flag.new:
                     files.check_empty(Path(folder).expanduser(), f"--{flag.name}")
@@ -183,7 +177,7 @@ def _replace_old_name(word: str, flags: absl.FlagValues) -> str:
     return f"--{new}{equals}{value}"
 
 
-def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
+def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     """Return the values of flags from the words of a command line, as attributes. Configs are not validated yet.
 
     Beside the flags, by name, the result has `argv` (the words as one text), `words` (list of the words that are not
@@ -193,7 +187,6 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
     Args:
         flags: flags of the command.
         argv: words of the command line, without the name of the command.
-        urls: name of the flag, or "words", that may be a URL.
 
     Raises:
         ConfigError: a flag is wrong, unknown or missing, or a config file cannot be loaded.
@@ -223,21 +216,19 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], urls: str = "") -> Values:
     values: dict[str, Any] = {flag.name: defined[flag.name].value for flag in flags}
     for flag in flags:
         flag.check(values[flag.name])
-    _check_urls({name: [values[name]] for name in PATHS if values.get(name)} | {"words": words}, urls)
+    _check_urls({name: [values[name]] for name in PATHS if values.get(name)} | {"words": words})
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
 
 
-def _check_urls(paths: Mapping[str, Sequence[str]], urls: str) -> None:
-    """Raise ConfigError for a URL in place of a path, unless it is one of those that `urls` names."""
-    for name, path in ((name, path) for name, several in paths.items() for path in several if stores.is_url(path)):
+def _check_urls(paths: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigError for a URL in place of a path, which would be made a folder named `gs:`."""
+    for name, path in ((name, path) for name, several in paths.items() for path in several if "://" in path):
         shown = path if name == "words" else f"--{name}={path}"
-        if name != urls:
-            raise ConfigError(
-                f"{shown}: URLs are not supported, only files and folders. Mount the bucket as a folder, for example "
-                "with gcsfuse, mount-s3 or rclone, and give a path in it."
-            )
-        stores.check_url(path, shown)
+        raise ConfigError(
+            f"{shown}: a URL is not a folder. Mount the bucket with gcsfuse or mount-s3 (launch/README.md), and pass a "
+            "path in it."
+        )
 
 
 EXPECTED = {  # description and example by type of a flag

@@ -7,20 +7,17 @@ those in `classes.txt` beside the splits, one per line in the order of the model
 """
 
 import codecs
-import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from etils import epath
 from PIL import Image
 
-from leanformer import stores
-from leanformer.errors import ConfigError, DataError, LeanformerError, first_line
+from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import files
 
 
@@ -127,46 +124,6 @@ def build(name: str, kinds: Mapping[str, Kind], dir: str | None = None, recipe: 
     """
     kind, what = find(name, kinds)
     return kind.build is not None and kind.build(what, dir, recipe)
-
-
-def open_folder(path: str, shown: str) -> Path | epath.Path:
-    """Return the path of a folder with ArrayRecord files, which may be a URL gs://BUCKET/FOLDER.
-
-    Args:
-        path: path of the folder.
-        shown: key with its value, for messages.
-
-    Raises:
-        ConfigError: it is another URL, or the package for it is not installed.
-    """
-    if not stores.is_url(path):
-        return Path(path).expanduser()
-    if not path.startswith("gs://"):
-        raise ConfigError(
-            f"{shown}: ArrayRecord files are read from folders and from gs://, not from this URL. Copy the files, or "
-            "mount the bucket as a folder, for example with mount-s3."
-        )
-    stores.check_package(path, shown)
-    return epath.Path(path)
-
-
-@contextlib.contextmanager
-def explain_url_errors(*places: str | None) -> Iterator[None]:
-    """Return a context manager that turns errors of libraries which read gs:// URLs into DataError.
-
-    Errors are unchanged if none of `places`, paths or names of data, contains such a URL.
-    """
-    try:
-        yield
-    except LeanformerError:
-        raise
-    except Exception as error:
-        if not (urls := [place for place in places if place and "gs://" in place]):
-            raise
-        raise DataError(
-            f"{urls[0]} cannot be read: {type(error).__name__}: {first_line(error)}. Check the URL, the "
-            "credentials and the network."
-        ) from error
 
 
 class Subset:

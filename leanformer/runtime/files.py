@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import stat
 import uuid
@@ -219,8 +218,6 @@ def check_writable(folder: Path) -> None:
     existing, absolute = folder, folder.absolute()
     try:
         _check_length(absolute)
-        if any(re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]+:", name) for name in absolute.parts[1:]):
-            raise WorkdirError(f"{folder}: a folder such as gs: reads like a URL. Write gs://BUCKET/RUN, or rename it.")
         if (shown := printable(str(absolute))) != str(absolute):
             raise WorkdirError(
                 f"{shown} is not UTF-8, which the libraries that write checkpoints and caches require. Choose another "

@@ -26,7 +26,6 @@ from leanformer import conditioning, tasks
 from leanformer.data import source
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
 from leanformer.runtime import phases
-from leanformer.stores import downloads
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.tasks.language import TextData
 from leanformer.training import kernel_check, model_setup, restoring
@@ -348,7 +347,7 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
     """Return the trained model of a run, with EMA weights if the run keeps them.
 
     Args:
-        workdir: folder of the run, or its URL in an object store, of which a temporary copy is made.
+        workdir: folder of the run.
         step: step of the checkpoint; the newest readable one if neither `step` nor `best` is given.
         best: True for the best checkpoint by validation score; not with `step`.
 
@@ -356,13 +355,13 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         ConfigError: the folder is not that of a run, or `step` is not a whole number.
         CheckpointError: the checkpoint does not exist or is damaged.
         WeightsError: the weights are not finite.
-        WorkdirError: a file of the run is broken, or the object store cannot be read.
+        WorkdirError: a file of the run is broken.
     """
     if step is not None:
         if not isinstance(step, int | np.integer):
             raise ConfigError(f"step={step!r}: expected a whole number, such as step=100.")
         step = int(step)  # Orbax takes no integers of NumPy
-    run = open_run(downloads.local_copy(workdir, step, best=best))
+    run = open_run(workdir)
     restored = run.restore(step, best=best)
     names = artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0))
     model = run.model.merge(restored.ema or restored.weights)

@@ -47,6 +47,12 @@ def test_empty_path_is_refused(name):
         cli.parse([cli.Flag(name, "")], [f"--{name}="])
 
 
+@pytest.mark.parametrize("word", ["--workdir=gs://bucket/run", "--out=s3://bucket/run", "gs://bucket/run"])
+def test_url_in_place_of_a_folder_is_refused(word):
+    with refuses(word):
+        cli.parse([cli.Flag("workdir", ""), cli.Flag("out", "")], [word])
+
+
 @pytest.mark.parametrize("word", ["--steps=0", "--steps=-3", "--share=1.5", "--share=nan"])
 def test_number_outside_the_limits_of_its_flag_is_refused(word):
     flags = [cli.Flag("steps", "", int, minimum=1), cli.Flag("share", "", float, minimum=0, maximum=1)]

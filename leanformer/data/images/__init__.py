@@ -37,10 +37,7 @@ class SourceSpec:
 KINDS = {  # by the part of `data.name` before the colon
     "tfds": Kind("tfds:<name>", lambda name, split, w: Tfds(name, split, w.dir), build=lambda *a: prepare_tfds(*a[:2])),
     "folder": Kind("folder:<path>", lambda path, split, w: Folder(Path(path).expanduser(), split, w.classes)),
-    "cache": Kind(
-        "cache:<path>",
-        lambda path, split, w: Cache(names.open_folder(path, f"data.name=cache:{path}"), split, w.channels),
-    ),
+    "cache": Kind("cache:<path>", lambda path, split, w: Cache(Path(path).expanduser(), split, w.channels)),
     "idx": Kind("idx:<path>", lambda path, split, w: Idx(Path(path).expanduser(), split)),
     "bundled": Kind("bundled:fashion_mnist", lambda _, split, w: Idx(BUNDLED, split, FASHION)),
     "synthetic": Kind("synthetic", lambda _, split, w: Synthetic(split, w.image_size, w.channels, w.num_classes or 0)),
@@ -56,13 +53,12 @@ def open_images(name: str, split: str, **requirements: Any) -> Labelled:
         requirements: attributes of `SourceSpec` as keyword arguments.
 
     Raises:
-        ConfigError: the type is unknown, the name is incomplete, or a URL is not supported.
+        ConfigError: the type is unknown, the name is incomplete.
         DataError: the data are missing or incomplete, or do not fit the model. The message names the place and the
             command that gets them.
     """
     (kind, what), w = find(name, KINDS), SourceSpec(**requirements)
-    with names.explain_url_errors(name, w.dir):
-        source = kind.open(what, split, w)
+    source = kind.open(what, split, w)
     if len(source) == 0:
         raise DataError(f'data.name="{name}", split "{split}" has no examples. Choose another split.')
     if w.classes and source.classes and list(w.classes) != list(source.classes):

@@ -234,11 +234,10 @@ class Tfds:
     Args:
         dataset: name in the catalogue of TensorFlow Datasets, such as "imagenet2012".
         split: split of the dataset, also a part such as "train[:90%]".
-        dir: folder or gs:// URL of prepared datasets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+        dir: folder of prepared datasets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
 
     Raises:
         DataError: the dataset is unknown or not prepared, or lacks the split, random access, images or labels.
-        ConfigError: `dir` is another URL, or the package that reads gs:// is not installed.
     """
 
     def __init__(self, dataset: str, split: str, dir: str | None):
@@ -246,7 +245,7 @@ class Tfds:
 
         self.dataset, self.split = dataset, split
         looked = dir or os.environ.get("TFDS_DATA_DIR") or str(Path("~/tensorflow_datasets").expanduser())
-        looked = names.open_folder(looked, f"data.dir={looked}")
+        looked = epath.Path(looked).expanduser()
         prepare = f"python -m leanformer.prepare build --config=FILE --config.data.name=tfds:{dataset}"
         try:
             builder: Any = tfds.builder(dataset, data_dir=looked, file_format="array_record")
