@@ -28,11 +28,19 @@ from leanformer.runtime import multihost, signals
 from leanformer.runtime.stopping import StopRequest
 from leanformer.runtime.watchdog import Watchdog
 from leanformer.training import evaluators, loop, restoring, train_setup
+from leanformer.training.loggers import MakeLoggers
 from leanformer.training.run import Run
 from leanformer.training.timer import Timer
 
 
-def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "the same call") -> int:
+def train(
+    c: ConfigDict,
+    workdir: Path,
+    *,
+    dry_run: bool = False,
+    again: str = "the same call",
+    make_loggers: MakeLoggers | None = None,
+) -> int:
     """Train from the newest checkpoint in `workdir` to the end, or to a stop request. Return the exit status.
 
     The status is 0 for a finished run, 75 or 130 after a stop request (see the module). Records, checkpoints,
@@ -43,13 +51,19 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         workdir: folder of the run, which is created if it does not exist.
         dry_run: True to print processes, devices and the starting step without training or writing.
         again: command that resumes the run, for messages.
+        make_loggers: function (workdir, first step, config) that returns further loggers.
 
     Raises:
         LeanformerError: the class says what prevents training: ConfigError, DataError, WeightsError, CheckpointError,
             WorkdirError or TrainingError (diverged, or the step does not fit the device).
     """
     pool.check_main_program(c.data.workers)
-    return start(functools.partial(train_setup.prepare, c, workdir), c.hang_seconds, dry_run=dry_run, again=again)
+    return start(
+        functools.partial(train_setup.prepare, c, workdir, make_loggers=make_loggers),
+        c.hang_seconds,
+        dry_run=dry_run,
+        again=again,
+    )
 
 
 def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool = False, again: str) -> int:

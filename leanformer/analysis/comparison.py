@@ -340,7 +340,4 @@ def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
             f"Configurations with only one run: {len(alone)} of {len(shapes)}. No interval can be computed for them, "
             "and no difference shown or ruled out. Add seeds."
         )
-    early = [run.workdir.name for shape in shapes for run in shape.runs if run.summary.get("stopped_early")]
-    if early:
-        notes.append(f"Stopped early (eval.patience): {', '.join(early)}.")
     return notes

@@ -147,11 +147,6 @@ def run(main: Main) -> NoReturn:
             raise
         print(f"\nError: {text}", file=sys.stderr, flush=True)
         status = USER_ERROR
-    loggers = sys.modules.get("leanformer.training.loggers")  # without it nothing was logged
-    if loggers is not None and loggers.stuck():  # exit hooks of their packages would wait for them
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
     gc.freeze()  # so that the exit does not look for garbage among the imported objects
     sys.exit(status)
 

@@ -33,7 +33,7 @@ def common(task: str) -> ConfigDict:
     # dtype of activations, "bfloat16" or "float32"; parameters, softmax, norms and loss are always float32
     c.dtype = "bfloat16"
     c.log_every = 50  # optimizer steps between training records
-    # loggers that receive the records besides metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio", see
+    # loggers that receive the records besides metrics.jsonl: "tensorboard", "wandb", see
     # leanformer/training/loggers.py; () = none
     c.loggers = ("tensorboard",)
     # seconds without progress, thrice as many before the second step, after which a run prints all stacks and exits;
@@ -56,7 +56,6 @@ def common(task: str) -> ConfigDict:
     c.eval.batch_size = 1024  # global batch size of evaluation
     # evaluation examples during training, evenly spaced over the split; 0 = all; `evaluate` always uses all
     c.eval.examples = 0
-    c.eval.patience = 0  # early stopping: evaluations without an improvement after which training ends; 0 = off
     # evaluations on further splits, in config files that unlock the config: NAME = {"split": "...", "every": steps}
     c.eval.more = ConfigDict()
 
@@ -94,13 +93,10 @@ def common(task: str) -> ConfigDict:
 def optimizer(c: ConfigDict) -> None:
     """Add the section `optim` to a config, in place, with its defaults: optimizer, learning-rate schedule, EMA."""
     c.optim = ConfigDict()
-    # optimizer: "adamw", "lion", "muon", "adafactor" or "sgd", see leanformer/training/optimizers.py; weight decay is
-    # decoupled in all of them
+    # optimizer: "adamw", "muon" or "sgd", see leanformer/training/optimizers.py; all have decoupled weight decay
     c.optim.name = "adamw"
     c.optim.lr = 3e-3  # peak learning rate for the configured global batch size; never rescaled automatically
-    # learning-rate schedule: "cosine", "linear", "wsd" (warm-up, stable, linear decay) or "constant"
-    c.optim.schedule = "cosine"
-    c.optim.decay_share = 0.2  # length of the decay of schedule "wsd", as a fraction of the whole run
+    c.optim.schedule = "cosine"  # learning-rate schedule: "cosine", "linear" or "constant"
     c.optim.warmup_epochs = 0.0  # length of the linear learning-rate warm-up in epochs
     # length of the linear learning-rate warm-up in steps; excludes warmup_epochs and warmup_share
     c.optim.warmup_steps = 0
@@ -110,9 +106,6 @@ def optimizer(c: ConfigDict) -> None:
     # decoupled weight decay, multiplied by the learning rate; not of biases, norms, class tokens, positions, token
     # types, layer scales and factors of heads
     c.optim.weight_decay = 0.3
-    # ratio of the learning rates of a layer and the layer above it; the head has the full rate; 1 = off
-    c.optim.layer_decay = 1.0
-    c.optim.head_lr = placeholder(float)  # peak learning rate of the classifier; optim.lr if unset
     c.optim.freeze = ()  # patterns of parameters and modules that are not trained: ("*", "!head") trains the head only
     c.optim.b1 = 0.9  # decay rate of the first moment (Adam's beta1), or the momentum of SGD
     # value of optim.b1 at the peak learning rate, for one-cycle schedules; constant b1 if unset

@@ -19,12 +19,8 @@ RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch
 
 
 def is_run_only(key: str, c: Any) -> bool:
-    """Return True if a dotted key of config `c` changes only the speed of a run and its saved files, no result.
-
-    With early stopping (`eval.patience`), the keys eval.every... change results.
-    """
-    ends_it = key.startswith("eval.every") and c.eval.get("patience", 0) > 0  # early stopping counts evaluations
-    return (key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)) and not ends_it
+    """Return True if a dotted key of config `c` changes only the speed of a run and its saved files, no result."""
+    return key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)
 
 
 def key_comments(*functions: Any) -> dict[str, str]:

@@ -46,8 +46,6 @@ class Family(nnx.Module):
 
     Attributes:
         no_decay: last parts of the names of parameters exempt from weight decay, besides biases and norms.
-        bottom_up: order of the modules from the input up, see `lr_scales.LayerOrder`; empty without support for
-            optim.layer_decay.
         attentions: attention types by the names of `model.attention`.
         blocks: `Stack` of the blocks; an architecture that overrides `stacks` may not have it.
         takes: keys of block settings that this architecture accepts besides SIZES and ALWAYS, with their defaults.
@@ -56,7 +54,6 @@ class Family(nnx.Module):
 
     no_decay: tuple[str, ...] = ()
     classifiers = ("head",)
-    bottom_up: tuple[tuple[str, ...], ...] = ()  # see lr_scales; empty: no support for optim.layer_decay
     attentions: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS
     blocks: Any
     staged = False  # True: sizes of blocks are one number per stage

@@ -56,7 +56,6 @@ class Model(Family):
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("pos_embed", "pos_scale", "type_embed", "head_bias", "gamma1", "gamma2")
     classifiers = ("head", "pooler", "transform", "transform_norm", "head_bias")
-    bottom_up = (("embed", "pos_embed", "pos_scale", "type_embed", "embed_norm"), ("blocks",))  # see lr_scales
     takes = MappingProxyType(
         {
             **{"norm": "layernorm", "epsilon": 1e-12, "post_norm": True, "activation": "gelu", "gated": False},

@@ -244,8 +244,6 @@ class Model(Family):
     """
 
     no_decay = ()  # weight decay applies to all but biases and norms
-    # See lr_scales.
-    bottom_up = (("stem", "stem_norm"), *((name,) for i in range(1, 10) for name in (f"down{i}", f"stage{i}")))
     attentions = WINDOWED
     staged, takes = True, MappingProxyType({"qkv_bias": True})
     fixed = MappingProxyType({"epsilon": EPSILON})

@@ -111,7 +111,6 @@ class Model(Family):
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("read_out",)
-    bottom_up = (("read_in", "cls_token", "pos_embed"), ("blocks",))  # see lr_scales
     attentions = MappingProxyType(dict(ATTENTIONS) | {"softmax": AveragedAttention})
     takes = MappingProxyType(
         {

@@ -47,7 +47,6 @@ class Model(Family):
     """
 
     no_decay = ("pos_embed", "gamma1", "gamma2")  # parameters exempt from weight decay, in addition to biases and norms
-    bottom_up = (("embed", "pos_embed"), ("blocks",))  # see lr_scales
     takes = MappingProxyType(
         {
             **{"norm": "layernorm", "epsilon": 1e-5, "activation": "gelu_tanh", "gated": False, "mlp_bias": True},

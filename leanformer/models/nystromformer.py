@@ -56,7 +56,6 @@ class Model(Family):
 
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
-    bottom_up = (("embed", "cls_token", "pos_embed"), ("blocks",))  # see lr_scales
     takes = MappingProxyType({"attention": "nystrom", "layer_scale": None, "mlp_sigma_reparam": None, "dropout": 0.0})
     fixed = MappingProxyType({"epsilon": EPSILON, "kernel_init": fan_in})
 

@@ -161,8 +161,6 @@ class Model(Family):
 
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "pixel_pos")
-    # See lr_scales.
-    bottom_up = (("pixel_embed", "pixel_pos", "patch_embed", "cls_token", "pos_embed"), ("blocks",))
     fixed = MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
     layered = False
 

@@ -44,7 +44,6 @@ class Model(Family):
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("head", "head_dist")
-    bottom_up = (("patch_embed", "cls_token", "dist_token", "pos_embed"), ("blocks",))  # see lr_scales
     takes = MappingProxyType(
         {"epsilon": 1e-6} | dict.fromkeys(("layer_scale", "mlp_sigma_reparam", "graying", "graying_by"))
     )

@@ -229,11 +229,6 @@ class Model(WithClassAttention):
 
     classifiers = ("head", "aux_head")
     no_decay = ("cls_token", "pos_embed")  # parameters exempt from weight decay, in addition to biases and norms
-    bottom_up = (  # see lr_scales
-        *(("patch_embed",), ("stage1",), ("downsample", "pos_embed")),
-        *((f"stage{i}",) for i in range(2, 10)),
-        *(("cls_token",), ("class_blocks",)),
-    )
 
     staged, fixed = True, MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
 

@@ -244,7 +244,6 @@ class Model(WithClassAttention):
 
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")
-    bottom_up = (("patch_embed", "pos_embed"), ("blocks",), ("cls_token",), ("class_blocks",))  # see lr_scales
     attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **ATTENTIONS})
     takes = MappingProxyType({"attention": "cross_covariance", "layer_scale": 1e-5})
     fixed = MappingProxyType({"value_dim": None})

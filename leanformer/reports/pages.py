@@ -16,7 +16,7 @@ from leanformer.config.rules import LENGTHS
 from leanformer.costs import count, hardware, oom_suggestions
 from leanformer.quantities import find
 from leanformer.runtime import files, multihost, text
-from leanformer.training import loggers, loop, progress, restoring, run_files
+from leanformer.training import progress, restoring, run_files
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
 
@@ -102,15 +102,12 @@ def _format_length(run: Run) -> str:
 
 
 def _format_parameters(run: Run) -> str:
-    total, trained = count.parameters(run.state.params), run.lr_scales.trained(run.state.params)
+    total, trained = count.parameters(run.state.params), run.freezing.count(run.state.params)
     return f"{total:,}" if trained == total else f"{total:,}, of which {trained:,} are trained"
 
 
 def _format_optimizer(o: ConfigDict) -> str:
-    parts = [f"{o.name}, peak learning rate {o.lr:g}, {o.schedule} schedule"]
-    parts += [f"{o.head_lr:g} for the head"] if o.head_lr is not None else []
-    parts += [f"layer-wise decay {o.layer_decay:g}"] if o.layer_decay != 1 else []
-    return "; ".join(parts)
+    return f"{o.name}, peak learning rate {o.lr:g}, {o.schedule} schedule"
 
 
 def precision(dtype: str, device: Any) -> str:
@@ -176,13 +173,8 @@ def origin(run: Run) -> str:
 
 
 def complete(run: Run) -> str:
-    """Return the message about a run that has nothing left to train, with the config key that makes it longer.
-
-    For a run that stopped early, the message is about eval.patience.
-    """
+    """Return the message about a run that has nothing left to train, with the config key that makes it longer."""
     more = f"Raise {next(key for key in LENGTHS if run.config.get(key))} to train longer."
-    if run.start < run.intervals.total:
-        more = loop.early_stopping_message(run.config, run.start, run.intervals.total)
     return f"This run is complete: {run.start} steps in {run.workdir}. {more}"
 
 
@@ -205,12 +197,11 @@ def summarise(run: Run, state: TrainState, memory: int) -> None:
     summary = {
         "steps": step,
         **run.examples_and_tokens_seen(step),
-        "stopped_early": step < run.intervals.total,
         "final": evaluations[-1],
         "score": score.record(evaluations[-1][score.name]),
         "best_checkpoint": run.checkpoints.best(),
         "params": count.parameters(run.state.params),
-        "trained_params": run.lr_scales.trained(run.state.params),
+        "trained_params": run.freezing.count(run.state.params),
         "forward_flops": forward,
         "train_flops": training,
         "memory_bytes": memory,
@@ -225,7 +216,7 @@ def summarise(run: Run, state: TrainState, memory: int) -> None:
     run_files.write_json(workdir / "summary.json", summary)
     from leanformer.reports import plots  # imports matplotlib, which is slow and needed only here
 
-    with loggers.DRAWING, files.name_file_in_errors(workdir / "plots"):
+    with files.name_file_in_errors(workdir / "plots"):
         drawn = plots.plot_run(records, workdir / "plots")
     final = progress.format_scores(
         {key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")}

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Metric that selects the best checkpoint, and stops a run early if `eval.patience` is set.
+    """Metric that selects the best checkpoint.
 
     Attributes:
         name: name of the metric in evaluation records, such as "top1".
@@ -22,15 +22,6 @@ class Score:
         """Return the step with the best finite value of {step: value}, the first among ties; None if there is none."""
         finite = {step: scores[step] for step in sorted(scores) if math.isfinite(scores[step])}
         return (max if self.higher else min)(finite, key=finite.__getitem__, default=None)
-
-    def since_best(self, scores: Mapping[int, float]) -> int:
-        """Return the number of evaluations after the best one.
-
-        Args:
-            scores: {step: value} of all evaluations; the result is 0 if no value is finite.
-        """
-        best = self.best(scores)
-        return sum(best is not None and step > best for step in scores)
 
     def record(self, value: float) -> dict[str, Any]:
         """Return the record of a score for a checkpoint, {"score": value, "of": name, "higher": higher}; see `read`."""

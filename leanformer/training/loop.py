@@ -39,7 +39,7 @@ def train(
         DataError: too many examples are unreadable.
     """
     c, timer, start, every, peak_examples = run.config, run.timer, run.start, run.intervals, run.peak_examples
-    step, logged, last = start, start, start if run.out_of_patience(start) else max(start, every.total)
+    step, logged, last = start, start, max(start, every.total)
     if start > every.total:
         print(f"The run has {start} steps already, more than {every.total}: it is evaluated, not trained.", flush=True)
 
@@ -55,20 +55,12 @@ def train(
         logged = step
 
     def evaluate() -> None:
-        nonlocal last
         for kind, evaluator in evaluators.items():
             if evaluator.due(step, last) and not run.recorded(step, kind):
                 run.settle()  # so that the time of pending steps does not count as evaluation
                 with timer("probe" if kind == PROBE else "evaluation"):
                     values = run.measure(evaluator, state)
                 run.log(step, kind, values)
-                if step < last and run.out_of_patience(step):
-                    print(early_stopping_message(c, step, last), flush=True)
-                    last = step  # everything that is due at the end of a run is due now
-                    if step == start:  # a stopped process saved for this evaluation, before it knew that it is the last
-                        run.recall_metrics(state)
-                    if not run.recorded(step, "train"):
-                        log_train()
 
     try:
         evaluate()  # the initial state, or evaluations that a stopped process saved for but did not run
@@ -109,17 +101,3 @@ def train(
     with timer("checkpoint"):
         run.wait()
     return state, 0
-
-
-def early_stopping_message(c: Any, step: int, total: int) -> str:
-    """Return the message of a run that stopped early (eval.patience).
-
-    Args:
-        c: config of the run.
-        step: step at which it stopped.
-        total: configured number of steps.
-    """
-    return (
-        f"Early stopping at step {step} of {total}: the last {c.eval.patience} evaluations were no better than an "
-        "earlier one. To train longer, raise eval.patience or set it to 0."
-    )

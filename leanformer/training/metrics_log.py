@@ -12,7 +12,7 @@ from typing import Any
 
 from leanformer.errors import WorkdirError
 from leanformer.runtime import files, multihost
-from leanformer.training.loggers import Logger, Several
+from leanformer.training.loggers import LoggerGroup
 from leanformer.training.progress import Progress
 
 
@@ -68,10 +68,10 @@ class Recorder:
         start: step from which the run starts. Records after it, of an earlier attempt, are removed from the file; at 0
             all are, since that attempt may have had another config.
         total: number of steps of the run, for the progress output.
-        logger: receiver of the records besides the file; None for none.
+        logger: receivers of the records besides the file; None for none.
     """
 
-    def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
+    def __init__(self, workdir: Path, *, start: int, total: int, logger: LoggerGroup | None = None):
         self.path = workdir / "metrics.jsonl"
         self.records = []
         self._silent = not multihost.is_primary()
@@ -80,7 +80,7 @@ class Recorder:
         self.records += [record for record in read_records(self.path) if record["step"] <= start] if start else []
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._file = self.path.open("ab", buffering=0)  # unbuffered, so that nothing is pending after a failed write
-        self._logger = logger or Several({})
+        self._logger = logger or LoggerGroup()
         self._progress = Progress(start=start, total=total)
 
     def __enter__(self) -> "Recorder":

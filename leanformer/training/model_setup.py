@@ -241,13 +241,12 @@ class ModelSetup:
         """
         return self.with_mesh(steps.make_probe_step(self.graphdef, objective, measures))
 
-    def count_flops(self, task: Task, hold: Callable[[Any], Any]) -> tuple[int, int]:
+    def count_flops(self, task: Task, freeze: Callable[[Any], Any]) -> tuple[int, int]:
         """Return (forward FLOPs, training FLOPs) per example, without those of rematerialisation.
 
         Args:
             task: task of the run, with its inputs and loss.
-            hold: function from the parameters to the same with stopped gradients of frozen ones, such as
-                `LrScales.stop_frozen_gradients`.
+            freeze: function that stops the gradients of frozen parameters, `Freezing.stop_gradients`.
         """
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
@@ -259,7 +258,7 @@ class ModelSetup:
             for specs in (task.data.specs(train=True), task.data.specs(train=False))
         )
         forward = steps.make_eval_step(model.graphdef, objective)
-        training = steps.make_gradient(model.graphdef, objective, hold=hold)
+        training = steps.make_gradient(model.graphdef, objective, freeze=freeze)
         return count.flops(forward, weights, held_out), count.flops(training, weights, train, jax.random.key(0))
 
     def lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:

@@ -2,9 +2,6 @@
 
 `update` takes gradients, moments and parameters, and in addition `finite` (False to leave the moments unchanged) and
 `b1` of this step, which only AdamW uses. The step multiplies the result by -learning rate.
-
-The layers of a stack are one leaf with a leading axis L, and the weight of a layer may have more than two axes.
-`matrix` returns which of them are inputs and which are outputs, for optimizers that work on matrices.
 """
 
 import functools
@@ -161,69 +158,8 @@ def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     return optax.partition(rules, functools.partial(_map_named, select))
 
 
-class FactoredState(NamedTuple):
-    """State of Adafactor: running means of squared gradients, factored for matrices.
-
-    Averaged axes have length 1, so that both trees are sharded like the parameters.
-
-    Attributes:
-        count: int32, number of updates.
-        row: tree like the parameters: for a matrix the mean over its outputs, for any other leaf the value per number.
-        column: tree like the parameters: for a matrix the mean over its inputs, for any other leaf one unused number.
-    """
-
-    count: Array
-    row: Any
-    column: Any
-
-
-def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Return Adafactor (Shazeer and Stern 2018, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost).
-
-    As in the training of large ViTs (Zhai et al. 2022, Scaling Vision Transformers), updates are not scaled by the
-    parameters, and beta2 = min(1 - t^-0.8, `b2`). Momentum `b1` needs the memory that the factored moments save, unless
-    it is 0. `eps` is in units of the gradient: its square is added to the squared gradients.
-    """
-
-    def means(name: str, squares: Array) -> tuple[Array, Array]:
-        axes = matrix(name, squares.ndim)
-        if axes is None:
-            return squares, jnp.ones((1,) * squares.ndim)
-        return squares.mean(axes.outputs, keepdims=True), squares.mean(axes.inputs, keepdims=True)
-
-    def init(params: Any) -> FactoredState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        row, column = (_map_named(lambda name, x, i=i: means(name, x)[i], zeros) for i in range(2))
-        return FactoredState(jnp.int32(0), row, column)
-
-    def update(grads: Any, state: FactoredState, params: Any = None) -> tuple[Any, FactoredState]:
-        count = state.count + 1
-        decay = jnp.minimum(1 - count.astype(jnp.float32) ** -0.8, b2)
-
-        def move(name: str, g: Array, old: Array, which: int) -> Array:
-            return decay * old + (1 - decay) * means(name, jnp.square(g) + eps**2)[which]
-
-        def divide(name: str, g: Array, row: Array, column: Array) -> Array:
-            axes = matrix(name, g.ndim)
-            second = row if axes is None else row / row.mean(axes.inputs, keepdims=True) * column
-            direction = g * jax.lax.rsqrt(second)
-            layer = tuple(range(int(is_stacked(name)), g.ndim))
-            size = jnp.sqrt(jnp.square(direction).mean(layer, keepdims=True))
-            return direction / jnp.maximum(1, size)  # clip the root mean square per layer to 1
-
-        row = _map_named(functools.partial(move, which=0), grads, state.row)
-        column = _map_named(functools.partial(move, which=1), grads, state.column)
-        return _map_named(divide, grads, row, column), FactoredState(count, row, column)
-
-    factored = optax.GradientTransformation(init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
-    return optax.chain(factored, optax.ema(b1, debias=False)) if b1 else factored
-
-
 RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
-    # Chen et al. 2023, Symbolic Discovery of Optimization Algorithms.
-    "lion": lambda b1, b2, eps: optax.scale_by_lion(b1, b2),
     "muon": _muon,
-    "adafactor": _adafactor,
     "sgd": lambda b1, b2, eps: optax.trace(b1),  # heavy-ball momentum, without a second moment
 }
 # Functions (b1, b2, eps, weight_decay, mask) -> optimizer; `mask` is True for the leaves with weight decay.

@@ -23,7 +23,7 @@ from leanformer.training import loggers, metrics_log, run_files, streams
 from leanformer.training import state as states
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.divergence import DivergenceMonitor
-from leanformer.training.lr_scales import LrScales
+from leanformer.training.freezing import Freezing
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.schedules import Schedule
 from leanformer.training.state import TrainState
@@ -51,7 +51,7 @@ class Run:
         intervals: length of the run and intervals of its events, in steps.
         schedule: learning rate and beta1 by step.
         optimizer: optimizer without learning rate.
-        lr_scales: learning-rate scale of each parameter; 0 freezes it.
+        freezing: which parameters are trained.
         state: shapes, dtypes and shardings of the training state.
         batch: shapes, dtypes and shardings of a global training batch, by name.
         make_state: function from weights to the initial state, for `jit`.
@@ -64,6 +64,7 @@ class Run:
         timer: wall-clock time by phase.
         name: prefix of messages, if several runs train at once; "" for none.
         start: step of the checkpoint from which the run resumes, or 0; set by `restore`.
+        make_loggers: function that makes further loggers.
     """
 
     config: ConfigDict
@@ -73,7 +74,7 @@ class Run:
     intervals: Intervals
     schedule: Schedule
     optimizer: optax.GradientTransformationExtraArgs
-    lr_scales: LrScales
+    freezing: Freezing
     state: TrainState
     batch: Mapping[str, jax.ShapeDtypeStruct]
     make_state: Callable[[Any], TrainState]
@@ -86,6 +87,7 @@ class Run:
     timer: Timer = dataclasses.field(default_factory=Timer)
     name: str = ""
     start: int = 0
+    make_loggers: loggers.MakeLoggers | None = None
 
     _seen = 0  # training examples until step `start`, of which some may have had another batch size
     _metrics: Any = None  # metrics of the last step
@@ -139,7 +141,7 @@ class Run:
     @functools.cached_property
     def flops_per_example(self) -> tuple[int, int]:
         """Pair (forward FLOPs, training FLOPs) per example of the model, without those of rematerialisation."""
-        return self.model.count_flops(self.task, self.lr_scales.stop_frozen_gradients)
+        return self.model.count_flops(self.task, self.freezing.stop_gradients)
 
     @property
     def peak_examples(self) -> float | None:
@@ -223,14 +225,15 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """True if the restored run is finished, also by early stopping, and has written its summary.json."""
-        ended = self.start >= self.intervals.total or self.out_of_patience(self.start)
-        return ended and multihost.broadcast_from_primary((self.workdir / "summary.json").is_file())
+        """True if the restored run is finished and has written its summary.json."""
+        return self.start >= self.intervals.total and multihost.broadcast_from_primary(
+            (self.workdir / "summary.json").is_file()
+        )
 
     @functools.cached_property
     def recorder(self) -> metrics_log.Recorder:
         """Writer of metrics.jsonl, the loggers and the progress output; opened at first use, cut to step `start`."""
-        logger = loggers.start(self.config, self.workdir, self.start)
+        logger = loggers.start(self.config, self.workdir, self.start, self.make_loggers)
         recorder = metrics_log.Recorder(self.workdir, start=self.start, total=self.intervals.total, logger=logger)
         return self._stack.enter_context(recorder)
 
@@ -276,11 +279,6 @@ class Run:
         """
         self.divergence.settle(steps)
 
-    def recall_metrics(self, state: TrainState) -> None:
-        """Compute the metrics of the last step before `start` from the restored state, for `log_train`."""
-        rate, _ = jax.jit(self.schedule)(self.start - 1)
-        self._metrics = {**states.window_means(state), "lr": rate, "skipped": state.skipped}
-
     def log_train(self, step: int, timing: Mapping[str, float]) -> None:
         """Write a train record with the metrics of the steps since the last multiple of log_every.
 
@@ -322,16 +320,6 @@ class Run:
         """Return whether `step` was evaluated and has the best validation score of the run so far."""
         scores = self.checkpoints.scores
         return step in scores and self.checkpoints.score.best(scores) == step
-
-    def out_of_patience(self, step: int) -> bool:
-        """Return whether early stopping by score is due at `step`.
-
-        It is if the last `eval.patience` evaluations up to `step` were no better than one before them; never if
-        `eval.patience` is 0.
-        """
-        patience = self.config.eval.patience
-        scores = {at: value for at, value in self.checkpoints.scores.items() if at <= step}
-        return patience > 0 and self.checkpoints.score.since_best(scores) >= patience
 
     def may_save(self, step: int) -> bool:
         """Wait for all dispatched steps, and return whether the state is healthy enough to replace older checkpoints.

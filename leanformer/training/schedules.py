@@ -15,7 +15,6 @@ from leanformer.errors import ConfigError
 SCHEDULES = {
     "cosine": lambda progress: 0.5 * (1 + jnp.cos(jnp.pi * progress)),
     "linear": lambda progress: 1 - progress,
-    "wsd": lambda progress: 1 - progress,
     "constant": jnp.ones_like,
 }
 
@@ -29,24 +28,19 @@ def learning_rate(
     warmup: int | float,
     total: int | float,
     schedule: str = "cosine",
-    decay: int | float = 0,
 ) -> Float[Array, ""]:
     """Return the learning rate at a step: linear warm-up from `warmup_lr` to `lr`, then decay to `final_lr` at `total`.
 
     Args:
         step: step; all lengths may also be examples or fractions of the run, in one unit.
-        schedule: "cosine": half a cosine; "linear": linear decay (one-cycle with a warm-up); "wsd": linear decay only
-            over the last `decay` steps (warm-up, stable, decay; Hu et al. 2024, MiniCPM: Unveiling the Potential of
-            Small Language Models with Scalable Training Strategies); "constant": no decay.
+        schedule: "cosine": half a cosine; "linear": linear decay (one-cycle with a warm-up); "constant": no decay.
         lr, warmup_lr, final_lr: learning rates at the peak, at step 0 and at the end.
         warmup: length of the warm-up; 0 for none.
         total: length of the run.
-        decay: length of the decay of "wsd".
     """
     step = jnp.asarray(step, jnp.float32)
     rising = warmup_lr + (lr - warmup_lr) * step / (warmup or 1)
-    decay_start = total - decay if schedule == "wsd" else warmup
-    progress = jnp.clip((step - decay_start) / ((total - decay_start) or 1), 0, 1)
+    progress = jnp.clip((step - warmup) / ((total - warmup) or 1), 0, 1)
     falling = final_lr + (lr - final_lr) * SCHEDULES[schedule](progress)
     return jnp.where(step < warmup, rising, falling)
 
@@ -105,15 +99,7 @@ def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedu
             f"{keys}: the warm-up has {warmup} steps, but the whole run only {total}. Shorten the warm-up or lengthen "
             "the run."
         )
-    decay = round(o.decay_share * total)
-    if o.warmup_share:  # two shares of together at most 1 may exceed the run by rounding
-        decay = min(decay, total - warmup)
-    if o.schedule == "wsd" and warmup + decay > total:
-        raise ConfigError(
-            f"optim.decay_share={o.decay_share}: {warmup} warm-up steps and {decay} decay steps are more than the "
-            f"{total} steps of the run. Shorten one of them."
-        )
     plan = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
-    rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total, decay=decay)
+    rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total)
     b1 = functools.partial(beta1_schedule, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
     return Schedule(warmup, rate, b1 if o.b1_peak is not None else lambda _: o.b1)

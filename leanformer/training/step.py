@@ -25,7 +25,7 @@ LARGEST = float(np.finfo(np.float32).max) / 16  # largest valid parameter, so th
 
 
 def make_gradient(
-    graphdef: Any, objective: Objective, *, hold: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
+    graphdef: Any, objective: Objective, *, freeze: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
 ) -> Callable[[tuple[Any, Any], Batch, Key[Array, ""]], tuple[Array, Any, Any]]:
     """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`, to be jitted.
 
@@ -35,14 +35,14 @@ def make_gradient(
     Args:
         graphdef: static definition of the model.
         objective: objective with the loss.
-        hold: function of the parameters that stops the gradients of frozen ones.
+        freeze: function of the parameters that stops the gradients of frozen ones.
         accumulate: number of micro-batches of a batch, whose gradients are summed.
     """
 
     def loss_of(
         params: Any, statistics: Any, part: dict[str, Array], batch_aux: Any, denominator: Any
     ) -> tuple[Float[Array, ""], Any]:
-        model = nnx.merge(graphdef, hold(params), statistics)
+        model = nnx.merge(graphdef, freeze(params), statistics)
         key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # the objective uses 0
         loss = objective.loss(model, part, batch_aux, key) / denominator
         return loss, nnx.as_pure(nnx.state(model, nnx.BatchStat))

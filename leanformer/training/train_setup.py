@@ -15,16 +15,18 @@ from leanformer import config, data, models, tasks
 from leanformer.config.rules import sharded_batches
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import Objective, Task, artifacts
-from leanformer.training import kernel_check, lr_scales, model_setup, optimizers, schedules
+from leanformer.training import freezing, kernel_check, model_setup, optimizers, schedules
 from leanformer.training import state as states
 from leanformer.training import step as steps
-from leanformer.training.lr_scales import LrScales
+from leanformer.training.freezing import Freezing
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.run import Run, Step
 from leanformer.training.timer import Timer
 
 
-def prepare(c: ConfigDict, workdir: Path, timer: Timer, *, mesh: Mesh | None = None, name: str = "") -> Run:
+def prepare(
+    c: ConfigDict, workdir: Path, timer: Timer, *, mesh: Mesh | None = None, name: str = "", make_loggers: Any = None
+) -> Run:
     """Open the data of a run, and set up the run. Nothing is written.
 
     Warns of data that have changed since the run started.
@@ -45,7 +47,7 @@ def prepare(c: ConfigDict, workdir: Path, timer: Timer, *, mesh: Mesh | None = N
     splits = tasks.fingerprint(c, source, held_out)
     artifacts.warn_changed_data(workdir, splits)
     opened = {"source": source, "held_out": held_out, "splits": splits}
-    return dataclasses.replace(run, **opened, workdir=workdir, timer=timer, name=name)
+    return dataclasses.replace(run, **opened, workdir=workdir, timer=timer, name=name, make_loggers=make_loggers)
 
 
 def build(
@@ -69,9 +71,9 @@ def build(
     model = model_setup.build(c, mesh=mesh, device=device, batches=sharded_batches(c))
     model = kernel_check.with_working_attention(model, task)
     task.objective.check_model(model.graphdef, model.weights)
-    scales, optimizer = _make_optimizer(c, model)
+    frozen, optimizer = _make_optimizer(c, model)
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
-    make_step = functools.partial(_make_step, c, model, task.objective, optimizer, scales)
+    make_step = functools.partial(_make_step, c, model, task.objective, optimizer, frozen)
     return Run(
         config=c,
         model=model,
@@ -80,7 +82,7 @@ def build(
         intervals=intervals,
         schedule=schedule,
         optimizer=optimizer,
-        lr_scales=scales,
+        freezing=frozen,
         state=states.with_shardings(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
         make_state=make_state,
         make_step=make_step,
@@ -94,27 +96,20 @@ def _make_step(
     model: ModelSetup,
     objective: Objective,
     optimizer: optax.GradientTransformationExtraArgs,
-    scales: LrScales,
+    frozen: Freezing,
     schedule: Callable[..., tuple[Any, Any]],
 ) -> Step:
     """Return the training step (state, batch, key) -> (state, metrics) for a schedule."""
-    trained = {"hold": scales.stop_frozen_gradients, "accumulate": c.accumulate}
+    trained = {"freeze": frozen.stop_gradients, "accumulate": c.accumulate}
     gradient = steps.make_gradient(model.graphdef, objective, **trained)
     settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
     return model.with_mesh(steps.make_train_step(gradient, optimizer, schedule, ceiling=objective.ceiling, **settings))
 
 
-def _make_optimizer(c: ConfigDict, model: ModelSetup) -> tuple[LrScales, optax.GradientTransformationExtraArgs]:
-    """Return the learning-rate scales, and the optimizer that applies them."""
+def _make_optimizer(c: ConfigDict, model: ModelSetup) -> tuple[Freezing, optax.GradientTransformationExtraArgs]:
+    """Return which parameters are trained, and the optimizer that leaves the others unchanged."""
     o, family, params = c.optim, models.find_class(c.model.name), model.weights[0]
-    scales = lr_scales.make(
-        params,
-        freeze=o.freeze,
-        layer_decay=o.layer_decay,
-        head=1.0 if o.head_lr is None else o.head_lr / o.lr,
-        heads=family.classifiers,
-        bottom_up=family.bottom_up,
-    )
+    frozen = freezing.make(params, o.freeze)
     mask = optimizers.decay_mask(params, family.no_decay)
     settings = {name: o[name] for name in ("b1", "b2", "eps", "weight_decay")}
-    return scales, scales.scale_updates(optimizers.OPTIMIZERS[o.name](mask=mask, **settings))
+    return frozen, frozen.freeze(optimizers.OPTIMIZERS[o.name](mask=mask, **settings))

@@ -56,7 +56,7 @@ def test_train_prints_the_expected_pages(trained_run):
 
 def test_train_writes_records_checkpoints_and_plots(workdir):
     summary = json.loads((workdir / "summary.json").read_text())
-    assert (summary["steps"], summary["stopped_early"], summary["unreadable_examples"]) == (2, False, 0)
+    assert (summary["steps"], summary["unreadable_examples"]) == (2, 0)
     assert summary["final"]["examples"] == 2000
     assert {"top1", "top5", "loss", "ema_top1", "ema_loss"} <= summary["final"].keys()
     assert {p.name for p in (workdir / "plots").iterdir()} == {"loss.png", "accuracy.png", "lr.png", "conditioning.png"}

@@ -67,12 +67,10 @@ def test_keys_page_of_a_config_has_its_values():
     assert status == 2 and mentions(err, "quikstart", "--config=quickstart")
 
 
-def test_eval_interval_is_run_only_without_patience():
+def test_evaluation_intervals_are_run_only():
     c = config.base()
     run_only = [key for key in ("eval.every", "probe.every", "optim.lr") if key_docs.is_run_only(key, c)]
     assert run_only == ["eval.every", "probe.every"]
-    c.eval.patience = 2
-    assert not key_docs.is_run_only("eval.every", c) and key_docs.is_run_only("eval.batch_size", c)
 
 
 def test_own_key_of_a_config_file_is_listed():

@@ -25,7 +25,7 @@ from leanformer.layers.stack import Stack, list_groups
 from leanformer.pretrained import layouts
 from leanformer.runtime.trees import leaf_names
 from leanformer.sweeps import grid
-from leanformer.training import lr_scales, model_setup
+from leanformer.training import freezing, model_setup
 from leanformer.training.step import probe_record
 
 
@@ -184,18 +184,16 @@ def test_gpt_with_unequal_layers_matches_a_plain_numpy_model(rng):
         assert abs(np.sum(np.asarray(grad, np.float64) * direction) - expected) < 1e-5 * size + 1e-7, name
 
 
-def test_layer_decay_and_freezing_use_the_index_in_the_whole_stack():
+def test_freezing_uses_the_index_in_the_whole_stack():
     c = config.language()
     with c.unlocked():
         c.model.update({**GPT, "dropout": 0.0})
     *_, (params, _) = model_setup.abstract_model(c)
-    order = models.find_class("gpt").bottom_up
-    freeze = ("blocks.layers.[13]", "blocks.layers.norm1")
-    made = lr_scales.make(params, layer_decay=0.5, freeze=freeze, bottom_up=order)
-    shares = dict(zip(leaf_names(params), jax.tree.leaves(made.shares), strict=True))
-    up = np.concatenate([shares[f"blocks.layers.from{first}.mlp.up.kernel"] for first in FIRSTS])
-    assert up.tolist() == [0.5**4, 0, 0.5**2, 0]
-    assert shares["embed"] == 0.5**5 and not any(shares[f"blocks.layers.from{i}.norm1.scale"].any() for i in FIRSTS)
+    made = freezing.make(params, ("blocks.layers.[13]", "blocks.layers.norm1"))
+    trained = dict(zip(leaf_names(params), jax.tree.leaves(made.trained), strict=True))
+    up = np.concatenate([trained[f"blocks.layers.from{first}.mlp.up.kernel"] for first in FIRSTS])
+    assert up.tolist() == [1, 0, 1, 0]
+    assert trained["embed"] == 1 and not any(trained[f"blocks.layers.from{i}.norm1.scale"].any() for i in FIRSTS)
 
 
 @pytest.mark.parametrize("name", ["xcit", "gpt"])

@@ -94,7 +94,7 @@ def test_loss_is_the_mean_over_the_whole_batch(rng):
     options = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "mask": None}
     optimizer, weights = optimizers.OPTIMIZERS["adamw"](**options), tuple(map(nnx.as_pure, weights))
     initial = state.init(weights, optimizer, ema=False)
-    gradient = functools.partial(steps.make_gradient, graphdef, MaskedRegression(), hold=lambda params: params)
+    gradient = functools.partial(steps.make_gradient, graphdef, MaskedRegression(), freeze=lambda params: params)
     settings = {"ceiling": math.inf, "clip_norm": 0.0, "ema": 0.0, "log_every": 1}
     step = functools.partial(steps.make_train_step, optimizer=optimizer, schedule=lambda step: (0.1, 0.9), **settings)
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}

@@ -46,9 +46,9 @@ def test_start_from_scratch_keeps_no_record(tmp_path):
 
 def test_missing_keys_of_older_runs_get_defaults(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
-    for key in ("name", "freeze", "head_lr", "layer_decay"):
+    for key in ("name", "freeze"):
         del older.optim[key]
-    del older.eval["patience"], older["probe"], older.checkpoint["keep"], older.data["max_corrupt"]
+    del older["probe"], older.checkpoint["keep"], older.data["max_corrupt"]
     run_files.write_config(tmp_path, older)
     assert artifacts.load_config(tmp_path).to_dict() == tiny.to_dict()
     train_setup.build(artifacts.load_config(tmp_path), examples=64, mesh=None)

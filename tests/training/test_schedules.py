@@ -24,34 +24,9 @@ def test_schedule():
     np.testing.assert_allclose(rate_at(1000), 1e-4, rtol=RTOL)
 
 
-def test_warm_up_stable_decay():
-    def rate_at(step):
-        return float(schedules.learning_rate(step, **PLAN, schedule="wsd", decay=40))
-
-    assert [rate_at(step) for step in (20, 35, 60)] == [rate_at(20)] * 3
-    np.testing.assert_allclose(rate_at(10), (1e-5 + 3e-3) / 2, rtol=RTOL)
-    np.testing.assert_allclose(
-        [rate_at(20), rate_at(70), rate_at(90), rate_at(100)], [3e-3, 2.275e-3, 8.25e-4, 1e-4], rtol=RTOL
-    )
-
-
 def test_constant_stays_at_the_peak():
     result = [float(schedules.learning_rate(step, **PLAN, schedule="constant")) for step in (10, 20, 61, 100)]
     np.testing.assert_allclose(result, [1.505e-3, 3e-3, 3e-3, 3e-3], rtol=RTOL)
-
-
-def test_a_schedule_longer_than_the_run_is_refused(tiny):
-    tiny.optim.update(schedule="wsd", decay_share=0.7, warmup_steps=3)
-    with refuses(3, 4, "optim.decay_share=0.7", 6):
-        train_setup.build(tiny, examples=64, mesh=None)
-
-
-def test_shares_that_fill_the_run_are_rounded_to_its_length(tiny):
-    tiny.update(total_steps=15)
-    tiny.optim.update(schedule="wsd", decay_share=0.5, warmup_share=0.5)
-    run = train_setup.build(tiny, examples=64, mesh=None)
-    assert run.schedule.warmup == 8 and run.schedule(jnp.int32(8))[0] == np.float32(tiny.optim.lr)
-    assert run.schedule(jnp.int32(14))[0] < tiny.optim.lr / 2
 
 
 def test_warm_up_is_a_share_of_the_run(tiny):

@@ -1,7 +1,4 @@
-"""Learning-rate scales: bit-exact freezing, layer-wise decay, learning rate of the head, and layer orders."""
-
-import runpy
-from pathlib import Path
+"""Frozen parameters, bit for bit, by pattern and by layer of a stack."""
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +8,11 @@ from messages import mentions, refuses
 from rounding import global_norm, leaves_by_name
 from small_runs import make_image_batch, make_initial_state
 
-from leanformer import config, models
+from leanformer import config
 from leanformer.reports import pages
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.trees import leaf_names
-from leanformer.training import lr_scales, model_setup, optimizers, train_setup
-
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-# Top-level modules above all layers, which have the full learning rate, for a config of each architecture.
-TOP = {
-    "vit_b_7x16": {"norm", "head"},
-    "xcit_m_12x16": {"norm", "head"},
-    "tnt_b_8x16": {"norm", "head"},
-    "volo_d3_lean": {"norm", "head", "aux_head"},
-    "davit_b_lean": {"norm", "head"},
-    "nystromformer_text": {"norm", "hidden", "head"},
-}
-
-
-def load_params(name):
-    c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    *_, (params, _) = model_setup.abstract_model(c)
-    return params, models.find_class(c.model.name).bottom_up
+from leanformer.training import freezing, model_setup, optimizers, train_setup
 
 
 @pytest.fixture
@@ -65,7 +44,7 @@ FROZEN = [
 
 @pytest.mark.parametrize(("patterns", "names"), FROZEN, ids=["prefix", "all but the head", "its bias too", "wildcard"])
 def test_freeze_patterns_match_parameters_and_modules(params, patterns, names):
-    result = leaves_by_name(lr_scales.make(params, freeze=patterns).shares)
+    result = leaves_by_name(freezing.make(params, patterns).trained)
     all_names = result.keys()
     names = names or {
         n for n in all_names if not n.startswith("head") or (n == "head.bias" and "head.bias" in patterns)
@@ -75,15 +54,15 @@ def test_freeze_patterns_match_parameters_and_modules(params, patterns, names):
 
 
 def test_layers_of_a_stack_are_frozen_individually(params):
-    result = lr_scales.make(params, freeze=("blocks.layers.[01]", "!blocks.layers.1.mlp"))
-    shares = leaves_by_name(result.shares)
+    result = freezing.make(params, ("blocks.layers.[01]", "!blocks.layers.1.mlp"))
+    shares = leaves_by_name(result.trained)
     assert shares["blocks.layers.attention.query.kernel"].tolist() == [0, 0, 1]
     assert shares["blocks.layers.mlp.up.kernel"].tolist() == [0, 1, 1]
     assert shares["patch_embed.kernel"].tolist() == 1
     sizes = {name: leaf.size for name, leaf in leaves_by_name(params).items()}
     layers = sum(size for name, size in sizes.items() if "layers" in name)
     mlp = sum(size for name, size in sizes.items() if "mlp" in name)
-    assert result.trained(params) == sum(sizes.values()) - 2 * layers // 3 + mlp // 3
+    assert result.count(params) == sum(sizes.values()) - 2 * layers // 3 + mlp // 3
 
 
 @pytest.mark.parametrize(
@@ -97,7 +76,7 @@ def test_layers_of_a_stack_are_frozen_individually(params):
 )
 def test_invalid_freeze_patterns_are_refused(params, pattern, suggestions):
     with refuses("optim.freeze", pattern, *suggestions):
-        lr_scales.make(params, freeze=(pattern,))
+        freezing.make(params, (pattern,))
 
 
 def test_frozen_parameters_have_no_moments_or_gradient_norm(plain, meshes):
@@ -114,7 +93,7 @@ def test_frozen_parameters_have_no_moments_or_gradient_norm(plain, meshes):
         if not name.endswith("key.bias"):  # its gradient is zero up to rounding
             assert all((np.asarray(new[name][i]) != old[name][i]).any() for i in (0, 2)), name
     total = sum(x.size for x in old.values())
-    trained = run.lr_scales.trained(run.state.params)
+    trained = run.freezing.count(run.state.params)
     assert 0 < trained < total and mentions(pages._format_parameters(run), total, trained)
     # After one step the first moment is (1 - b1) times the gradient, which gives the norm of the gradient.
     moments = {name: x for name, x in leaves_by_name(first.moments).items() if ".mu." in name}
@@ -122,47 +101,8 @@ def test_frozen_parameters_have_no_moments_or_gradient_norm(plain, meshes):
     np.testing.assert_allclose(metrics["grad_norm"], grad_norm, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", TOP)
-def test_layer_order_of_every_architecture(name):
-    params, bottom_up = load_params(name)
-    result = leaves_by_name(lr_scales.make(params, layer_decay=0.5, bottom_up=bottom_up).shares)
-    assert {leaf.split(".")[0] for leaf, share in result.items() if share.max() == 1} == TOP[name]
-    levels = sorted({-float(np.log2(x)) for share in result.values() for x in share.reshape(-1)})
-    assert levels == [*map(float, range(len(levels)))]  # no level is skipped
-    lowest = {leaf.split(".")[0] for leaf, share in result.items() if -np.log2(share.min()) == levels[-1]}
-    assert lowest & {"patch_embed", "stem", "embed"}
-    stacks = {leaf.split(".")[0]: share for leaf, share in result.items() if "layers" in leaf}
-    assert all((np.diff(share) > 0).all() for share in stacks.values())
-    depth = sum(len(share) for share in stacks.values())
-    assert len(levels) >= depth + 2
-
-
-def test_layer_decay_needs_a_layer_order():
-    params = {"blocks": {"kernel": np.zeros(3)}}
-    assert lr_scales.make(params).trained(params) == 3
-    with refuses("optim.layer_decay", 0.5, "bottom_up"):
-        lr_scales.make(params, layer_decay=0.5)
-
-
-def test_setup_has_the_scales_of_its_config(tiny):
-    tiny.optim.update(layer_decay=0.5, head_lr=3 * tiny.optim.lr)
-    shares = leaves_by_name(train_setup.build(tiny, examples=64).lr_scales.shares)
-    assert shares["blocks.layers.mlp.up.kernel"].tolist() == [0.125, 0.25, 0.5]
-    assert {float(shares[name]) for name in ("patch_embed.kernel", "cls_token", "pos_embed")} == {0.0625}
-    assert float(shares["norm.scale"]) == 1 and float(shares["head.kernel"]) == 3
-
-
-def test_defaults_do_not_wrap_the_optimizer(params):
-    rule = optimizers.OPTIMIZERS["adamw"](b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
-    assert lr_scales.make(params, bottom_up=models.find_class("vit").bottom_up).scale_updates(rule) is rule
-
-
 REFUSED = [
-    ({"optim.layer_decay": 0.0}, ["optim.layer_decay=0.0"]),
-    ({"optim.decay_share": 0.0}, ["optim.decay_share=0.0"]),
     ({"optim.schedule": "constant", "optim.final_lr": 1e-4}, ['optim.schedule="constant"', "optim.final_lr=0.0001"]),
-    ({"optim.head_lr": -1.0}, ["optim.head_lr=-1.0"]),
-    ({"optim.head_lr": 0.1, "optim.lr": 0.0}, ["optim.head_lr=0.1", "optim.lr=0.0"]),
     ({"optim.name": "muon", "optim.b1_peak": 0.8}, ["optim.b1_peak=0.8", 'optim.name="muon"']),
 ]
 
@@ -176,15 +116,15 @@ def test_invalid_settings_are_refused(changes, parts):
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_every_optimizer_scales_updates_and_leaves_frozen_parameters_unchanged(name):
+def test_every_optimizer_leaves_frozen_parameters_unchanged(name):
     """Weight decay is on and every gradient is nonzero: neither changes a frozen parameter."""
     mlp = {"up": {"kernel": jnp.ones((2, 3, 5)), "bias": jnp.ones((2, 5))}, "down": {"kernel": jnp.ones((2, 5, 3))}}
     params = {"blocks": {"layers": {"mlp": mlp}}, "head": {"kernel": jnp.ones((3, 7))}}
     freeze = ("blocks.layers.mlp.down", "blocks.layers.1")
-    scales = lr_scales.make(params, freeze=freeze, layer_decay=0.5, bottom_up=(("blocks",),))
+    frozen = freezing.make(params, freeze)
     mask = jax.tree.map(lambda x: True, params)
     rule = optimizers.OPTIMIZERS[name](b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.5, mask=mask)
-    scaled = scales.scale_updates(rule)
+    scaled = frozen.freeze(rule)
     state = scaled.init(params)
     assert not [leaf for leaf in leaf_names(state) if "down" in leaf]
     grads = jax.tree.map(lambda x: jnp.arange(1.0, x.size + 1).reshape(x.shape), params)
@@ -194,6 +134,6 @@ def test_every_optimizer_scales_updates_and_leaves_frozen_parameters_unchanged(n
     assert not updates["blocks.layers.mlp.down.kernel"].any()
     assert jax.tree.structure(new_state) == jax.tree.structure(state)
     for leaf in ("blocks.layers.mlp.up.kernel", "blocks.layers.mlp.up.bias"):
-        np.testing.assert_allclose(updates[leaf][0], 0.25 * expected[leaf][0], rtol=1e-6)
+        np.testing.assert_allclose(updates[leaf][0], expected[leaf][0], rtol=1e-6)
         assert expected[leaf][0].any() and not updates[leaf][1].any()
     np.testing.assert_allclose(updates["head.kernel"], expected["head.kernel"], rtol=1e-6)
