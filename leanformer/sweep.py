@@ -3,17 +3,16 @@
 python -m leanformer.sweep --config=FILE[:ARGUMENT][,FILE] --over=model.num_heads=8,12,16 --seeds=3 --workdir=DIR
       ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8]
 
-The runs are the product of the configs, of every --over and of the seeds 0, 1, ... On this machine --parallel runs
-execute at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... divided between them; SLURM executes them as one job
-array. DIR/<run> is an ordinary run.
+The runs are the product of the configs, of every --over and of the seeds 0, 1, ... Several keys of one --over move
+together: --over=model.num_heads,model.head_dim=2x32,4x16,8x8 varies heads at the same total width. On this machine
+--parallel runs execute at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... divided between them; SLURM executes them
+as one job array. DIR/<run> is an ordinary run. Runs of one shape share compiled programs (DIR/compiled).
 
 Run the same command again to complete a sweep: finished runs are kept, stopped runs resume from their checkpoints, and
 failed runs are listed with the last lines of their logs. Values and seeds may be added, and total_steps, total_epochs
 or total_tokens raised; any other difference from a run in the folder that can change its result is an error. After
-Ctrl-C or SIGTERM the active runs save before the sweep ends.
-
-At the end the runs are compared in DIR/compare/compare.html
-(`leanformer.compare`).
+Ctrl-C or SIGTERM the active runs save before the sweep ends. At the end the runs are compared in
+DIR/compare/compare.html (`leanformer.compare`).
 """
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A second Ctrl-C stops at once. The exit status is 130 after Ctrl-C, as in shells; schedulers should not restart the run.
 It is 75 (EX_TEMPFAIL, "try again") after SIGTERM, after SIGHUP (a closed terminal, unless `nohup` ignores it), and
-after SIGUSR1, SIGUSR2 or SIGXCPU, which SLURM's --signal, submitit and others send before a time limit; the state is
+after SIGUSR1, SIGUSR2 or SIGXCPU, which SLURM's --signal and others send before a time limit; the state is
 saved and the run can be restarted. It is not 143, because that is also the status of a process that SIGTERM killed
 before it could save.
 """

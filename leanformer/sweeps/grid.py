@@ -11,10 +11,8 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, tasks
 from leanformer.config import key_docs, loading
-from leanformer.config.common import current_name
 from leanformer.config.per_layer import split_values
 from leanformer.config.rules import LENGTHS
-from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.quantities import find
 from leanformer.runtime import files
@@ -70,32 +68,27 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
     """Return the runs that have not finished, and the finished ones whose config now has a greater length.
 
     The length is total_steps, total_epochs or total_tokens. Keys that affect no result may differ
-    (`key_docs.is_run_only`). Prints which runs are extended, and which such keys differ in finished runs.
+    (`key_docs.is_run_only`). Prints which runs are extended.
 
     Raises ConfigError if the folder of a run holds a run whose config differs in any other way.
     """
-    pending, ignored = [], set()
+    pending = []
     for member in members:
         started = member.finished or (member.workdir / "config.json").is_file()
-        differing = run_files.config_changes(member.workdir, member.config) if started else {}
-        silent = {key for key in differing if key_docs.is_run_only(key, member.config)}
-        lengths = {key: ends for key, ends in differing.items() if key in LENGTHS and None not in ends}
-        longer = {key for key, (was, now) in lengths.items() if now > was}
-        if other := [key for key in differing if key not in silent | longer]:
-            values = "; ".join(f"{key}={differing[key][0]}, now {differing[key][1]}" for key in other[:3])
-            values += f"; and {format_count(len(other) - 3, 'more key')}" * (len(other) > 3)
+        changes = run_files.config_changes(member.workdir, member.config) if started else {}
+        changes = {key: ends for key, ends in changes.items() if not key_docs.is_run_only(key, member.config)}
+        longer = {
+            key: ends for key, ends in changes.items() if key in LENGTHS and None not in ends and ends[1] > ends[0]
+        }
+        if other := [f"{key}={was}, now {now}" for key, (was, now) in changes.items() if key not in longer]:
             raise ConfigError(
-                f"{member.workdir} holds a run with a different config: {values}. Use another --workdir, or delete "
-                "this folder to train the run again. No run was started."
+                f"{member.workdir} holds a run with a different config: {'; '.join(other)}. Use another --workdir, or "
+                "delete this folder to train the run again. No run was started."
             )
-        for key in sorted(longer):
-            print(f"{member.workdir.name} is extended: {key} {differing[key][0]} -> {differing[key][1]}")
+        for key, (was, now) in longer.items():
+            print(f"{member.workdir.name} is extended: {key} {was} -> {now}")
         if longer or not member.finished:
             pending.append(member)
-        else:
-            ignored |= silent
-    if ignored:
-        print(f"Finished runs are kept; they used different values of {', '.join(sorted(ignored))}.")
     return pending
 
 
@@ -108,46 +101,58 @@ def make_runs(
 
     Args:
         configs: config files, FILE or FILE:ARGUMENT.
-        over: values of --over, KEY=VALUE,VALUE,...; the grid is their product.
+        over: values of --over, KEY=VALUE,... or KEY,KEY=VALUExVALUE,...; the grid is their product.
         fixed: values of --set, KEY=VALUE, for all runs.
         seeds: number of seeds, 0 to seeds - 1, of every point.
         folder: folder of the sweep, in which each run has its folder.
 
     Raises:
-        ConfigError: there is no config file or no seed, a config file does not exist, a flag is not of this form, a key
+        ConfigError: there is no config file, a config file does not exist, a flag is not of this form, a key
             is given twice or is the seed, or two runs would have the same folder.
     """
-    if not configs or seeds < 1:
-        raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each is required.")
-    varied = [parse_assignment(text, "--over") for text in over]
+    if not configs:
+        raise ConfigError("--config: at least 1 file is required.")
+    axes = [_parse_over(text) for text in over]
     same = [parse_assignment(text, "--set") for text in fixed]
-    keys = [key for key, _ in (*varied, *same)]
+    keys = [*(key for key, _ in same), *(key for points in axes for key in points[0])]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ConfigError(
-            f"{twice[0]} is given more than once. Pass one value in one --set, or all values in one --over."
-        )
-    grid = {key: split_values(values) for key, values in varied}
+        raise ConfigError(f"{twice[0]} is given more than once. Pass all its values in one --over.")
     if "seed" in keys:
         raise ConfigError("A sweep does not take the key seed: its seeds are 0, 1, ... Pass their number as --seeds=N.")
-    grid["seed"] = [str(seed) for seed in range(seeds)]
+    axes.append([{"seed": str(seed)} for seed in range(seeds)])
     common = tuple(f"--config.{key}={value}" for key, value in same)
     result = []
-    for config, *point in itertools.product(_join_arguments(configs), *grid.values()):
+    for config, points in itertools.product(_join_arguments(configs), itertools.product(*axes)):
         file, *argument = config.split(":", 1)
-        changes = dict(zip(grid, point, strict=True))
+        changes = {key: value for point in points for key, value in point.items()}
         values = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
         words = tuple(f"--config.{key}={value}" for key, value in changes.items())
         config = ":".join([str(loading.find(file).absolute()), *argument])
         name = ",".join([Path(file).stem, *argument, *values]).replace("/", "_")  # a value may be a path
         result.append(SweepRun(folder / name, (f"--config={config}", *common, *words)))
-    if len({member.workdir for member in result}) < len(result):
-        names = [member.workdir.name for member in result]
-        name = next(name for name in names if names.count(name) > 1)
+    names = [member.workdir.name for member in result]
+    if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(
-            f"Two runs of the sweep would have the folder {name}. Give each value once, rename a config file, or vary "
-            "only one key ending in the same word with --over."
+            f"Two runs of the sweep would have the folder {twice[0]}. Give each value once, rename a config file, or "
+            "vary only one key ending in the same word with --over."
         )
     return result
+
+
+def _parse_over(text: str) -> list[dict[str, str]]:
+    """Return the points of one --over, each with the values of its keys.
+
+    Several keys move together: "model.num_heads,model.head_dim=2x32,4x16" has two points.
+    """
+    names, values = parse_assignment(text, "--over")
+    keys = names.split(",")
+    points = [value.split("x") if len(keys) > 1 else [value] for value in split_values(values)]
+    if wrong := [point for point in points if len(point) != len(keys) or not all(point)]:
+        raise ConfigError(
+            f"--over={text}: {'x'.join(wrong[0])} is not one value for each of {len(keys)} keys. Join them by x, as in "
+            "--over=model.num_heads,model.head_dim=2x32,4x16."
+        )
+    return [dict(zip(keys, point, strict=True)) for point in points]
 
 
 def _join_arguments(parts: Sequence[str]) -> list[str]:
@@ -163,7 +168,7 @@ def _join_arguments(parts: Sequence[str]) -> list[str]:
 
 
 def parse_assignment(text: str, flag: str) -> tuple[str, str]:
-    """Return the key and the value in a flag's value KEY=VALUE; a key that was renamed has its present name.
+    """Return the key and the value in a flag's value KEY=VALUE.
 
     Args:
         text: value of the flag.
@@ -175,4 +180,4 @@ def parse_assignment(text: str, flag: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals and value):
         raise ConfigError(f'{flag}="{text}" is not KEY=VALUE.')
-    return current_name(key), value
+    return key, value

@@ -74,7 +74,7 @@ def test_a_resumed_run_adds_to_the_seconds_of_its_checkpoint(time):
 
 
 def test_durations_are_measured_with_a_monotonic_clock():
-    """The wall clock may jump. It is needed only for times that other hosts, or other programs, read."""
+    """The wall clock may jump."""
     root = Path(timer.__file__).parents[1]
     users = {str(path.relative_to(root)) for path in root.rglob("*.py") if "time.time()" in path.read_text()}
-    assert users == {"sweeps/executor.py", "training/loggers.py", "training/trackers.py"}
+    assert not users
