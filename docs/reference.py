@@ -104,7 +104,7 @@ def models() -> Iterator[str]:
         c = config.load(str(file))
         c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # that of the data
         doc = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()[0].rstrip(".")
-        parameters = count.format_number(float(count.parameters(step.build(c, None).state.params)))
+        parameters = count.format_number(float(count.parameters(step.build(c).state.params)))
         row = [f"`{file.stem}`", parameters, *_format_sizes(c.model), SIZES_IN_WORDS.sub("", doc)]
         by_task.setdefault(c.task, []).append(row)
     for task, rows in by_task.items():

@@ -1,6 +1,6 @@
 """Parameter counts of Leaner Transformers (arXiv 2505.20802), as reported and as computed from its architectures.
 
-    python -m experiments.paper_tables [--memory] [--device=h100] [--out=FILE]
+    python -m experiments.paper_tables [--memory] [--out=FILE]
 
 2026-11-22: 21 of 22 models of Tables 4 and 5 agree, 2 of 10 of Table 3, all 4 of Tables 1 and 2. DaViT-B lean differs
 (62.0 M reported, 62,653,416 computed), as the ranges of the text do; three counts of Table 3 match 6 or 8 heads.
@@ -23,8 +23,7 @@ from ml_collections import ConfigDict
 from experiments import tables
 from experiments.paper import OTHER_MLP, RANGES, READINGS, ROWS, Row
 from leanformer import cli, config, cost, models
-from leanformer.analysis import step
-from leanformer.costs import count, hardware
+from leanformer.costs import count
 from leanformer.errors import ConfigError
 
 
@@ -34,22 +33,22 @@ def params(c: ConfigDict) -> int:
     return count.parameters(nnx.state(model, nnx.Param))
 
 
-def examine(row: Row, memory: bool = False, device: str | None = None) -> list[Any]:
+def examine(row: Row, memory: bool = False) -> list[Any]:
     """Return the table cells of a model: reported and computed parameters, FLOPs, reported and computed memory."""
     c = config.load(row.config)
     costs = cost.cost(c, memory=False)
     verdict = "agrees" if row.agrees(costs["params"]) else "**differs**"
     cells = [row.table or "text", f"{row.model} {row.variant}", f"`{row.config}`", row.params]
     cells += [f"{costs['params']:,}", verdict, *(f"{costs[key] / 1e9:.3g}" for key in ("forward_flops", "train_flops"))]
-    return [*cells, row.memory_gb or "", f"{peak_bytes(row, device) / 1e9:.1f}" if memory and row.memory_gb else ""]
+    return [*cells, row.memory_gb or "", f"{peak_bytes(row) / 1e9:.1f}" if memory and row.memory_gb else ""]
 
 
-def peak_bytes(row: Row, device: str | None) -> int:
-    """Return the bytes that a training step needs on all devices, compiled for `device` or for this machine."""
+def peak_bytes(row: Row) -> int:
+    """Return the bytes that a training step needs on all devices, compiled for this machine."""
     c = config.load(row.config).unlock()
     c.batch_size //= row.devices
     c.probe.every = 0
-    return row.devices * (step.peak_bytes(c, device) if device else cost.cost(c)["train_memory_bytes"])
+    return row.devices * cost.cost(c)["train_memory_bytes"]
 
 
 def split_savings(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:
@@ -173,7 +172,6 @@ def table(titles: str, rows: Sequence[Sequence[Any]]) -> str:
 
 @cli.command(
     cli.Flag("memory", "Compile a training step of each model for its memory; minutes.", bool, default=False),
-    cli.Flag("device", f"GPU to compile for: {', '.join(hardware.DEVICES)}; this machine if unset."),
     cli.Flag("out", "CSV file for the counts."),
 )
 def main(f: cli.Values) -> None:
@@ -181,7 +179,7 @@ def main(f: cli.Values) -> None:
     print("How the lean model adds heads, by its parameters (stages that change)\n")
     titles = "model|heads become|heads x dimension|total width|depth|MLP|reported|these shapes|added the other way"
     print(table(titles, [*map(describe_pair, names)]), end="\n\n")
-    rows = [examine(row, f.memory, f.device) for row in (*ROWS, *RANGES, *READINGS)]
+    rows = [examine(row, f.memory) for row in (*ROWS, *RANGES, *READINGS)]
     titles = "table|model|config|reported|computed|verdict|forward GFLOP|training GFLOP|reported GB|GB"
     print(table(titles, rows))
     print("\nParameters saved by the lean model, and shares of the saving by change (negative: it has more there)\n")

@@ -3,8 +3,8 @@
 Enumerates the architectures of the config's model (depth, width, heads, head dimension, MLP) that spend a budget,
 counts each exactly, and ranks them by a response surface (Bayesian regression, analysis/surface.py). The budget is
 params:N (all parameters) or flops:N (training FLOPs per example, including attention's T² matmuls). With an additional
---budget=memory:BYTES[@h100], the first architectures are compiled (minutes each) for this machine, or ahead of time for
-a GPU that is not attached (extra `gpu-compile`). Those whose training step needs more memory per device are skipped.
+--budget=memory:BYTES, the first architectures are compiled for this machine (minutes each). Those whose training step
+needs more memory per device are skipped.
 
 The surface is fitted to finished runs (--runs) or to proxy runs. --proxies=20 first trains that many architectures,
 which cost a third of the budget to all of it, as a sweep in OUT/proxies with the settings of --set. The same command
@@ -29,7 +29,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from leanformer import cli, programs
+from leanformer import cli
 from leanformer.analysis import comparison, proxies, runs, shapes, step, surface
 from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
 from leanformer.analysis.proxies import Base
@@ -38,8 +38,7 @@ from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import ConfigDict
 from leanformer.config.per_layer import listed_per_layer
 from leanformer.config.rules import require
-from leanformer.costs import hardware
-from leanformer.costs.count import format_count, format_number
+from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
 from leanformer.runtime.text import wrap
@@ -53,14 +52,12 @@ class Budget:
         counted: limited count: "params", or "flops" for training FLOPs per example.
         amount: limit of the count.
         memory: limit of the bytes per device of a training step; None without a limit.
-        device: GPU to compile for, a key of `hardware.DEVICES` such as "h100"; None for this machine's devices.
         flags: each limit as typed, such as "--budget=params:40e6", by "params", "flops" or "memory".
     """
 
     counted: str
     amount: float
     memory: float | None = None
-    device: str | None = None
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
@@ -68,47 +65,31 @@ class Budget:
         """Return the budget that the values of --budget give.
 
         Args:
-            texts: values such as "params:40e6", "flops:1e9" and "memory:60e9@h100".
+            texts: values such as "params:40e6", "flops:1e9" and "memory:60e9".
 
         Raises:
-            ConfigError: a value is not a budget, one is given twice, there is not exactly one of params and flops, or
-                the memory is more than the device has or the device is unknown.
+            ConfigError: a value is not a budget, one is given twice, or there is not exactly one of params and flops.
         """
         amounts: dict[str, float] = {}
         flags: dict[str, str] = {}
-        device = None
         for text in texts:
             kind, _, rest = text.partition(":")
             if kind in flags:
                 raise ConfigError(f"--budget={text}: {flags[kind]} is given too. Pass only one limit of {kind}.")
             flags[kind] = f"--budget={text}"
-            number, at, name = rest.partition("@")
             try:
-                amounts[kind] = float(number)
+                amounts[kind] = float(rest)
             except ValueError:
                 amounts[kind] = math.nan
-            fits = kind in ("params", "flops", "memory") and 0 < amounts[kind] < math.inf
-            if not fits or bool(at) != bool(name) or (at and kind != "memory"):
+            if kind not in ("params", "flops", "memory") or not 0 < amounts[kind] < math.inf:
                 raise ConfigError(
                     f"--budget={text}: expected params:N or flops:N, such as params:40e6 or flops:1e9. A second "
-                    "--budget may limit the memory, such as memory:60e9@h100."
+                    "--budget may limit the memory, such as memory:60e9."
                 )
-            device = name.lower() or device
         memory, counted = amounts.pop("memory", None), [*amounts]
         if len(counted) != 1:
             raise ConfigError(f"--budget: found {', '.join(counted) or 'no count'}. Pass one of params:N and flops:N.")
-        if device and memory is not None and memory > (most := programs.gpu_memory(device)):
-            size = format_number(float(most))
-            raise ConfigError(f"{flags['memory']}: {device} has {size}B. Lower the budget.")
-        return cls(counted[0], amounts[counted[0]], memory, device, flags)
-
-    def notes(self) -> list[str]:
-        """Return [a warning] if the memory limit is above what JAX uses of the GPU by default, otherwise []."""
-        default = hardware.JAX_MEMORY_FRACTION * programs.gpu_memory(self.device) if self.device else math.inf
-        if self.memory is None or self.memory <= default:
-            return []
-        share = f"{format_number(default)}B ({hardware.JAX_MEMORY_FRACTION:.0%}) of {self.device}'s memory"
-        return [f"WARNING: JAX uses only {share}, less than the budget. Set XLA_PYTHON_CLIENT_MEM_FRACTION."]
+        return cls(counted[0], amounts[counted[0]], memory, flags)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +176,7 @@ def select_fitting(
 
     Args:
         c: config, whose other keys all architectures have.
-        budget: budget with the memory limit and the device to compile for.
+        budget: budget with the memory limit.
         ranked: architectures (sizes in the order of AXES), best first.
         number: number of architectures to select.
 
@@ -208,7 +189,7 @@ def select_fitting(
     fit: dict[Shape, int] = {}
     notes = []
     for shape in ranked[: 2 * number]:
-        peak = step.peak_bytes(shapes.with_shape(c, shape), budget.device)
+        peak = step.peak_bytes(shapes.with_shape(c, shape))
         if budget.memory is None or peak <= budget.memory:
             fit[shape] = peak
         else:
@@ -276,7 +257,7 @@ def main(f: cli.Values) -> None:
     print(wrap(f"{len(inside):,} of {number:,} architectures of {c.model.name} spend the budget, {ranked}."))
     sizes = {shape: _dimensions(c, costs, shape) for shape in inside}
     named: dict[str, Shape] = {}
-    notes, first = [*(fit.notes if fit else ()), *budget.notes()], None
+    notes, first = [*(fit.notes if fit else ())], None
     for title, prefix, group in _make_groups(sizes, fit.surface if fit else None, f.extrapolate, 2 * f.best):
         chosen, columns = group[: f.best], {}
         if budget.memory is not None:

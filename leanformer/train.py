@@ -20,8 +20,8 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import cli, programs
-from leanformer.costs import oom_suggestions
+from leanformer import cli
+from leanformer.costs import memory
 from leanformer.data import pool
 from leanformer.reports import pages
 from leanformer.runtime import multihost, signals
@@ -100,11 +100,11 @@ def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool
         device = jax.local_devices()[0]
         with timer("compile"):
             compiled = run.compile_train_step()
-            peaks = {oom_suggestions.STEP: programs.peak_memory(compiled)}
-            if oom_suggestions.memory_limit(device):  # so that an evaluation cannot run out of memory after hours
+            peaks = {memory.STEP: memory.peak_memory(compiled)}
+            if memory.memory_limit(device):  # so that an evaluation cannot run out of memory after hours
                 peaks |= evaluators.peak_memory(run, measurements)
         print(pages.start(run, compiled), flush=True)
-        oom_suggestions.check_memory(c, peaks, device)
+        memory.check_memory(c, peaks, device)
         print(pages.origin(run), flush=True)
         if stop.before_work():
             print(f"Stopped at step {run.start}, before the first step. To resume: {again}", flush=True)
@@ -114,12 +114,12 @@ def start(prepare: Callable[[Timer], Run], hang_seconds: float, *, dry_run: bool
             step_fn = run.make_step_fn(compiled)
             state, status = loop.train(run, state, step_fn, batches, measurements, stop, again=again)
         if status == 0 and multihost.is_primary():
-            pages.summarise(run, state, programs.peak_memory(compiled))
+            pages.summarise(run, state, memory.peak_memory(compiled))
     return status
 
 
 @cli.body("train")
 def main(f: cli.Values) -> int:
     again = f"python -m leanformer.train {f.argv}"
-    with oom_suggestions.explained(f.config):
+    with memory.explained(f.config):
         return train(f.config, Path(f.workdir).expanduser(), dry_run=f.dry_run, again=again)

@@ -14,7 +14,6 @@ LAYERS = [  # a module imports only from its own package and from packages above
     ["errors", "quantities"],
     ["config", "costs"],
     ["runtime"],
-    ["programs"],
     ["data", "layers"],
     ["models", "pretrained", "tasks"],
     ["conditioning"],
@@ -25,7 +24,6 @@ LAYERS = [  # a module imports only from its own package and from packages above
     ["reports"],
     ["train"],
 ]
-DOORS = ("programs",)  # packages of which others import only the package itself
 # All other top-level modules are commands. They never import each other; `__main__` starts each of them.
 COMMANDS = len(LAYERS)
 
@@ -75,15 +73,6 @@ def test_imports_point_down():
         "data.loader imports layers.norms",
         "train imports evaluate",
     ]
-
-
-def test_packages_with_a_door_are_entered_through_it():
-    def find_back_doors(graph: dict[str, set[str]]) -> list[str]:
-        pairs = [(name, other) for name, others in graph.items() for other in sorted(others) if "." in other]
-        return [f"{a} imports {b}" for a, b in pairs if (door := b.split(".")[0]) in DOORS and a.split(".")[0] != door]
-
-    assert find_back_doors({name: find_imports(path) for name, path in find_modules().items()}) == []
-    assert find_back_doors({"cost": {"programs", "programs.hlo"}}) == ["cost imports programs.hlo"]
 
 
 def test_reports_describe_and_decide_nothing():

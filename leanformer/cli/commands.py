@@ -6,7 +6,6 @@ from ml_collections import ConfigDict
 
 from leanformer.cli.flags import CONFIG, CommandLine, Flag
 from leanformer.config.rules import WHOLE_NUMBER
-from leanformer.costs.hardware import DEVICES
 
 
 OPTIONAL_CONFIG = dataclasses.replace(CONFIG, required=False)
@@ -119,15 +118,13 @@ COMMANDS = {
         (
             CONFIG,
             Flag("against", "Config file to compare with.", ConfigDict),
-            Flag("mesh", "Mesh sizes by axis, such as data=8,fsdp=4,tensor=2; other axes have size 1."),
-            Flag("device", f"GPU to compile for, attached or not: {', '.join(DEVICES)}."),
             Flag("json", "Print one JSON object instead of a table.", bool, default=False),
         )
     ),
     "plan": CommandLine(
         (
             CONFIG,
-            Flag("budget", "params:N or flops:N; a second one may be memory:BYTES[@DEVICE].", required=True, many=True),
+            Flag("budget", "params:N or flops:N; a second one may be memory:BYTES.", required=True, many=True),
             Flag("slack", "Fraction of the budget that may be unused.", float, default=0.05, minimum=0, maximum=1),
             Flag("over", "model.KEY=NUMBER,...: sizes to enumerate for this key.", default=(), many=True),
             Flag("runs", "Folders of finished sweeps or runs to fit the response surface to.", list, default=()),

@@ -1,1 +1,1 @@
-"""Costs of a model: parameters and FLOPs, data sheets of devices, settings that need less memory. Numbers only."""
+"""Costs of a model: parameters, FLOPs, memory, and data sheets of devices."""

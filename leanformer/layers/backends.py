@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from leanformer import programs
+from leanformer.costs import hardware
 from leanformer.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def resolve(
 
     Args:
         backend: configured backend: "auto" or one of BACKENDS.
-        device: device of the run, attached or not (see `programs.target`).
+        device: device of the run; its platform and compute capability are read.
         dtype: dtype of the activations.
         head_dim, value_dim: H of queries and keys, and of values (`head_dim` if None), or those of each stage.
         mask: names of the parts of a `masks.Mask` that the model uses.
@@ -50,11 +50,11 @@ def resolve(
     if backend in ("xla", "naive"):
         return backend, "configured"
     widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
-    obstacles = (_cudnn_obstacle(device, jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
-    reason = obstacle(mask, soft_cap, dropout) or next(filter(None, obstacles), None)
+    refusals = (_device_obstacle(device, jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
+    reason = obstacle(mask, soft_cap, dropout) or next(filter(None, refusals), None)
+    if backend == "cudnn" and reason:
+        raise ConfigError(f'model.backend="cudnn" cannot run: {reason}. Use model.backend="xla" or "auto".')
     if backend == "cudnn":
-        if reason:
-            raise ConfigError(f'model.backend="cudnn" cannot run: {reason}. Use model.backend="xla" or "auto".')
         return "cudnn", "configured"
     return ("xla", f"no cuDNN: {reason}") if reason else ("cudnn", FITS)
 
@@ -78,32 +78,26 @@ def obstacle(mask: Collection[str], soft_cap: float | None = None, dropout: floa
     return f"it does not support attention dropout, found {dropout}" if dropout else None
 
 
-def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
-    """Return why cuDNN's fused attention cannot run on a device, or None."""
-    if device.platform != "gpu":
-        return f"the device is a {device.platform}, not a GPU"
+def _device_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
+    """Return why cuDNN's fused attention cannot run on a device with these head dimensions, or None."""
+    capability = hardware.capability(device)
+    # JAX lets newer ones have 256 too; cuDNN 9.23 refuses the gradient of 136 for 10.0, and of 136 and 256 for 12.0.
+    widest = 256 if capability == 9.0 else 128
+    if capability is None:
+        return f"the device is a {device.platform}, not an NVIDIA GPU"
+    if capability < 8.0:
+        return f"it needs compute capability 8.0, this GPU has {capability}"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes bfloat16 or float16, not {dtype}"
-    capability = programs.capability(device)
-    # JAX lets newer ones have 256 too; cuDNN 9.23 refuses the gradient of 136 for 10.0, and of 136 and 256 for 12.0.
-    widest = 256 if capability[:1] == (9,) else 128
-    if capability < (8, 0):
-        return f"it needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
     if head_dim != value_dim or head_dim % 8 or head_dim > widest:
         return f"head dimensions must be equal multiples of 8 up to {widest}, found {head_dim} and {value_dim}"
-    return _refusal(device, dtype, head_dim)
-
-
-def _refusal(device: Any, dtype: jnp.dtype, head_dim: int) -> str | None:
-    """Return why JAX rejects the kernel or its gradient when tracing, such as a missing or too old cuDNN, or None."""
     x = jax.ShapeDtypeStruct((1, 2, 1, head_dim), dtype)
-
-    def total(q: Array, k: Array, v: Array) -> Array:
-        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn").astype(jnp.float32).sum()
-
-    try:
-        with programs.pretend_attached(device):
-            jax.eval_shape(jax.grad(total, (0, 1, 2)), x, x, x)
+    try:  # JAX's own checks, such as the version of cuDNN, are made when the gradient is traced
+        jax.eval_shape(jax.grad(_fused_total, (0, 1, 2)), x, x, x)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return f"JAX rejects it: {error}"
     return None
+
+
+def _fused_total(q: Array, k: Array, v: Array) -> Array:
+    return jax.nn.dot_product_attention(q, k, v, implementation="cudnn").astype(jnp.float32).sum()

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import data, programs, tasks
+from leanformer import data, tasks
 from leanformer.config import Intervals
 from leanformer.config.rules import LENGTHS
-from leanformer.costs import count, hardware, oom_suggestions
+from leanformer.costs import count, hardware
+from leanformer.costs.memory import memory_limit, peak_memory
 from leanformer.quantities import find
 from leanformer.runtime import files, multihost, text
 from leanformer.training import progress, restoring, run_files
@@ -30,8 +31,8 @@ def start(run: Run, compiled: Any) -> str:
     """
     c, mesh, model, score = run.config, run.model.mesh, run.model, run.task.objective.score
     forward, training = run.flops_per_example
-    memory, device = programs.peak_memory(compiled), jax.local_devices()[0]
-    limit = oom_suggestions.memory_limit(device)
+    memory, device = peak_memory(compiled), jax.local_devices()[0]
+    limit = memory_limit(device)
     shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
     devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
     rows = {

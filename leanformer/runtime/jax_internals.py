@@ -3,8 +3,6 @@
 - `distributed.global_state`: the coordinator's key-value store, which works without devices and from any thread, and
   the index of this process. `jax.process_index` would start the devices. Orbax reads the store from the same place.
 - `xla_bridge.backends_are_initialized`: True once devices are in use; XLA's flags have no effect from then on.
-- `cudnn.fused_attention_stablehlo`: checks of this machine's GPU, which `programs.pretend_attached` replaces by
-  checks of the GPU that a program is compiled for.
 - `interpreters.partial_eval.DynamicJaxprTrace`: the program that a tracer belongs to, since JAX keeps programs.
 - `interpreters.batching.BatchTracer`: the array that `jax.vmap` maps over.
 
@@ -28,7 +26,6 @@ def _find(module: str, name: str) -> Any | None:
 
 _state = _find("distributed", "global_state")
 _initialized = _find("xla_bridge", "backends_are_initialized")
-_cudnn = _find("cudnn", "fused_attention_stablehlo")
 _program = _find("interpreters.partial_eval", "DynamicJaxprTrace")
 _mapped = _find("interpreters.batching", "BatchTracer")
 
@@ -76,11 +73,6 @@ def mapped_array(x: Any) -> Any:
     while isinstance(x, tracer):
         x = x.val
     return x
-
-
-def cudnn_checks() -> Any:
-    """Return the module with JAX's checks of cuDNN. Raises ConfigError if this version of JAX has none."""
-    return require(_cudnn, "compiling for a GPU that is not attached")
 
 
 def key_value_store() -> Any | None:

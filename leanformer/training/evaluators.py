@@ -15,7 +15,8 @@ from typing import Any
 
 import jax
 
-from leanformer import data, programs
+from leanformer import data
+from leanformer.costs import memory
 from leanformer.errors import ConfigError
 from leanformer.runtime import multihost
 from leanformer.training import step as steps
@@ -115,6 +116,6 @@ def peak_memory(run: Run, evaluators: Mapping[str, Evaluator]) -> dict[str, int]
         run: run, whose state may be abstract.
         evaluators: evaluators by name; those without a program are left out.
     """
-    rest = programs.count_bytes(run.state) - programs.count_bytes(run.model.weights)
+    rest = memory.count_bytes(run.state) - memory.count_bytes(run.model.weights)
     compilers = {name: evaluator.compile for name, evaluator in evaluators.items()}
-    return {name: rest + programs.peak_memory(compile()) for name, compile in compilers.items() if compile}
+    return {name: rest + memory.peak_memory(compile()) for name, compile in compilers.items() if compile}

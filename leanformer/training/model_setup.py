@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import models, programs
+from leanformer import models
 from leanformer.config.rules import patch_grid
 from leanformer.costs import count
 from leanformer.errors import ConfigError
@@ -39,7 +39,7 @@ class ModelSetup:
         config: config of the run, of which `model`, `init_from`, `dtype` and `seed` are used.
         mesh: devices of the weights.
         placement: shardings of a batch and of replicated arrays on the mesh, and compiler options.
-        device: device to compile for: one of the mesh, or a GPU that is not attached (`programs.Gpu`).
+        device: device to compile for: one of the mesh, or a GPU that is not attached.
         backend: attention backend, "xla", "cudnn" or "naive".
         backend_reason: reason for its selection, as text.
         graphdef: static definition; `nnx.merge(graphdef, *weights)` is the model.
@@ -268,7 +268,9 @@ class ModelSetup:
             jitted: result of `jax.jit`.
             args: arguments, or their shapes, dtypes and shardings.
         """
-        return programs.lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
+        platform = {"gpu": "cuda"}.get(self.device.platform, self.device.platform)
+        attached = self.device.platform == self.mesh.devices.flat[0].platform
+        return jitted.trace(*args).lower(lowering_platforms=None if attached else (platform,))
 
 
 def build(
@@ -279,7 +281,7 @@ def build(
     Args:
         c: validated config.
         mesh: device mesh; the first device if None.
-        device: device to compile for, such as a `programs.Gpu`; that of the mesh if None.
+        device: device to compile for, which need not be attached; that of the mesh if None.
         batches: sizes of batches by the names of their keys, which the mesh must divide.
 
     Raises:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from leanformer.costs import count
+from leanformer.costs import count, memory
 from leanformer.training import train_setup
 
 
@@ -65,3 +65,9 @@ def test_strided_convolution_gradients_cost_as_much_as_forward():
     assert forward == 2 * (2 * 4 * 6 * 7) * (3 * 3 * 5)
     both = count.flops(jax.value_and_grad(total, argnums=(0, 1)), kernel, x)
     assert abs(both / (3 * forward) - 1) < 0.15  # the padded edge of the input's gradient is counted too
+
+
+def test_peak_memory_of_a_program():
+    x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    assert memory.peak_memory(jax.jit(lambda x: x + 1).lower(x).compile()) == 2 * 256 * 256 * 4
+    assert memory.peak_memory(jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()) == 256 * 256 * 4

@@ -25,7 +25,7 @@ from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.models.davit import WindowAttention
-from leanformer.programs import target
+from tools.gpu.absent import Gpu, pretend_attached
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -34,7 +34,7 @@ PAIRS = [(6, 8), (6, 7), (7, 6), (5, 7), (1, 197), (197, 197)]  # even, odd, and
 B, N, H = 2, 3, 8
 WINDOWS = functools.partial(WindowAttention, window_size=5)  # 25 tokens
 WIDEST = {"7.5": 0, "8.0": 128, "8.9": 128, "9.0": 256, "10.0": 128, "10.3": 128, "12.0": 128}
-DEVICES = {name: target.Gpu(name) for name in WIDEST}
+DEVICES = {name: Gpu(name) for name in WIDEST}
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def trace_gradient(device, t, s, h, dtype="bfloat16", lengths=None):
     def loss(q, k, v, lengths):
         return attention.attend(q, k, v, mask=Mask(lengths=lengths), backend="cudnn").astype(jnp.float32).sum()
 
-    with target.pretend_attached(device):
+    with pretend_attached(device):
         return jax.eval_shape(jax.grad(loss, (0, 1, 2)), q, k, v, lengths)
 
 
@@ -152,7 +152,8 @@ def test_kernels_chosen_by_resolve_can_be_traced(device, dtype):
     """Head dimensions on both sides of every bound; token counts with the smallest and the largest supported one."""
     supported = []
     for h in (1, 7, 8, 12, 43, 44, 48, 64, 120, 124, 128, 132, 136, 248, 256, 264, 512):
-        backend, reason = backends.resolve("auto", device=device, dtype=dtype, head_dim=h)
+        with pretend_attached(device):
+            backend, reason = backends.resolve("auto", device=device, dtype=dtype, head_dim=h)
         assert backend in ("xla", "cudnn") and (backend == "cudnn") == (reason == backends.FITS)
         if backend == "cudnn":
             supported.append(h)
@@ -179,10 +180,11 @@ def test_kernels_chosen_by_resolve_can_be_traced(device, dtype):
 )
 def test_resolve_names_unsupported_sizes(about, parts):
     about = {"device": DEVICES["9.0"], "dtype": "bfloat16"} | about
-    backend, reason = backends.resolve("auto", **about)
-    assert backend == "xla" and mentions(reason, *parts), reason
-    with refuses('model.backend="cudnn"', *parts):
-        backends.resolve("cudnn", **about)
+    with pretend_attached(DEVICES["9.0"]):
+        backend, reason = backends.resolve("auto", **about)
+        assert backend == "xla" and mentions(reason, *parts), reason
+        with refuses('model.backend="cudnn"', *parts):
+            backends.resolve("cudnn", **about)
 
 
 @pytest.mark.parametrize("options", [{"soft_cap": 2.0}, {"dropout": 0.1}], ids=str)
@@ -191,10 +193,10 @@ def test_unsupported_options_are_refused_when_called(options):
         attention.attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), **options, backend="cudnn")
 
 
-def test_resolve_refuses_too_old_cudnn(monkeypatch):
+def test_resolve_refuses_too_old_cudnn():
     """If cuDNN is missing or too old, JAX itself raises an error when tracing."""
-    monkeypatch.setattr(target, "CUDNN", 90800)
-    backend, reason = backends.resolve("auto", device=DEVICES["10.3"], dtype="bfloat16", head_dim=64)
+    with pretend_attached(DEVICES["10.3"], cudnn=90800):
+        backend, reason = backends.resolve("auto", device=DEVICES["10.3"], dtype="bfloat16", head_dim=64)
     assert backend == "xla" and mentions(reason, 10.3, 9.11)
 
 

@@ -1,5 +1,7 @@
 """Latent attention: its formula in NumPy, equality with plain attention at full rank, and its cache."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,6 @@ from leanformer.layers.masks import Mask
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
-from leanformer.programs.target import Gpu
 from tests.layers.test_attention_registry import randomise_parameters
 
 
@@ -160,7 +161,8 @@ def test_vit_with_latent_attention_from_config():
     assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
     widths = models.find_class("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
     assert widths == {"head_dim": (H + P,), "value_dim": (H,)}
-    backend, reason = backends.resolve("auto", device=Gpu("9.0"), dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
+    hopper = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
+    backend, reason = backends.resolve("auto", device=hopper, dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
     assert backend == "xla" and "192 and 128" in reason
 
 

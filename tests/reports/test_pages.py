@@ -7,12 +7,10 @@ import jax
 import pytest
 from messages import mentions, refuses
 
-from leanformer import config, tasks
-from leanformer.config.rules import sharded_batches
-from leanformer.costs import oom_suggestions
+from leanformer import tasks
+from leanformer.costs import memory
 from leanformer.errors import TrainingError
 from leanformer.reports import pages
-from leanformer.runtime.mesh import check_batches, make_mesh
 from leanformer.training import train_setup
 
 
@@ -40,7 +38,7 @@ def parse_batch_row(page):
 )
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, monkeypatch, shape, numbers):
     run = train_setup.build(small, examples=480, mesh=meshes(*shape))
-    monkeypatch.setattr(pages.programs, "peak_memory", lambda _: 0)  # avoids compiling the step
+    monkeypatch.setattr(pages, "peak_memory", lambda _: 0)  # avoids compiling the step
     run.source, run.held_out = tasks.open_data(run.task.data, small)
     with run.timer("compile"):
         pass
@@ -64,19 +62,21 @@ def test_header_names_the_precision_of_float32_on_gpus():
         assert "TF32" not in pages.precision("float32", ampere)
 
 
-def test_step_that_exceeds_memory_is_refused_before_training(small, monkeypatch):
+def test_step_that_exceeds_memory_is_refused_before_training(small):
     def make_device(limit):
         return types.SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
 
-    peaks = {oom_suggestions.STEP: 70_000_000_000, "probe": 50_000_000_000}
+    peaks = {memory.STEP: 70_000_000_000, "probe": 50_000_000_000}
     for enough in (70_000_000_000, None):  # a CPU reports no limit
-        oom_suggestions.check_memory(small, peaks, make_device(enough))
-    with refuses("70 GB", "10 GB", "60 GB", "--config.accumulate=6", error=TrainingError):
-        oom_suggestions.check_memory(small, peaks, make_device(60_000_000_000))
+        memory.check_memory(small, peaks, make_device(enough))
+    with refuses("70 GB", "60 GB", "batch_size", "accumulate", "model.remat", "mesh.fsdp", error=TrainingError):
+        memory.check_memory(small, peaks, make_device(60_000_000_000))
+    with refuses("probe", "50 GB", "40 GB", "probe.examples", error=TrainingError):
+        memory.check_memory(small, {"probe": 50_000_000_000}, make_device(40_000_000_000))
 
 
 def test_only_out_of_memory_errors_are_explained(small):
-    with refuses("--config.model.remat=block", error=TrainingError), oom_suggestions.explained(small):
+    with refuses("accumulate", error=TrainingError), memory.explained(small):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
     nccl = "INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error. Last NCCL warning: '{}'"
     shared = "Error while creating shared memory segment /dev/shm/nccl-kXqNYh (size 9637888), error: No space left"
@@ -84,39 +84,9 @@ def test_only_out_of_memory_errors_are_explained(small):
         (shared, ["--shm-size=8g"]),
         ("Cuda failure 'out of memory'", ["XLA_PYTHON_CLIENT_MEM_FRACTION=0.7"]),
     ):
-        with refuses(*parts, error=TrainingError), oom_suggestions.explained(small):
+        with refuses(*parts, error=TrainingError), memory.explained(small):
             raise jax.errors.JaxRuntimeError(nccl.format(reason))
-    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), oom_suggestions.explained(small):
+    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), memory.explained(small):
         raise jax.errors.JaxRuntimeError(nccl.format("remote process exited"))
-    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), oom_suggestions.explained(small):
+    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), memory.explained(small):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"batch_size": 1024}, ["accumulate=2", "model.remat=block", "mesh.fsdp=8"]),
-        ({"batch_size": 48, "model.remat": "block"}, ["accumulate=2", "mesh.fsdp=8", "batch_size=24"]),
-        # 24 / 2 is not divisible by 8 devices; the smallest micro-batch of 8 devices is 8.
-        ({"batch_size": 24, "model.remat": "block", "mesh.fsdp": 8}, ["accumulate=3", "batch_size=8"]),
-        ({"batch_size": 24, "mesh.tensor": 2}, ["accumulate=2", "model.remat=block", "mesh.fsdp=4"]),
-        ({"batch_size": 8, "model.remat": "block", "mesh.data": 8}, ["mesh.data=1 --config.mesh.fsdp=8"]),
-        ({"batch_size": 8, "model.remat": "block", "mesh.fsdp": 8}, []),
-    ],
-)
-def test_out_of_memory_advice_is_valid(changes, expected):
-    """Every suggestion passes the config checks and fits the eight devices of the tests."""
-    c = config.base()
-    c.eval.batch_size, c.probe.every = 1024, 0
-    c.update_from_flattened_dict(changes)
-    advice = oom_suggestions.describe(c)
-    result = re.findall(r"^  --config\.(.*?):", advice, re.MULTILINE)
-    assert result == expected
-    for words in result:
-        other = c.copy_and_resolve_references()
-        for word in words.split():
-            key, value = word.removeprefix("--config.").split("=")
-            other.update_from_flattened_dict({key: int(value) if value.isdecimal() else value})
-        config.check(other)
-        check_batches(make_mesh(**other.mesh), sharded_batches(other))
-    assert jax.device_count() == 8

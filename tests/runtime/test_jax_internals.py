@@ -1,11 +1,8 @@
 """Private names of JAX: all exist in the installed version, and a missing one disables only what needs it."""
 
-import inspect
-
 import pytest
 from messages import refuses
 
-from leanformer.programs import target
 from leanformer.runtime import determinism, distributed, jax_internals, multihost
 
 
@@ -14,14 +11,10 @@ def test_private_names_of_jax_exist():
     state = jax_internals._state
     assert {"client", "process_id", "num_processes", "coordinator_address"} <= {*vars(state), *dir(state)}
     assert isinstance(jax_internals.backends_are_initialized(), bool)
-    checks, number = jax_internals.cudnn_checks(), {}
-    for name in ("check_cudnn_version", "check_compute_capability", "is_cuda_compute_capability_equal"):
-        number[name] = len(inspect.signature(getattr(checks, name)).parameters)
-    assert number["check_cudnn_version"] == 0 and {*number.values()} == {0, 1}
 
 
 def test_missing_names_of_jax_disable_only_what_needs_them(monkeypatch):
-    for name in ("_state", "_initialized", "_cudnn"):
+    for name in ("_state", "_initialized"):
         monkeypatch.setattr(jax_internals, name, jax_internals._find("moved", "away"))
     assert multihost.count() == 1 and multihost.index() == 0 and distributed.describe()["processes"][0] == "1"
     with refuses("jax==", "several processes", "constraints.txt"):
@@ -30,14 +23,6 @@ def test_missing_names_of_jax_disable_only_what_needs_them(monkeypatch):
     determinism.require(False)
     with refuses("jax==", "XLA"):
         determinism.require(True)
-    with refuses("jax==", "GPU"), target.pretend_attached(target.Gpu("9.0")):
-        pass
-
-
-def test_missing_check_of_cudnn_is_named(monkeypatch):
-    monkeypatch.delattr(jax_internals.cudnn_checks(), "check_compute_capability")
-    with refuses("jax==", "check_compute_capability"), target.pretend_attached(target.Gpu("9.0")):
-        pass
 
 
 @pytest.mark.parametrize(("module", "name"), [("no_such_module", "x"), ("distributed", "no_such_name")])

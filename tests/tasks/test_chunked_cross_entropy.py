@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer import programs
 from leanformer.costs import count
+from leanformer.costs.memory import peak_memory
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks.chunked_cross_entropy import cross_entropy, cross_entropy_and_hits
 
@@ -127,7 +127,7 @@ def test_all_logits_are_never_in_memory():
     def measure_peak_memory(at_once):
         call = jax.value_and_grad(lambda x, w, y: cross_entropy(x, w, None, y, at_once=at_once), argnums=(0, 1))
         assert count.flops(call, x, kernel, targets) == 6 * b * t * d * v
-        return programs.peak_memory(jax.jit(call).lower(x, kernel, targets).compile())
+        return peak_memory(jax.jit(call).lower(x, kernel, targets).compile())
 
     assert measure_peak_memory(b * v * 16) < b * t * v * 4 / 8 < measure_peak_memory(b * v * t) / 8
     assert count.flops(

@@ -8,8 +8,8 @@ from commands import command, run
 from messages import refuses
 from small_runs import make_small_config
 
-from leanformer import programs, train
-from leanformer.costs import oom_suggestions
+from leanformer import train
+from leanformer.costs import memory
 from leanformer.errors import TrainingError
 from leanformer.training import evaluators, metrics_log, train_setup
 from leanformer.training.evaluators import Evaluator
@@ -67,10 +67,10 @@ def test_evaluator_that_exceeds_memory_is_refused_before_training(kind, key, pla
     plain.eval.batch_size, plain.probe.examples, plain.probe.every = *sizes.values(), 1
     original, peaks = evaluators.peak_memory, {}
     monkeypatch.setattr(evaluators, "peak_memory", lambda *args: peaks.update(original(*args)) or peaks)
-    monkeypatch.setattr(oom_suggestions, "memory_limit", lambda _: max(peaks.values(), default=2**40) - 1)
-    with refuses(kind, f"--config.{key}=512", error=TrainingError):
+    monkeypatch.setattr(memory, "memory_limit", lambda _: max(peaks.values(), default=2**40) - 1)
+    with refuses(kind, f"{key}=512", error=TrainingError):
         train.train(plain, tmp_path)
     assert peaks.keys() == {"eval", "probe"} and not (tmp_path / "metrics.jsonl").exists()
     run = train_setup.build(plain, examples=64)
-    states = programs.count_bytes((run.state.params, run.state.moments, run.state.ema))
-    assert min(peaks.values()) > states > 4 * programs.count_bytes(run.state.params) - 100
+    states = memory.count_bytes((run.state.params, run.state.moments, run.state.ema))
+    assert min(peaks.values()) > states > 4 * memory.count_bytes(run.state.params) - 100

@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 
 from leanformer.layers.stack import Stack
-from leanformer.programs import target
 from leanformer.runtime import mesh
 from leanformer.training import train_setup
+from tools.gpu.absent import Gpu, pretend_attached
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -48,7 +48,8 @@ def test_loops_have_static_lengths_and_fixed_layouts(name, no_shape_checks):
 
 def test_gpus_update_a_leaf_in_one_kernel():
     """A barrier would split the moments, the parameter, its check and its EMA into separate kernels."""
-    texts = [build_setup("vit_b_7x16", device).lower_train_step().as_text() for device in (None, target.Gpu("9.0"))]
+    with pretend_attached(Gpu("9.0")) as gpu:
+        texts = [build_setup("vit_b_7x16", device).lower_train_step().as_text() for device in (None, gpu)]
     barriers = [
         [line for line in text.splitlines() if "barrier" in line and "<768x1000xf32>" in line] for text in texts
     ]
@@ -65,20 +66,22 @@ def test_gpus_update_a_leaf_in_one_kernel():
 def test_one_gpu_runs_up_to_twelve_layers_without_a_loop(name, changes, unrolled):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.model.update(changes)
-    for device, expected in ((target.Gpu("9.0"), unrolled), (None, changes.get("unroll", 1))):
-        model = train_setup.build(c, examples=10_000, device=device).model
+    for device, expected in ((Gpu("9.0"), unrolled), (None, changes.get("unroll", 1))):
+        with pretend_attached(Gpu("9.0")):
+            model = train_setup.build(c, examples=10_000, device=device).model
         stacks = [module for _, module in nnx.iter_modules(model.merge(model.weights)) if isinstance(module, Stack)]
         assert stacks and {stack.unroll for stack in stacks} == {expected}
 
 
 def test_several_gpus_run_layers_in_a_loop():
     """Unrolled, a data-parallel step of vit_b_7x16 needs 41 % more memory and overlaps less."""
-    model = build_setup("vit_b_7x16", target.Gpu("9.0")).model
+    with pretend_attached(Gpu("9.0")) as gpu:
+        model = build_setup("vit_b_7x16", gpu).model
     assert model.mesh.size == 8 and model.merge(model.weights).blocks.unroll == 1
 
 
 def test_several_gpus_overlap_communication(monkeypatch):
-    gpu, device_mesh = target.Gpu("9.0"), mesh.make_mesh(data=2, fsdp=4)
+    gpu, device_mesh = Gpu("9.0"), mesh.make_mesh(data=2, fsdp=4)
     options = mesh.compiler_options(device_mesh, gpu)
     assert options.pop("xla_gpu_enable_latency_hiding_scheduler") is True
     gradient = 2 * 768 * 16 * 64  # bytes of the query weights of vit_b_7x16 in bfloat16
@@ -92,7 +95,7 @@ def test_several_gpus_overlap_communication(monkeypatch):
 def test_no_compiler_options_for_cpus_or_one_gpu():
     device_mesh, device = mesh.make_mesh(), mesh.make_mesh().devices.flat[0]
     assert mesh.compiler_options(device_mesh, device) == {}
-    assert mesh.compiler_options(mesh.make_mesh(devices=[device]), target.Gpu("9.0")) == {}
+    assert mesh.compiler_options(mesh.make_mesh(devices=[device]), Gpu("9.0")) == {}
 
 
 def test_compiler_options_reach_the_compiler_of_a_step(monkeypatch):
