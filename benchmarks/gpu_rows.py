@@ -25,13 +25,13 @@ import timing
 from leanformer import data
 from leanformer.costs import hardware
 from leanformer.errors import ConfigError, first_line
-from leanformer.layers.attention import FusedCall
 from leanformer.layers.masks import Mask
 from leanformer.runtime import determinism
 from leanformer.runtime import mesh as meshes
-from leanformer.training import kernel_check, run_files, train_setup
+from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.run import Run
+from tools.gpu import attention as check
 
 
 JPEG, LINKS = (500, 375), 40  # typical size of ImageNet files; links to each file, since the content does not matter
@@ -62,7 +62,7 @@ CALLS = {  # attention of the models: T, S, N, H and mask
     "GPT 2048 tokens": (2048, 2048, 8, 128, CAUSAL),
     "BERT 10x24": (128, 128, 24, 32, FULL),
 }
-SINGLE, LIMIT = 1e-5, kernel_check.largest_error(jnp.bfloat16)  # largest errors of attention in float32 and bfloat16
+SINGLE, LIMIT = 1e-5, check.largest_error(jnp.bfloat16)  # largest errors of attention in float32 and bfloat16
 LEAN = "vit_b_7x16"
 AGREE = 1e-3  # largest relative difference of the loss of ten steps between devices, with float32 matmuls
 WATCH = 1e-4  # largest relative difference of a watched measure between devices, in float32; 7.4e-6 on an H200
@@ -97,12 +97,12 @@ def attention(dtype: str, tiny: bool) -> list[dict[str, Any]]:
         if tiny:
             queries, keys, heads, width = min(queries, 6), min(keys, 6), 2, 8
         shapes = [(tokens, heads, width) for tokens in (queries, keys, keys)]
-        call = FusedCall(*shapes, jnp.dtype(dtype), mask, None)
+        call = check.Call(*shapes, jnp.dtype(dtype), mask, None)
         row: dict[str, Any] = {"attention": name, "dtype": dtype, "limit": SINGLE if precise else LIMIT}
         for backend in ("xla", "cudnn"):
             try:
-                row[backend] = float(f"{kernel_check.relative_error(call, backend):.2g}")
-            except kernel_check.FAILURES as error:
+                row[backend] = float(f"{check.relative_error(call, backend):.2g}")
+            except check.FAILURES as error:
                 row[backend] = f"refused: {first_line(error)[:80].rstrip('.')}"
         rows.append(row)
     return rows

@@ -30,7 +30,7 @@ from leanformer.runtime import determinism, files, multihost, phases, text
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.watchdog import Watchdog
 from leanformer.tasks import artifacts
-from leanformer.training import inference, kernel_check, model_setup, probing, restoring, run_files, streams
+from leanformer.training import inference, model_setup, probing, restoring, run_files, streams
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.timer import Timer
@@ -190,7 +190,7 @@ def main(f: cli.Values) -> None:
     probing.head_plans(c.model, heads)
     mesh = meshes.make_fitting_mesh(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
     task = tasks.build(c)
-    model = kernel_check.with_working_attention(model_setup.build(c, mesh=mesh), task)
+    model = model_setup.build(c, mesh=mesh)
     names = f.measures if f.measures is not None else [*c.probe.measures, *probing.projections(model)]
     activations, _ = probing.split_names(names)
     read, batch = probing.make_reader(model, task.objective, names), None

@@ -6,11 +6,8 @@ Axes in einsum strings, comments and signatures of all of leanformer:
     D embedding dimension   F MLP hidden dimension   V vocabulary or classes   M landmarks   L layers
 """
 
-import contextlib
-import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -145,47 +142,8 @@ def attend(
     raise ValueError(f"backend={backend!r} is not one of {backends.BACKENDS}.")
 
 
-class FusedCall(NamedTuple):
-    """Call of cuDNN's fused attention kernel, without the batch size.
-
-    Attributes:
-        queries: shape of the queries of one example, (T, N, H).
-        keys: shape of the keys, (S, K, H), for K key heads.
-        values: shape of the values, (S, K, H').
-        dtype: dtype of the three arrays.
-        mask: mask of the call, with True instead of the array `lengths` if there are key lengths.
-        scale: factor of the logits; None for 1/√H.
-    """
-
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
-    values: tuple[int, ...]
-    dtype: Any
-    mask: Mask
-    scale: float | None
-
-
-@contextlib.contextmanager
-def recorded_calls() -> Iterator[set[FusedCall]]:
-    """Context manager that yields a set of the `FusedCall`s of cuDNN's kernel that are traced within its block."""
-    calls: set[FusedCall] = set()
-    _recorders.append(calls)
-    try:
-        yield calls
-    finally:
-        _recorders.remove(calls)
-
-
-_recorders: list[set[FusedCall]] = []
-
-
 def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None, lengths: Lengths | None) -> Array:
     """Run cuDNN's kernel, with the inputs of its gradient named for remat."""
-    if _recorders:
-        shapes, hidden = (x.shape[1:] for x in (q, k, v)), mask.lengths is not None
-        call = FusedCall(*shapes, jnp.dtype(q.dtype), dataclasses.replace(mask, lengths=hidden or None), scale)
-        for calls in _recorders:
-            calls.add(call)
     tokens = q.shape[1]
     k, (v, mask) = _even(k), pad_to_even(v, mask)
     q, k, v = (checkpoint_name(x, ATTENDED) for x in (_even(q), k, v))

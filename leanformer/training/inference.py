@@ -28,7 +28,7 @@ from leanformer.errors import CheckpointError, ConfigError, CorruptExample, Data
 from leanformer.runtime import phases
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.tasks.language import TextData
-from leanformer.training import kernel_check, model_setup, restoring
+from leanformer.training import model_setup, restoring
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.restoring import RestoredWeights
@@ -110,7 +110,7 @@ def run_folder(workdir: str | Path) -> Path:
 def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> OpenRun:
     """Open the workdir of a run to evaluate, probe or use its model.
 
-    Nothing is written. The setup uses XLA's attention if cuDNN's fails on this GPU (`kernel_check`).
+    Nothing is written.
 
     Args:
         workdir: folder of the run.
@@ -128,7 +128,7 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
     c.eval.more = ConfigDict()  # these splits may no longer exist
     c.data.update(data)
     task = tasks.build(c)
-    return OpenRun(folder, c, task, kernel_check.with_working_attention(model_setup.build(c, mesh=mesh), task))
+    return OpenRun(folder, c, task, model_setup.build(c, mesh=mesh))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from leanformer import config, data, models, tasks
 from leanformer.config.rules import sharded_batches
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import Objective, Task, artifacts
-from leanformer.training import freezing, kernel_check, model_setup, optimizers, schedules
+from leanformer.training import freezing, model_setup, optimizers, schedules
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.freezing import Freezing
@@ -69,7 +69,6 @@ def build(
     schedule = schedules.make(c.optim, batch_size=c.batch_size, examples=examples, total=intervals.total)
     task = task or tasks.build(c)
     model = model_setup.build(c, mesh=mesh, device=device, batches=sharded_batches(c))
-    model = kernel_check.with_working_attention(model, task)
     task.objective.check_model(model.graphdef, model.weights)
     frozen, optimizer = _make_optimizer(c, model)
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
