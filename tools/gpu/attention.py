@@ -70,6 +70,7 @@ def recorded_calls() -> Iterator[set[Call]]:
 
 def find_calls(run: Run) -> list[Call]:
     """Return the distinct calls of cuDNN's attention in a training step; nothing is run."""
+    jax.clear_caches()  # what JAX has traced before is not traced again, and would not be recorded
     with recorded_calls() as calls:
         run.lower_train_step()
     return sorted(calls, key=str)
