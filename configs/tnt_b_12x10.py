@@ -12,8 +12,6 @@ timm. The layout is timm's up to 1.0.15, which the paper's runs almost surely us
 month that the paper appeared. The later one, --config.model.layout=patchwise, is 65,428,680 and rounds to the same.
 """
 
-from ml_collections.config_dict import placeholder
-
 from leanformer import config
 
 
@@ -29,7 +27,6 @@ def get_config() -> config.ConfigDict:
         depth=12,
         num_heads=10,
         head_dim=64,
-        value_dim=placeholder(int),  # head_dim if unset
         mlp_dim=2560,
         inner_width=40,
         inner_heads=4,

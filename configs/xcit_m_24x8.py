@@ -9,8 +9,6 @@ Counts:    84,395,752 parameters; the paper reports 84.4 M.
 timm's xcit_medium_24_p16_224. Measures of attention between tokens do not apply to its blocks.
 """
 
-from ml_collections.config_dict import placeholder
-
 from leanformer import config
 
 
@@ -29,7 +27,6 @@ def get_config() -> config.ConfigDict:
         class_depth=2,  # blocks of class attention, with heads of their own
         class_heads=8,
         class_head_dim=64,
-        class_mlp_dim=placeholder(int),  # mlp_dim if unset
         layer_scale=1e-5,  # start of the vectors that scale each branch
         tokens_norm=True,  # class blocks' second norm acts on patches too
     )

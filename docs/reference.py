@@ -67,24 +67,15 @@ def config_keys() -> Iterator[str]:
         "",
         "Set a key with `--config.KEY=VALUE`. `python -m leanformer.keys` prints them.",
     ]
-    yield from ["", "## Images", "", "Defaults are those of `config.base()`.", ""]
     listed: dict[str, Any] = {}
-    yield from _sections(config.base(), "images", listed)
-    yield from ["### Only some architectures", ""]
-    yield from table(["key", "meaning"], [[f"`model.{key}`", words] for key, words in config.FAMILIES.items()])
-    for task, kind in config.KINDS.items():
-        if task != "images":
-            yield from [f"## {kind.name[0].upper()}{kind.name[1:]}", ""]
-            yield from [
-                f'Further keys of `task="{task}"`; defaults are those of `config.{kind.defaults.__name__}()`.',
-                "",
-            ]
-            yield from _sections(kind.defaults(), task, listed)
+    for title, c in key_docs.defaults():
+        yield from ["", f"## {title}", ""]
+        yield from _sections(c, title.split('"')[1], listed)
 
 
-def _sections(c: ConfigDict, task: str, listed: dict[str, Any]) -> Iterator[str]:
+def _sections(c: ConfigDict, name: str, listed: dict[str, Any]) -> Iterator[str]:
     """Yield a table per section of the keys that are not listed yet."""
-    texts = key_docs.help_texts(task)
+    texts = key_docs.help_texts(c)
     values = {key: value for key, value in key_docs.iterate_keys(c) if key not in listed}
     listed |= values
     sections: dict[str, list[Sequence[str]]] = {}
@@ -92,7 +83,7 @@ def _sections(c: ConfigDict, task: str, listed: dict[str, Any]) -> Iterator[str]
         row = [f"`{key}`", f"`{key_docs.format_value(value)}`", key_docs.meaning(texts, key)]
         sections.setdefault(key.rpartition(".")[0] or "the run", []).append(row)
     for section, rows in sections.items():
-        yield from [f"### {task}: {section}", "", *table(["key", "default", "meaning"], rows)]
+        yield from [f"### {name}: {section}", "", *table(["key", "default", "meaning"], rows)]
 
 
 def models() -> Iterator[str]:

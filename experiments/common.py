@@ -30,7 +30,7 @@ def is_finished(c: ConfigDict, workdir: Path) -> bool:
     if not (workdir / "summary.json").is_file():
         return False
     changes = run_files.config_changes(workdir, c)
-    if differing := [key for key in changes if not key_docs.is_run_only(key, c)]:
+    if differing := [key for key in changes if not key_docs.is_run_only(key)]:
         (was, now), key = changes[differing[0]], differing[0]
         raise ConfigError(f"{workdir} holds a finished run with {key}={was}, now {now}. Use another folder.")
     return True

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from leanformer import cli
 from leanformer.analysis import comparison, runs
-from leanformer.config.common import current_name
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison as reports
 from leanformer.reports.comparison import run_page
@@ -39,9 +38,7 @@ def main(f: cli.Values) -> None:
         raise ConfigError(f"{len(f.words)} folders are compared, so there is no default for --out. Pass --out=DIR.")
     out = Path(f.out or Path(f.words[0]) / FOLDER).expanduser()
     data = runs.read(f.words, f.metric)
-    compared = comparison.compare(
-        data, by=[current_name(key) for key in f.by], margin=f.margin, against=f.against, test=f.test
-    )
+    compared = comparison.compare(data, by=f.by, margin=f.margin, against=f.against, test=f.test)
     if len(data.runs) == 1 and not data.left_out:
         print(run_page.summary(data.runs[0]))
         print("Page:", run_page.write(data.runs[0], out))

@@ -10,9 +10,8 @@ if __name__ == "__main__":
     run("keys")
 
 
-from leanformer import cli, config
+from leanformer import cli
 from leanformer.config import key_docs
-from leanformer.config.per_layer import resolve_schedules
 from leanformer.errors import ConfigError
 
 
@@ -20,7 +19,4 @@ from leanformer.errors import ConfigError
 def main(f: cli.Values) -> None:
     if len(f.words) > 1:
         raise ConfigError(f"{' '.join(f.words)}: name at most one section.")
-    if f.config is not None:
-        config.check_keys(f.config)
-        resolve_schedules(f.config)
     print(key_docs.help_page(f.config, *f.words))

@@ -188,7 +188,7 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     keys = {
         name: item
         for name, item in key_docs.iterate_keys(c)
-        if not (name in IGNORED_KEYS or key_docs.is_run_only(name, c))
+        if not (name in IGNORED_KEYS or key_docs.is_run_only(name))
     }
     kind, colon, where = str(keys.get("data.name")).partition(":")
     if colon:  # a folder with and without a slash at its end is the same

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from absl import logging
 from ml_collections import ConfigDict
 
+from leanformer import config
 from leanformer.cli.commands import COMMANDS
 from leanformer.cli.flags import CONFIG, CommandLine, Flag, Values, parse
 from leanformer.config import key_docs
@@ -173,7 +174,7 @@ def _format_help(doc: str, flags: Sequence[Flag]) -> str:
         required = " Required." if flag.required else ""
         lines.append(f"  {flag.shown:<24} {flag.help}{default}{required}")
     if any(flag.kind is ConfigDict for flag in flags):
-        texts = key_docs.help_texts("images")
+        texts = key_docs.help_texts(config.base())
         lines += ["", "Every key of a config can be set. Common ones:", ""]
         lines += [f"  {f'--config.{key}={value}':<29} {texts[key]}" for key, value in COMMON_KEYS.items()]
         lines += ["", "All keys, with values and help: python -m leanformer.keys [SECTION] [--config=FILE]"]

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from absl import flags as absl
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
-from leanformer.config.common import current_name
 from leanformer.config.loading import format_error
 from leanformer.errors import ConfigError, LeanformerError
 from leanformer.runtime import files
@@ -32,7 +30,6 @@ DEFINE = {
 }
 SHOWN = {str: "TEXT", int: "N", float: "X", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
 PATHS = ("workdir", "out", "weights", "tokenizer", "texts", "prompts", "reference")  # flags that name a file or folder
-RENAMED: dict[str, str] = {}  # new names of the flags that the last release renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,26 +160,12 @@ class CommandLine:
             raise ConfigError(f"This command takes {expected}. Found: {' '.join(given) or 'nothing'}.")
 
 
-def _replace_old_name(word: str, flags: absl.FlagValues) -> str:
-    """Return a word of the command line with the new name of a flag in RENAMED, and print a warning."""
-    flag, equals, value = word.partition("=")
-    config, dot, key = flag.partition(".")
-    if dot and config.startswith("--") and current_name(key) != key:
-        print(f"WARNING: {flag} is now {config}.{current_name(key)}.", file=sys.stderr)
-        return f"{config}.{current_name(key)}{equals}{value}"
-    new = RENAMED.get(flag.removeprefix("--")) if flag.startswith("--") else None
-    if new is None or new not in flags:
-        return word
-    print(f"WARNING: {flag} is now --{new}. The next release removes the old name.", file=sys.stderr)
-    return f"--{new}{equals}{value}"
-
-
 def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     """Return the values of flags from the words of a command line, as attributes. Configs are not validated yet.
 
     Beside the flags, by name, the result has `argv` (the words as one text), `words` (list of the words that are not
     flags), `verb` (these joined) and `files` (names of the config files by flag). The value of a config flag is the
-    loaded config with its overrides. Old names of flags and keys are accepted with a warning on stderr.
+    loaded config with its overrides.
 
     Args:
         flags: flags of the command.
@@ -194,7 +177,6 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     defined = absl.FlagValues()
     for flag in flags:
         flag.define(defined)
-    argv = [_replace_old_name(word, defined) for word in argv]
     try:
         _, *rest = defined(["", *argv], known_only=True)
         for flag in flags:

@@ -1,97 +1,73 @@
-"""Configs: defaults with help texts, and static validation by `check` before devices are initialised.
+"""Configs: keys with their defaults, types and meanings, and rules on their values.
 
-A config consists of `common()`, the keys of all tasks, and the keys of one task. A file in `configs/` overrides the
+A config consists of `common.Common`, the keys of all tasks, those that a task declares, and the section `model`, whose
+keys an architecture declares in its own file (`Keys` in `leanformer/models/vit.py`). A file in `configs/` overrides the
 defaults of a task: `base()` for images, `sequences()`, ... Every key can be set on the command line:
 `--config.model.num_heads=16`. Library code takes plain keyword arguments instead of a whole config.
 """
 
-from collections.abc import Callable, Iterator
+import ast
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from leanformer.config import common, images, rules
+from leanformer.config import common, declare, images, rules
 from leanformer.config import language as language_module
 from leanformer.config import points as points_module
 from leanformer.config import sentences as sentences_module
 from leanformer.config import sequences as sequences_module
-from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model
-from leanformer.config.language import bert, language, masked, texts
+from leanformer.config.images import IMAGENET_MEAN, IMAGENET_STD, base, model
+from leanformer.config.language import language, masked
 from leanformer.config.loading import load, load_sibling
 from leanformer.config.points import heads_of_rank, points
-from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.config.sentences import glue, sentences
 from leanformer.config.sequences import landmarks, sequences
 from leanformer.errors import ConfigError
 
 
-__all__ = ["FAMILIES", "IMAGENET_MEAN", "IMAGENET_STD", "glue", "heads_of_rank", "landmarks", "load", "load_sibling"]
-__all__ += ["KINDS", "Intervals", "Kind", "arguments", "base", "check", "check_keys", "intervals", "language"]
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "KINDS", "ConfigDict", "Intervals", "Kind", "arguments", "base", "check"]
+__all__ += ["check_keys", "glue", "heads_of_rank", "intervals", "landmarks", "language", "load", "load_sibling"]
 __all__ += ["masked", "model", "points", "sentences", "sequences", "total_steps"]
 
 
 class Kind(NamedTuple):
-    """Task type: defaults and validation of its configs.
+    """Task type: keys, defaults and rules of its configs.
 
     Attributes:
         name: description of the examples.
         defaults: function of this package that returns the locked config with the default of each key.
-        check: function that raises ConfigError at the first invalid key of the task in a config.
-        parts: functions that set the keys, whose comments are the help texts; those of images are always included.
+        keys: declaration of the keys.
+        check: function that raises ConfigError at the first invalid value of the task's keys in a config.
     """
 
     name: str
     defaults: Callable[[], ConfigDict]
+    keys: Any
     check: Callable[[Any], None]
-    parts: tuple[Callable[..., ConfigDict], ...] = ()
 
 
-LISTED = 4  # missing keys that a message lists
-TEXTS = (texts, language, bert, masked)
 KINDS = {  # task type, as in config.task
-    "images": Kind("images", base, images.check),
-    "sequences": Kind("labelled token sequences", sequences, sequences_module.check, (sequences,)),
-    "points": Kind("point sets", points, points_module.check, (points,)),
-    "language": Kind("texts", language, language_module.check, (texts, language)),
-    "masked": Kind("texts with masked tokens", masked, language_module.check_masked, TEXTS),
-    "sentences": Kind("labelled sentences", sentences, sentences_module.check, (*TEXTS, sentences)),
+    "images": Kind("images", base, images.Images, images.check),
+    "sequences": Kind("labelled token sequences", sequences, sequences_module.Sequences, sequences_module.check),
+    "points": Kind("point sets", points, points_module.Points, points_module.check),
+    "language": Kind("texts", language, language_module.Language, language_module.check),
+    "masked": Kind("texts with masked tokens", masked, language_module.Masked, language_module.check_masked),
+    "sentences": Kind("labelled sentences", sentences, sentences_module.Sentences, sentences_module.check),
 }
 
 
 def check_keys(c: Any) -> None:
-    """Raise ConfigError if a config lacks keys or sections of its task, except those of `model`.
+    """Raise ConfigError if a config lacks a key of its task, or a value has another type than declared.
 
-    Of an unknown `task`, which is rejected by `tasks.build`, the keys of all tasks are required.
+    The keys of `model` are checked by the architecture, `models.check`. For an unknown task (rejected later by
+    `tasks.build`), only the keys common to all tasks are checked.
     """
-    task = str(c.get("task"))
-    expected = KINDS[task].defaults() if task in KINDS else common.common(task)
-    missing = [*_missing(expected, c)]
-    if "model" not in expected and not isinstance(c.get("model"), ConfigDict):
-        missing.append("model")
-    if missing:
-        more = f" and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
-        raise ConfigError(
-            f'task="{task}" needs {", ".join(missing[:LISTED])}{more} as well. Start from a config of this task, as in '
-            f"leanformer.config.{'base' if task not in KINDS or task == 'images' else task}()."
-        )
-
-
-def _missing(expected: ConfigDict, c: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the keys of `expected` that `c` lacks; for a missing section only its name."""
-    for name, value in expected.items():
-        section = isinstance(value, ConfigDict) and len(value) > 0  # an empty one is a value
-        if name not in c or (section and not isinstance(c[name], ConfigDict)):
-            yield f"{prefix}{name}"
-        elif section and f"{prefix}{name}" != "model":
-            yield from _missing(value, c[name], f"{prefix}{name}.")
+    declare.check(c, KINDS[c.task].keys if c.task in KINDS else common.Common)
 
 
 def check(c: Any) -> None:
-    """Raise ConfigError at the first invalid key of a config that needs neither model nor data: value, problem, fix.
-
-    `training.checks.check` also checks types, names of other registries, and what the model accepts. An unknown `task`
-    is not an error here, but in `tasks.build`.
-    """
+    """Raise ConfigError at the first value against the rules: those that need neither model nor data nor devices."""
     rules.check(c)
     if c.task in KINDS:  # unknown task types are rejected by `tasks.build`
         KINDS[c.task].check(c)
@@ -116,9 +92,7 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
         )
     batches = tokens / c.model.max_length if tokens else c.total_epochs * (examples or 0)
     steps = c.total_steps or max(1, round(batches / c.batch_size))
-    if steps > WHOLE_NUMBER:
-        length = f"total_tokens={tokens}" if tokens else f"total_epochs={c.total_epochs} of {examples:,} examples"
-        raise ConfigError(f"{length}: {steps:.2g} steps exceed the limit of {WHOLE_NUMBER:,}.")
+    rules.require(steps <= rules.WHOLE_NUMBER, f"{steps:.2g} steps exceed the limit of {rules.WHOLE_NUMBER:,}.")
     return steps
 
 
@@ -171,22 +145,26 @@ def arguments(text: str, **defaults: Any) -> dict[str, Any]:
 
     Args:
         text: argument after the colon; "" sets nothing.
-        defaults: name and default of each value, whose type is that of the result.
+        defaults: name and default of each value, a number, True, False, None or a text. The result has its type; a
+            value without a default (None) is read as a Python literal.
 
     Raises:
         ConfigError: a name is not among the defaults, or a value has another type.
 
-    >>> arguments("depth=8,heads=14", depth=12, heads=12)
-    {'depth': 8, 'heads': 14}
+    >>> arguments("depth=8,heads=14,tied=False", depth=12, heads=12, tied=True)
+    {'depth': 8, 'heads': 14, 'tied': False}
     """
     values = dict(defaults)
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
+    for name, _, value in (part.partition("=") for part in text.split(",") if part):
         if name not in defaults:
             raise ConfigError(f"Unknown argument {name!r} in {text!r}. The config accepts: {', '.join(defaults)}.")
         kind = type(defaults[name])
         try:
-            values[name] = kind(value)
-        except ValueError as error:
-            raise ConfigError(f"{name}={value!r} in {text!r} is not of type {kind.__name__}.") from error
+            values[name] = value if kind is str else ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            values[name] = value
+        if kind is float and type(values[name]) is int:
+            values[name] = float(values[name])
+        if defaults[name] is not None and type(values[name]) is not kind:
+            raise ConfigError(f"{name}={value!r} in {text!r} is not of type {kind.__name__}.")
     return values

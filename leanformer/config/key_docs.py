@@ -1,111 +1,65 @@
-"""Help texts of config keys, read from the comments beside their defaults, and help pages."""
+"""Help texts of config keys, and help pages."""
 
-import ast
-import inspect
-import io
-import tokenize
 from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from leanformer import config
-from leanformer.config import common
+from leanformer.config import common, declare, models
 from leanformer.errors import ConfigError
 
 
 RUN_ONLY_KEYS = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
 RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
+WIDTH = 46
+NO_HELP = "key of the config file, without a help text"
 
 
-def is_run_only(key: str, c: Any) -> bool:
-    """Return True if a dotted key of config `c` changes only the speed of a run and its saved files, no result."""
+def is_run_only(key: str) -> bool:
+    """Return True if a dotted key changes only the speed of a run and its saved files, no result."""
     return key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)
 
 
-def key_comments(*functions: Any) -> dict[str, str]:
-    """Return {dotted key: help text}: the comments behind or above the lines of `functions` that set config keys."""
-    texts: dict[str, str] = {}
-    for function in functions:
-        source = inspect.getsource(function)
-        tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
-        comments = {t.start[0]: t.string.lstrip("# ") for t in tokens}
-        alone = {t.start[0] for t in tokens if t.line.strip()[0] == "#"}  # lines with nothing but a comment
-        for key, line in _keys(ast.parse(source)):
-            above = []
-            while (line_above := line - 1 - len(above)) in alone:
-                above.insert(0, comments[line_above])
-            words = comments.get(line) or " ".join(above)
-            if words:
-                texts[key] = words
-    return texts
-
-
-def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield keys with line numbers, from `c.a.b = ...`, and from `b=...` in a call whose value becomes `c.a`."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
-            continue
-        root, *path = ast.unparse(node.targets[0]).split(".")
-        name = ".".join([*(["model"] if root == "m" else []), *path])
-        yield name, node.lineno
-        if isinstance(node.value, ast.Call):
-            yield from ((f"{name}.{keyword.arg}", keyword.value.lineno) for keyword in node.value.keywords)
-
-
-def help_texts(task: str) -> dict[str, str]:
-    """Return {dotted key: help text} for the config of a task type; the texts of images if the type is unknown."""
-    parts = config.KINDS[task].parts if task in config.KINDS else ()
-    shared = (common.common, common.optimizer, common.section, common.softmax, common.interventions)
-    return _family_texts() | key_comments(*shared, config.base, config.model, *parts)
-
-
-def _family_texts() -> dict[str, str]:
-    return {f"model.{name}": words for name, words in config.FAMILIES.items()}
+def help_texts(c: Any) -> dict[str, str]:
+    """Return {dotted key: meaning} of the keys of a config: of its task, of its architecture, and of attention."""
+    keys = config.KINDS[c.task].keys if c.task in config.KINDS else common.Common
+    return declare.meanings(keys) | (models.meanings(c.model.name) if "model" in c else {})
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
     """Return a help page of config keys, each with its value and help text.
 
     Args:
-        c: config; None for the defaults of all tasks.
+        c: config; None for the defaults of all tasks and architectures.
         section: section or key that the page is restricted to, such as "model"; "" for all.
 
     Raises:
         ConfigError: no key is in `section`.
     """
-    if c is not None:
-        groups = {"": _lines(c, help_texts(c.task), section)}
-    else:
-        listed = dict(iterate_keys(config.base()))
-        groups = {
-            "Keys of image configs, --config.KEY=VALUE, with the defaults of config.base():": _lines(
-                config.base(), help_texts("images"), section
-            ),
-            "Keys of model that only some architectures have, with values in configs/:": [
-                f"  {key:<{WIDTH}} {words}" for key, words in _family_texts().items() if _is_in(key, section)
-            ],
-        }
-        for task, kind in config.KINDS.items():
-            others = {key: value for key, value in iterate_keys(kind.defaults()) if key not in listed}
-            listed |= others
-            function: Any = kind.defaults
-            values = f"with the defaults of config.{function.__name__}():"
-            title = f'Further keys of task="{task}" ({kind.name}), {values}'
-            groups[title] = _lines(others, help_texts(task), section)
-    parts = ["\n".join([title, "", *lines] if title else lines) for title, lines in groups.items() if lines]
+    groups = {"": c} if c is not None else dict(defaults())
+    pages = [(title, _lines(values, help_texts(values), section)) for title, values in groups.items()]
+    seen: set[str] = set()  # keys of an earlier group with the same value are not repeated
+    parts = []
+    for title, lines in pages:
+        new = [line for line in lines if line not in seen]
+        seen.update(new)
+        parts += ["\n".join([title, "", *new] if title else new)] if new else []
     if not parts:
-        sections = sorted({key.partition(".")[0] for key, _ in iterate_keys(c or config.base()) if "." in key})
-        raise ConfigError(f"{section}: no section or key of the config. Sections are: {', '.join(sections)}.")
+        raise ConfigError(f"{section}: no section or key of the config.")
     return "\n\n".join(parts)
 
 
-WIDTH = 46
-NO_HELP = "key of the config file, without a help text"
-
-
-def _is_in(key: str, section: str) -> bool:
-    return not section or key == section or key.startswith(f"{section}.")
+def defaults() -> Iterator[tuple[str, ConfigDict]]:
+    """Yield a title and the default config of each task, and of each architecture of images."""
+    for task, kind in config.KINDS.items():
+        function: Any = kind.defaults
+        yield f'task="{task}" ({kind.name}), with the defaults of config.{function.__name__}():', kind.defaults()
+    for name in models.architectures():
+        if issubclass(models.keys_of(name), common.ImageKeys):
+            c = ConfigDict({"task": "images"})
+            c.model = config.model(name)
+            yield f'model.name="{name}":', c
 
 
 def _lines(c: Any, words: dict[str, str], section: str = "") -> list[str]:
@@ -113,7 +67,7 @@ def _lines(c: Any, words: dict[str, str], section: str = "") -> list[str]:
     return [
         f"  {f'{key}={format_value(value)}':<{WIDTH}} {meaning(words, key)}"
         for key, value in iterate_keys(c)
-        if _is_in(key, section)
+        if not section or key == section or key.startswith(f"{section}.")
     ]
 
 

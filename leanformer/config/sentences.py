@@ -1,13 +1,11 @@
-"""Config defaults and validation of sentence tasks, such as those of GLUE."""
+"""Config of sentence tasks, such as those of GLUE."""
 
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
-
-from leanformer.config.common import common
+from leanformer.config import common, declare
+from leanformer.config.declare import ConfigDict, Literal, dataclass
 from leanformer.config.language import bert
-from leanformer.config.rules import require
+from leanformer.config.rules import check_length, require
 
 
 class Glue(NamedTuple):
@@ -34,9 +32,39 @@ GLUE = {  # task name, as in data.name, to its requirements
     "qnli": Glue(2, "accuracy"),
     "rte": Glue(2, "accuracy"),
 }
-MISMATCHED = "dev_mismatched"  # second evaluation split of MNLI
-# Metrics of classification, and of regression.
-CLASSES, NUMBERS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
+SCORES = {1: ("pearson", "spearman"), 2: ("accuracy", "f1", "matthews")}  # by number of outputs
+SCORES_OF_CLASSES = ("accuracy", "matthews")  # of three outputs and more
+
+
+@dataclass(frozen=True)
+class Data(common.Data):
+    # training data: sst2, cola, mrpc, qqp, stsb, mnli, qnli or rte; or tsv:<folder>, see leanformer/data/sentences
+    name: str = "sst2"
+    dir: str = "data/glue"  # folder with the downloaded GLUE tasks: SST-2/train.tsv, ...
+    train_split: str = "train"  # training split: stem of its files
+    eval_split: str = "dev"  # evaluation split: stem of its files
+    # tokenizer: a folder or file, or "wordpiece:4096" (trained on train_split); if unset, the tokenizer of the run in
+    # init_from.path
+    tokenizer: str | None = None
+    # largest number of tokens of a row, including special tokens; of a pair, the longer sentence is truncated first
+    max_length: int = 128
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Sentences(common.Common):
+    task: str = "sentences"
+    batch_size: int = 16
+    total_epochs: float = 5.0
+    # metric that selects the best checkpoint; for numeric labels "pearson" or "spearman"
+    score: Literal["accuracy", "f1", "matthews", "pearson", "spearman"] = "accuracy"
+    data: Data = Data()
+    optim: common.Optim = common.Optim(lr=4e-5, warmup_epochs=0.5, warmup_lr=0.0, b2=0.98, eps=1e-6, weight_decay=0.0)
+    eval: common.Eval = common.Eval(every=0, batch_size=64)
+    checkpoint: common.Checkpoint = common.Checkpoint(every=1000, keep=1)
+    probe: common.Probe = common.Probe(
+        every=0, measures=("attention_output", "tokens", "attention_branch", "attention_entropy")
+    )
 
 
 def sentences() -> ConfigDict:
@@ -48,37 +76,8 @@ def sentences() -> ConfigDict:
     >>> sentences().task
     'sentences'
     """
-    c = common("sentences")
-    # metric that selects the best checkpoint: "accuracy", "f1", "matthews"; for numeric labels "pearson", "spearman"
-    c.score = "accuracy"
-
-    # training data: sst2, cola, mrpc, qqp, stsb, mnli, qnli or rte; or tsv:<folder>, see leanformer/data/sentences
-    c.data.name = "sst2"
-    c.data.dir = "data/glue"  # folder with the downloaded GLUE tasks: SST-2/train.tsv, ...
-    c.data.train_split = "train"  # training split: stem of its files
-    c.data.eval_split = "dev"  # evaluation split: stem of its files
-    # tokenizer: a folder or file, or "wordpiece:4096" (trained on train_split); if unset, the tokenizer of the run in
-    # init_from.path
-    c.data.tokenizer = placeholder(str)
-    # largest number of tokens of a row, including special tokens; of a pair, the longer sentence is truncated first
-    c.data.max_length = 128
-    c.data.workers = 0  # worker processes per host that read examples; 0 = one thread of the training process
-
-    c.model = bert()
-    c.model.max_length = 128  # number of positions of the model
-    c.model.num_classes = 2  # number of classes; 1 = regression by squared error
-    c.model.pool = "first"  # input of the classifier: "first" token, or "mean" over all tokens
-    c.model.pooler_dim = 1024  # output dimension of the dense layer with tanh before the classifier
-    # dropout rate of embeddings, residual branches, the MLP's hidden layer and the classifier's input
-    c.model.dropout = 0.1
-
-    c.batch_size, c.total_epochs, c.total_steps = 16, 5.0, 0
-    c.optim.update(schedule="cosine", lr=4e-5, warmup_epochs=0.5, warmup_lr=0.0)
-    c.optim.update(b2=0.98, eps=1e-6, weight_decay=0.0)
-    c.eval.update(every=0, batch_size=64)
-    c.checkpoint.update(every=1000, keep=1)
-    c.probe.every = 0
-    c.probe.measures = ("attention_output", "tokens", "attention_branch", "attention_entropy")
+    c = declare.section(Sentences())
+    c.model = bert(num_classes=2, pooler_dim=1024, dropout=0.1)
     return c.lock()
 
 
@@ -94,25 +93,20 @@ def glue(task: str) -> ConfigDict:
     c.data.update(name=task, eval_split=spec.dev)
     if task == "mnli":
         with c.unlocked():
-            c.eval.more.mm = {"split": MISMATCHED, "every": 0}
+            c.eval.more.mm = {"split": "dev_mismatched", "every": 0}
     return c
 
 
 def check(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a sentence config."""
-    m, d = c.model, c.data
-    scores = NUMBERS if m.num_classes == 1 else CLASSES if m.num_classes == 2 else ("accuracy", "matthews")
+    outputs, spec = c.model.num_classes, GLUE.get(c.data.name)
+    scores = SCORES.get(outputs, SCORES_OF_CLASSES)
     require(
         c.score in scores,
-        f'score="{c.score}": not a metric for model.num_classes={m.num_classes}. Choose one of: {", ".join(scores)}.',
+        f'score="{c.score}": not a metric for model.num_classes={outputs}. Choose one of: {", ".join(scores)}.',
     )
+    check_length(c, least=5)
     require(
-        5 <= d.max_length <= m.max_length,
-        f"data.max_length={d.max_length}: out of range. Set at least 5 (a pair with its special tokens) and at most "
-        f"model.max_length={m.max_length}, the number of positions.",
-    )
-    spec = GLUE.get(d.name)
-    require(
-        spec is None or m.num_classes == spec.outputs,
-        f'data.name="{d.name}" requires model.num_classes={spec and spec.outputs}, found {m.num_classes}.',
+        spec is None or outputs == spec.outputs,
+        f'data.name="{c.data.name}" requires model.num_classes={spec and spec.outputs}, found {outputs}.',
     )

@@ -11,12 +11,11 @@ from jaxtyping import Array, Float
 
 from leanformer.layers import interventions, norms
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.attention_registry import AttentionConfig
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import drop_path, dropout
 from leanformer.layers.masks import Mask, check_supported
 from leanformer.layers.mlp import Mlp, MlpConfig
-from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.multihead import AttentionConfig, MultiHeadAttention
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,11 +12,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from leanformer.config.declare import dataclass, types_of
 from leanformer.errors import ConfigError
 from leanformer.layers import norms
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.positions import check_rotary, rotate
 from leanformer.runtime import sharing
+
+
+SHARED_OPTIONS = ("rotary", "rotary_width", "logit_scale", "temperature", "soft_cap", "out_bias", "attention_dropout")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Options of attention="latent" besides SHARED_OPTIONS of attention="softmax"."""
+
+    kv_rank: int | None = None  # channels of the latent that keys and values are computed from
+    query_rank: int | None = None  # channels of the latent that queries are computed from; no query latent if unset
+    latent_norm: str | None = None  # norm of the key-value and query latents; none if unset
 
 
 class LatentAttention(MultiHeadAttention):
@@ -43,13 +56,7 @@ class LatentAttention(MultiHeadAttention):
             settings are invalid.
     """
 
-    options = MappingProxyType(
-        {
-            **{"kv_rank": int, "query_rank": int, "latent_norm": str, "rotary": float, "rotary_width": int},
-            **{"logit_scale": float, "temperature": bool, "soft_cap": float, "out_bias": bool},
-            **{"attention_dropout": float},
-        }
-    )
+    options = MappingProxyType(types_of(Keys) | {name: MultiHeadAttention.options[name] for name in SHARED_OPTIONS})
 
     def __init__(
         self,

@@ -1,155 +1,102 @@
 """Base class of model architectures: accepted keys of config.model, and properties that training needs."""
 
 import dataclasses
-import inspect
 import itertools
-import math
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
+from leanformer.config import declare
+from leanformer.config.common import BlockKeys
 from leanformer.config.per_layer import PER_LAYER
+from leanformer.config.rules import require
 from leanformer.errors import ConfigError
-from leanformer.layers.attention_registry import ATTENTIONS, AttentionConfig, check_mask, options_of
+from leanformer.layers.attention_registry import ATTENTIONS
 from leanformer.layers.blocks import BlockConfig
+from leanformer.layers.masks import check_supported
 from leanformer.layers.mlp import MlpConfig
-from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.multihead import AttentionConfig, MultiHeadAttention
 from leanformer.layers.stack import list_groups
 
 
-REQUIRED = inspect.Parameter.empty
 SETTINGS = {f.name: f for part in (AttentionConfig, MlpConfig, BlockConfig) for f in dataclasses.fields(part)}
-SIZES = ("width", "depth", "num_heads", "head_dim", "mlp_dim")  # keys without a default
-ALWAYS = ("value_dim", "drop_path", "remat", "unroll", "backend")  # keys of every architecture that does not fix them
-WORDS = {
-    int: "an integer from 1",
-    float: "a finite number",
-    bool: "True or False",
-    str: "a string",
-    types.NoneType: "None",
-    Sequence: "a tuple of integers from 1, one per layer or stage",
-    tuple: "a pair of integers from 1",
-}
+STAGED = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "value_dim")  # sizes that stages have one each of
 
 
 class Family(nnx.Module):
     """Base class of the models of `leanformer.models`.
 
-    The constructor takes the keys of config.model that only this architecture has, `blocks`, the settings of its blocks
-    (one BlockConfig, or one per stage if `staged`), and `rngs`. In all methods `arguments` are a section config.model
-    without its name. Class attributes describe the architecture. Besides those below, `classifiers` are the modules of
-    classifiers, by the first parts of the names of their parameters; `staged` is True if sizes of blocks are one number
-    per stage; `layered` is True if they may be one number per layer instead of one for all.
+    The constructor takes `keys`, an instance of the declaration `keys`; `blocks`, the settings of its blocks (one
+    BlockConfig, or one per stage if `staged`); and `rngs`. In all methods `arguments` are a section config.model
+    without its name.
 
     Attributes:
-        no_decay: last parts of the names of parameters exempt from weight decay, besides biases and norms.
+        keys: declaration of the keys of config.model; those that are settings of blocks, attention or MLP by their
+            names have their effect through `blocks`.
+        fixed: settings of blocks that cannot be configured.
         attentions: attention types by the names of `model.attention`.
+        staged: True if sizes of blocks are one number per stage.
+        layered: True if the sizes PER_LAYER may be one number per layer.
+        no_decay: last parts of the names of parameters exempt from weight decay, besides biases and norms.
+        classifiers: modules of classifiers, by the first parts of the names of their parameters.
         blocks: `Stack` of the blocks; an architecture that overrides `stacks` may not have it.
-        takes: keys of block settings that this architecture accepts besides SIZES and ALWAYS, with their defaults.
-        fixed: values of block settings that cannot be configured.
     """
 
+    keys: type[BlockKeys]
+    fixed: Mapping[str, Any] = types.MappingProxyType({})
+    attentions: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS
+    staged = False
+    layered = True
     no_decay: tuple[str, ...] = ()
     classifiers = ("head",)
-    attentions: Mapping[str, type[MultiHeadAttention]] = ATTENTIONS
     blocks: Any
-    staged = False  # True: sizes of blocks are one number per stage
-    layered = True  # True: unless `staged`, sizes of PER_LAYER are one number, or one number per layer
-    takes: Mapping[str, Any] = types.MappingProxyType({})
-    fixed: Mapping[str, Any] = types.MappingProxyType({})
 
     @classmethod
-    def keys(cls) -> dict[str, tuple[Any, Any]]:
-        """Return {key: (type, default)} of the accepted keys of config.model, except options of attention.
-
-        The default of a key that must be set is REQUIRED.
-        """
-        defaults = dict.fromkeys(SIZES, REQUIRED) | {name: SETTINGS[name].default for name in ALWAYS}
-        defaults |= {"attention": "softmax"} | dict(cls.takes)
-        keys = {name: (cls._type(name, x), x) for name, x in defaults.items() if name not in cls.fixed}
-        parameters = inspect.signature(cls.__init__).parameters.values()
-        more = {p.name: (p.annotation, p.default) for p in parameters if p.name not in ("self", "blocks", "rngs")}
-        return keys | more
-
-    @classmethod
-    def _type(cls, name: str, default: Any) -> Any:
-        if name == "attention":
-            return str
-        plain = next(kind for kind in _alternatives(SETTINGS[name].type) if kind is not types.NoneType)
-        if cls.staged and name in (*SIZES, "value_dim"):
-            plain = Sequence[int]
-        elif cls._is_per_layer(name):
-            plain = plain | Sequence[int]
-        return plain | None if default is None else plain
-
-    @classmethod
-    def _family(cls) -> str:
-        """Return the name of the architecture, that of its module."""
-        return cls.__module__.rpartition(".")[2]
-
-    @classmethod
-    def _is_per_layer(cls, name: str) -> bool:
-        """Return whether a key may have one number per layer."""
-        return cls.layered and not cls.staged and name in PER_LAYER
-
-    @classmethod
-    def check(cls, arguments: Mapping[str, Any]) -> None:
-        """Check a section config.model without its name.
+    def parse(cls, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the keys of a section config.model without its name, and the options of its attention that are set.
 
         Raises:
-            ConfigError: an argument is missing, unknown, of another type or length, or the attention does not support
-                the masks of the model.
+            ConfigError: an argument is unknown, of another type or length, or below 1; or the attention does not
+                support an option or the masks of the model.
         """
-        keys, name = cls.keys(), cls._family()
-        missing = [key for key, (_, default) in keys.items() if default is REQUIRED and key not in arguments]
-        if missing:
+        names = declare.types_of(cls.keys)
+        options = {name: x for name, x in arguments.items() if name not in names and x is not None}
+        keys = cls.keys(**{name: x for name, x in arguments.items() if name in names})
+        declare.check(vars(keys), cls.keys, "model.")
+        for name, value in vars(keys).items():
+            numbers = widths(value) if isinstance(value, int | tuple | list) and not isinstance(value, bool) else ()
+            require(min(numbers, default=1) >= 1, f"model.{name}={value} must be at least 1.")
+        kind = cls.attentions.get(keys.attention)
+        if kind is None:
             raise ConfigError(
-                f'model.name="{name}" needs model.{", model.".join(missing)} as well. Start from a config of this '
-                "family."
+                f'model.attention="{keys.attention}": unknown type. Choose one of: {", ".join(cls.attentions)}.'
             )
-        for key in arguments.keys() & keys.keys():
-            check_type(key, arguments[key], keys[key][0])
-        kind = arguments.get("attention", keys["attention"][1])
-        for key, value in cls.options(arguments).items():
-            plain = cls.attentions[kind].options[key]
-            if cls._is_per_layer(key):
-                check_type(key, value, plain | Sequence[int])
-            else:
-                check_type(key, value, plain, least=0)
-        cls._check_lengths(arguments)
-        check_mask(kind, cls.mask_parts(arguments), cls.attentions)
-
-    @classmethod
-    def _check_lengths(cls, arguments: Mapping[str, Any]) -> None:
-        """Raise ConfigError if a size has one number per layer, but not as many as there are layers."""
-        depth = arguments["depth"]
-        for name, value in arguments.items():
-            if cls._is_per_layer(name) and isinstance(value, tuple | list) and len(value) != depth:
-                raise ConfigError(
-                    f"model.{name}={tuple(value)}: {len(value)} numbers for model.depth={depth} layers. Set one number "
-                    f"for all layers, {depth} numbers, or a schedule such as linear:4-12."
+        for name, value in options.items():
+            require(
+                name in kind.options,
+                f'model.{name}={value!r}: not supported by the model or model.attention="{keys.attention}". Leave it '
+                "unset, or choose another attention.",
+            )
+            expected = kind.options[name]
+            require(declare.fits(value, expected), f"model.{name}={value!r}: expected {declare.describe(expected)}.")
+        for name in PER_LAYER:
+            value = {**vars(keys), **options}.get(name)
+            if isinstance(value, tuple | list) and not (cls.staged and name in STAGED):
+                require(
+                    cls.layered and len(value) == keys.depth,
+                    f"model.{name}={tuple(value)}: {len(value)} numbers for model.depth={keys.depth} layers. Set one "
+                    "number for all layers" + (", or one per layer." if cls.layered and not cls.staged else "."),
                 )
-
-    @classmethod
-    def options(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return {name: value} of the options of the attention type that are set in a section config.model.
-
-        They are the arguments that are not keys of the architecture, without those that are None.
-
-        Raises:
-            ConfigError: an argument is neither a key of the architecture nor an option of the attention type.
-        """
-        keys = cls.keys()
-        others = {key: value for key, value in arguments.items() if key not in keys}
-        return options_of(arguments.get("attention", keys["attention"][1]), cls.attentions, **others)
+        check_supported(f'model.attention="{keys.attention}"', kind.masks, cls.mask_parts(vars(keys)))
+        return keys, options
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return {key: default} of the keys of config.model that have a default."""
-        return {key: default for key, (_, default) in cls.keys().items() if default is not REQUIRED}
+        """Return {key: default} of the keys of config.model, without the name and the options of attention."""
+        return {name: value for name, value in vars(cls.keys()).items() if name != "name"}
 
     @classmethod
     def settings(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,23 +110,21 @@ class Family(nnx.Module):
 
     @classmethod
     def from_section(cls, arguments: Mapping[str, Any], *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Family":
-        """Build a model from a section config.model without its name. Raises ConfigError as `check` does.
+        """Build a model from a section config.model without its name. Raises ConfigError as `parse` does.
 
         Args:
-            arguments: values by key; missing keys have their defaults.
+            arguments: values by key; missing keys have their defaults, and the backend is "xla".
             dtype: dtype of the activations.
             rngs: random keys of the initial weights.
         """
-        cls.check(arguments)
-        keys = cls.keys()
-        values = cls.defaults() | {key: value for key, value in arguments.items() if key in keys}
-        blocks = {key: values.pop(key) for key in list(values) if key in SETTINGS or key == "attention"}
-        blocks |= {"kind": cls.attentions[blocks.pop("attention")], "options": cls.options(arguments), "dtype": dtype}
-        blocks |= cls.fixed
-        make: Any = cls  # a constructor with the keys of the subclass
+        keys, options = cls.parse({"backend": "xla"} | {**arguments})
+        values = vars(keys) | {"kind": cls.attentions[keys.attention], "options": options, "dtype": dtype}
+        values |= cls.fixed
+        del values["attention"]  # the field of BlockConfig with this name has the settings
+        make: Any = cls
         if not cls.staged:
-            return make(**values, blocks=block_config(blocks), rngs=rngs)
-        return make(**values, blocks=tuple(map(block_config, _by_stage(blocks))), rngs=rngs)
+            return make(keys, block_config(values), rngs=rngs)
+        return make(keys, tuple(map(block_config, _by_stage(values))), rngs=rngs)
 
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -278,43 +223,9 @@ def _plain_config(values: Mapping[str, Any]) -> BlockConfig:
 
 def _by_stage(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the settings of each stage. Raises ConfigError if sizes have different numbers of stages."""
-    sizes = {name: values[name] for name in (*SIZES, "value_dim") if values.get(name) is not None}
+    sizes = {name: values[name] for name in STAGED if values.get(name) is not None}
     if len({len(size) for size in sizes.values()}) > 1:
         listed = ", ".join(f"model.{name}={tuple(size)}" for name, size in sizes.items())
         raise ConfigError(f"{listed}: different numbers of stages. Set one number per stage for each.")
     stages = zip(*sizes.values(), strict=True)
     return [{**values, **dict(zip(sizes, stage, strict=True))} for stage in stages]
-
-
-def check_type(key: str, value: Any, annotation: Any, least: int = 1) -> None:
-    """Raise ConfigError if the value of a key of config.model has another type, or is an integer below `least`.
-
-    Args:
-        key: name of the key, for the message.
-        value: value to check.
-        annotation: allowed types: a key of WORDS such as `int`, `Sequence[int]`, `tuple[int, int]`, or a union of
-            these.
-        least: smallest value of an integer, alone or in a sequence.
-    """
-    expected = _alternatives(annotation)
-    if any(_fits(value, kind, least) for kind in expected):
-        return
-    if isinstance(value, int) and not isinstance(value, bool) and int in expected:
-        raise ConfigError(f"model.{key}={value} must be at least {least}.")
-    words = " or ".join(WORDS[get_origin(kind) or kind] for kind in expected)
-    raise ConfigError(f"model.{key}={value!r}: expected {words}.")
-
-
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-
-
-def _fits(value: Any, kind: Any, least: int) -> bool:
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if get_origin(kind) in (Sequence, tuple):
-        several = isinstance(value, tuple | list) and len(value) > 0 and all(_fits(x, int, least) for x in value)
-        return several and (get_origin(kind) is Sequence or len(value) == len(get_args(kind)))
-    return isinstance(value, kind)

@@ -3,9 +3,10 @@
 Axes as in `leanformer.layers.attention`; K heads of keys and values.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,17 +15,36 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from leanformer.config.declare import Size, dataclass, types_of
 from leanformer.errors import ConfigError
 from leanformer.layers import kv_cache
 from leanformer.layers.attention import attend, normal, pad_to_even, times_weights
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.interventions import Interventions
+from leanformer.layers.interventions import Keys as InterventionKeys
 from leanformer.layers.masks import ALL, PARTS
 from leanformer.layers.positions import QueryKeyTransform
 from leanformer.runtime import sharing
 
 
 DROPOUT_KEY = 3  # index of the random key of attention dropout; a block uses 0 to 2 for its own dropout
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Options of attention="softmax"; no effect if unset."""
+
+    # number of key and value heads, each shared by several query heads, or one per layer; model.num_heads if unset
+    num_kv_heads: Size | None = None
+    logit_scale: float | None = None  # factor of the attention logits q·k; 1/√head_dim if unset
+    temperature: bool | None = None  # True: each head has a learned factor of its attention logits
+    soft_cap: float | None = None  # soft cap c of the attention logits: logit becomes c·tanh(logit / c)
+    # dropout rate of attention weights in training; not supported by cuDNN's kernel
+    attention_dropout: float | None = None
+    qk_norm: str | None = None  # norm of each head's queries and keys: "rmsnorm", "layernorm", "unit"; none if unset
+    rotary: float | None = None  # base of rotary positions, for example 10000.0; no rotary positions if unset
+    rotary_width: int | None = None  # channels of each head that rotary positions rotate; all if unset
+    out_bias: bool | None = None  # False: the attention output projection has no bias
 
 
 class MultiHeadAttention(nnx.Module):
@@ -64,13 +84,7 @@ class MultiHeadAttention(nnx.Module):
     ((2, 7, 12), (2, 7, 5, 3))
     """
 
-    options = MappingProxyType(  # keys of config.model with their types
-        {
-            **{"num_kv_heads": int, "logit_scale": float, "temperature": bool, "soft_cap": float},
-            **{"attention_dropout": float, "qk_norm": str, "rotary": float, "rotary_width": int, "out_bias": bool},
-            **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
-        }
-    )
+    options: Mapping[str, Any] = MappingProxyType(types_of(Keys) | types_of(InterventionKeys))
     masks: Collection[str] = PARTS
     query: Any
     key: Any
@@ -102,7 +116,7 @@ class MultiHeadAttention(nnx.Module):
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        value_dim, kv = value_dim or head_dim, num_kv_heads or num_heads
+        value_dim, kv = value_dim or head_dim, num_heads if num_kv_heads is None else num_kv_heads
         check_shared(num_heads, kv)
         if soft_cap is not None and soft_cap <= 0:
             raise ConfigError(f"model.soft_cap={soft_cap} must be positive. Set a positive number, or leave it unset.")
@@ -231,7 +245,7 @@ class MultiHeadAttention(nnx.Module):
 
 def check_shared(num_heads: int, num_kv_heads: int) -> None:
     """Raise ConfigError if the number of key and value heads does not divide the number of query heads."""
-    if num_heads % num_kv_heads:
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ConfigError(
             f"model.num_kv_heads={num_kv_heads}: not a divisor of {num_heads} query heads. "
             f"Choose one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
@@ -260,3 +274,36 @@ class ClassAttention(MultiHeadAttention):
         keys, mask = pad_to_even(x, ALL) if self.backend == "cudnn" else (x, ALL)
         q, k, v = self.query(x[:, :1]), self.key(keys), self.value(keys)
         return self.out(attend(q, k, v, mask=mask, backend=self.backend))
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Settings of the attention in a block.
+
+    Attributes:
+        num_heads: N, number of query heads.
+        head_dim: H, dimension of a query and of a key of a head.
+        value_dim: H', dimension of a value of a head; `head_dim` if None.
+        kind: class of the attention, one of `Family.attentions` of an architecture.
+        qkv_bias: True for biases in the query, key and value projections.
+        backend: resolved attention backend, "xla", "cudnn" or "naive".
+        options: keyword arguments that only this `kind` takes, such as `landmarks` of Nyström attention.
+    """
+
+    num_heads: int
+    head_dim: int
+    value_dim: int | None = None
+    kind: Callable[..., MultiHeadAttention] = MultiHeadAttention
+    qkv_bias: bool = True
+    backend: str = "xla"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def make(self, width: int, **common: Any) -> MultiHeadAttention:
+        """Return a new attention module for tokens of dimension `width`.
+
+        Args:
+            width: D, embedding dimension.
+            common: further arguments of the module: kernel_init, dtype and rngs.
+        """
+        sizes = (width, self.num_heads, self.head_dim, self.value_dim)
+        return self.kind(*sizes, qkv_bias=self.qkv_bias, backend=self.backend, **common, **self.options)

@@ -12,16 +12,31 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from leanformer.config.declare import Literal, dataclass, types_of
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import attend, fan_in, probabilities
 from leanformer.layers.context import PLAIN, Context
+from leanformer.layers.interventions import Keys as InterventionKeys
 from leanformer.layers.masks import ALL, PADDING, Mask, check_supported
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime import sharing
 
 
 MAX_ITERATIONS = 100  # each is a part of the program, so that a mistyped number would take minutes to compile
-CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Options of attention="nystrom"."""
+
+    landmarks: int | None = None  # number of landmarks of attention="nystrom"; 64 if unset
+    iterations: int | None = None  # iterations of Nyström attention's pseudo-inverse; 6 if unset
+    # kernel size (taps) of the convolution over the values in Nyström attention; 0 = none; 35 if unset
+    convolution: int | None = None
+    # initial scale of Nyström attention's pseudo-inverse, "batch" as in the original; "matrix" if unset
+    scale: Literal["matrix", "batch"] | None = None
+    # padding tokens in Nyström attention, "zeros" as in the original; "masked" if unset
+    padding: Literal["masked", "zeros"] | None = None
 
 
 def landmark_tokens(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
@@ -145,12 +160,7 @@ class NystromAttention(MultiHeadAttention):
     (1, 16, 12)
     """
 
-    options = MappingProxyType(
-        {
-            **{"landmarks": int, "iterations": int, "convolution": int, "scale": str, "padding": str},
-            **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
-        }
-    )
+    options = MappingProxyType(types_of(Keys) | types_of(InterventionKeys))
     masks = PADDING
 
     def __init__(
@@ -173,9 +183,6 @@ class NystromAttention(MultiHeadAttention):
                 raise ConfigError(
                     f"model.{name}={arguments[name]}: Nyström attention has no such option. Leave it unset."
                 )
-        for name, value in (("scale", scale), ("padding", padding)):
-            if value not in CHOICES[name]:
-                raise ConfigError(f'model.{name}="{value}": unknown value. Choose {" or ".join(CHOICES[name])}.')
         for name, value in (("landmarks", landmarks), ("iterations", iterations)):
             if value < 1:
                 raise ConfigError(f"model.{name}={value} must be at least 1.")

@@ -1,22 +1,19 @@
 """Model architectures by name: `build("vit", ...)` returns a `leanformer.models.vit.Model`."""
 
 import importlib
-import pkgutil
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from leanformer.errors import ConfigError
+from leanformer.config.models import keys_of
 from leanformer.layers.model_base import Family
 
 
 def find_class(name: str) -> type[Family]:
     """Return the `Model` class of an architecture, such as "vit". Raises ConfigError if the name is unknown."""
-    families = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    if name not in families:
-        raise ConfigError(f'model.name="{name}": unknown architecture. Choose one of: {", ".join(families)}.')
+    keys_of(name)
     return importlib.import_module(f"{__name__}.{name}").Model
 
 
@@ -33,7 +30,7 @@ def check(name: str, **arguments: Any) -> None:
     Traceback (most recent call last):
     leanformer.errors.ConfigError: ...
     """
-    find_class(name).check(arguments)
+    find_class(name).parse(arguments)
 
 
 def build(name: str, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, **arguments: Any) -> Family:

@@ -10,7 +10,6 @@ published models; on attention weights, as in these, by `attention_dropout`.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,6 +17,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from leanformer.config.common import TextKeys
+from leanformer.config.declare import Literal, dataclass
+from leanformer.config.rules import require
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
@@ -30,79 +32,68 @@ from leanformer.layers.positions import check_length, sinusoidal_embeddings, tok
 from leanformer.layers.stack import Stack
 
 
+@dataclass(frozen=True)
+class Keys(TextKeys):
+    """Keys of model.name="bert"; the defaults are the published BERT-base."""
+
+    vocabulary: int = 30522
+    max_length: int = 512
+    epsilon: float = 1e-12
+    post_norm: bool = True  # True: norms follow the residual sums, as in BERT; False: norms precede attention and MLP
+    # position embeddings: "sinusoidal" with a learned scale, initially 1/√D; "learned" as in BERT; "none" with
+    # model.rotary
+    positions: Literal["learned", "sinusoidal", "none"] = "learned"
+    types: int | None = None  # number of token types (segments), 2 in BERT; none if unset
+    transform: bool = False  # True: a dense layer and a norm precede the output head, as in BERT
+    head_bias: bool = False  # True: the output head, tied to the token embeddings, has a bias, as in BERT
+    num_classes: int | None = None  # number of classes; 1 = regression; the head of token logits if unset
+    pool: Literal["first", "mean"] = "first"  # input of the classifier: "first" token, or "mean" over valid tokens
+    pooler_dim: int | None = None  # output dimension of the dense layer with tanh before the classifier; none if unset
+
+
 class Model(Family):
     """BERT with token logits as outputs; with `num_classes`, class logits or regression values.
 
     Args:
-        vocabulary: V, one more than the largest token id.
-        max_length: maximum number of tokens of a row.
-        positions: "learned", one vector for each of `max_length`; "sinusoidal", fixed, times a learned scale, initially
-            1/√D; "none", for attention with `rotary`.
-        types: number of token types, such as 2 for the first and the second text of a pair; None for none.
-        packed: True if rows hold several documents, separated by segments that do not attend to each other.
-        transform: True for a dense layer, activation and norm before the token head, which is the token embeddings.
-        head_bias: True if the token head has a bias.
-        num_classes: number of classes, or 1 for regression, instead of the token head; None for the token head.
-        pool: input of the classifier: "first" token, or the "mean" of valid tokens.
-        pooler_dim: output dimension of a dense layer with tanh before the classifier; None for none.
+        keys: keys of config.model.
         blocks: settings of the blocks; without `post_norm` there is one more norm at the end. All norms have the
             settings of their norms, and the transform their activation. Their dropout also acts on embeddings and on
             the classifier's input.
 
     Raises:
-        ConfigError: a value is unknown, or parts of a head are set that the model does not have.
+        ConfigError: parts of a head are set that the model does not have.
     """
 
+    keys = Keys
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("pos_embed", "pos_scale", "type_embed", "head_bias", "gamma1", "gamma2")
     classifiers = ("head", "pooler", "transform", "transform_norm", "head_bias")
-    takes = MappingProxyType(
-        {
-            **{"norm": "layernorm", "epsilon": 1e-12, "post_norm": True, "activation": "gelu", "gated": False},
-            **{"mlp_bias": True, "mlp_sigma_reparam": None, "layer_scale": None, "qkv_bias": True, "dropout": 0.0},
-        }
-    )
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """Return ("segments",) for packed rows, else ("lengths",)."""
         return ("segments",) if arguments.get("packed", False) else ("lengths",)
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        max_length: int,
-        positions: str = "learned",
-        types: int | None = None,
-        packed: bool = False,
-        transform: bool = False,
-        head_bias: bool = False,
-        num_classes: int | None = None,
-        pool: str = "first",
-        pooler_dim: int | None = None,
-        blocks: BlockConfig,
-        rngs: nnx.Rngs,
-    ):
-        _check_head(num_classes, pool, pooler_dim=pooler_dim, transform=transform, head_bias=head_bias)
-        if positions not in ("learned", "sinusoidal", "none"):
-            raise ConfigError(
-                f'model.positions="{positions}": choose "learned", "sinusoidal", or "none" with model.rotary.'
-            )
-        self.max_length, self.types, self.packed, self.pool = max_length, types, packed, pool
+    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+        num_classes, positions, types, pooler_dim = keys.num_classes, keys.positions, keys.types, keys.pooler_dim
+        for name in ("transform", "head_bias") if num_classes else ("pooler_dim",):
+            value = getattr(keys, name)
+            require(not value, f"model.{name}={value}: no such part with model.num_classes={num_classes}. Unset it.")
+        self.max_length, self.types, self.packed, self.pool = keys.max_length, types, keys.packed, keys.pool
         self.num_classes, self.dropout, self.dtype, width = num_classes, blocks.dropout, blocks.dtype, blocks.width
         self.activation = blocks.mlp_config.activation
 
-        self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
-        self.pos_embed = nnx.Param(normal(rngs.params(), (max_length, width))) if positions == "learned" else None
+        self.embed = nnx.Param(normal(rngs.params(), (keys.vocabulary, width)))
+        learned = positions == "learned"
+        self.pos_embed = nnx.Param(normal(rngs.params(), (keys.max_length, width))) if learned else None
         self.pos_scale = nnx.Param(jnp.full((), width**-0.5)) if positions == "sinusoidal" else None
         self.type_embed = nnx.Param(normal(rngs.params(), (types, width))) if types else None
         self.embed_norm = blocks.make_norm(rngs)
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = None if blocks.post_norm else blocks.make_norm(rngs)
-        self.transform = blocks.make_linear(width, width, rngs) if transform else None
-        self.transform_norm: Any = blocks.make_norm(rngs) if transform else None
-        self.head_bias = nnx.Param(jnp.zeros(vocabulary)) if head_bias else None
+        self.transform = blocks.make_linear(width, width, rngs) if keys.transform else None
+        self.transform_norm: Any = blocks.make_norm(rngs) if keys.transform else None
+        self.head_bias = nnx.Param(jnp.zeros(keys.vocabulary)) if keys.head_bias else None
         self.pooler = blocks.make_linear(width, pooler_dim, rngs) if pooler_dim else None
         self.head: Any = blocks.make_linear(pooler_dim or width, num_classes, rngs) if num_classes else None
 
@@ -199,13 +190,3 @@ class Model(Family):
     def _pooled(self, x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
         """Return one vector per text: the first token, or the mean of valid tokens."""
         return x[:, 0] if self.pool == "first" else mean_pool(x, lengths)
-
-
-def _check_head(num_classes: int | None, pool: str, **parts: int | bool | None) -> None:
-    """Raise ConfigError for parts of the head that the model does not have."""
-    if pool not in ("first", "mean"):
-        raise ConfigError(f'model.pool="{pool}": unknown value. Choose "first" or "mean".')
-    allowed = ("pooler_dim",) if num_classes else ("transform", "head_bias")
-    if wrong := [f"model.{name}={value}" for name, value in parts.items() if value and name not in allowed]:
-        other = "has only the classifier" if num_classes else "has no classifier"
-        raise ConfigError(f"{wrong[0]}: with model.num_classes={num_classes} the model {other}. Leave it unset.")

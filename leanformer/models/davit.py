@@ -17,6 +17,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer.config.common import ImageKeys
+from leanformer.config.declare import dataclass
 from leanformer.errors import ConfigError
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
@@ -222,6 +224,22 @@ class Downsample(nnx.Module):
         return self.conv(jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, x.shape[2] % 2), (0, 0))))
 
 
+@dataclass(frozen=True)
+class Keys(ImageKeys):
+    """Keys of model.name="davit"; the defaults are DaViT-T. A depth counts units of two blocks."""
+
+    width: tuple[int, ...] = (96, 192, 384, 768)
+    depth: tuple[int, ...] = (1, 1, 3, 1)
+    num_heads: tuple[int, ...] = (3, 6, 12, 24)
+    head_dim: tuple[int, ...] = (32, 32, 32, 32)
+    value_dim: tuple[int, ...] | None = None
+    mlp_dim: tuple[int, ...] = (384, 768, 1536, 3072)
+    # head dimension of the attention between channels, one number per stage; model.head_dim if unset
+    channel_head_dim: tuple[int, ...] | None = None
+    window_size: int = 7  # side of an attention window, in tokens
+    qkv_bias: bool = True  # True: query, key and value projections have biases
+
+
 class Model(Family):
     """DaViT for classification.
 
@@ -230,35 +248,22 @@ class Model(Family):
     window: their leading axis is B·windows.
 
     Args:
-        image_size: image size in pixels, accepted for uniformity; no shape depends on it.
-        channels: number of image channels; 1 or 3.
-        num_classes: V, number of logits.
-        channel_head_dim: H of queries, keys and values of channel attention, per stage; `head_dim` if None.
-        window_size: side of a window, in tokens.
+        keys: keys of config.model; no shape depends on `image_size`.
         blocks: settings of each stage, whose depth counts units of two blocks. Attention inside the windows is
             "softmax", or "nystrom" with at most `window_size`² landmarks; `qkv_bias` also applies to channel attention.
             Stochastic depth rises linearly from 0 over the units of all stages.
 
     Raises:
-        ConfigError: the attention is unknown, sizes have different numbers of stages, or a size is below 1.
+        ConfigError: `channel_head_dim` has another number of stages.
     """
 
-    no_decay = ()  # weight decay applies to all but biases and norms
+    keys = Keys
     attentions = WINDOWED
-    staged, takes = True, MappingProxyType({"qkv_bias": True})
+    staged = True
     fixed = MappingProxyType({"epsilon": EPSILON})
 
-    def __init__(
-        self,
-        *,
-        image_size: int | Sequence[int],
-        channels: int,
-        num_classes: int,
-        channel_head_dim: Sequence[int] | None = None,
-        window_size: int = 7,
-        blocks: Sequence[BlockConfig],
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, keys: Keys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
+        channel_head_dim = keys.channel_head_dim
         dtype, widths, depths = blocks[0].dtype, [stage.width for stage in blocks], [stage.depth for stage in blocks]
         channels_of = channel_head_dim or [stage.attention_config.head_dim for stage in blocks]
         if len(channels_of) != len(blocks):
@@ -269,14 +274,14 @@ class Model(Family):
 
         def unit(channel: int, stage: BlockConfig, rngs: nnx.Rngs) -> Unit:
             a = stage.attention_config
-            windows = dataclasses.replace(a, options={**a.options, "window_size": window_size})
+            windows = dataclasses.replace(a, options={**a.options, "window_size": keys.window_size})
             options: dict[str, Any] = {"qkv_bias": a.qkv_bias, "backend": a.backend, "dtype": dtype, "rngs": rngs}
             between_tokens = windows.make(stage.width, kernel_init=stage.kernel_init, dtype=dtype, rngs=rngs)
             between_channels = ChannelAttention(stage.width, a.num_heads, channel, **options)
             return Unit(*(MapBlock(attention, stage, rngs=rngs) for attention in (between_tokens, between_channels)))
 
         rates = np.split(np.linspace(0, blocks[0].drop_path, sum(depths)), np.cumsum(depths)[:-1])
-        self.stem = Conv(channels, widths[0], 7, stride=4, padding=3, dtype=dtype, rngs=rngs)
+        self.stem = Conv(keys.channels, widths[0], 7, stride=4, padding=3, dtype=dtype, rngs=rngs)
         self.stem_norm = blocks[0].make_norm(rngs)
         for i, stage in enumerate(blocks):
             if i:
@@ -285,7 +290,7 @@ class Model(Family):
             stack = Stack.from_config(stage, make_unit, drop_path=rates[i].tolist(), rngs=rngs)
             setattr(self, f"stage{i + 1}", stack)
         self.norm = blocks[-1].make_norm(rngs)
-        self.head = blocks[-1].make_linear(widths[-1], num_classes, rngs)
+        self.head = blocks[-1].make_linear(widths[-1], keys.num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         """Return the stacked blocks by "stage1.spatial", "stage1.channel", "stage2.spatial" and so on."""

@@ -14,80 +14,46 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer.config.common import PlainKeys
+from leanformer.config.declare import Literal, Size, dataclass
+from leanformer.config.rules import require
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import fan_in, normal
 from leanformer.layers.attention_registry import ATTENTIONS
+from leanformer.layers.averaged import AveragedAttention
 from leanformer.layers.blocks import BlockConfig
-from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.context import Context, Tap
 from leanformer.layers.interventions import check_flattening
 from leanformer.layers.masks import Mask
 from leanformer.layers.model_base import Family
-from leanformer.layers.multihead import MultiHeadAttention, check_shared
 from leanformer.layers.stack import Stack
-from leanformer.runtime import sharing
 
 
-class AveragedAttention(MultiHeadAttention):
-    """The mean of the outputs of independent modules of multi-head attention, as one module of all their heads.
+@dataclass(frozen=True)
+class Keys(PlainKeys):
+    """Keys of model.name="encoder"; the defaults are the model of Amsel et al."""
 
-    Parameters: those of `MultiHeadAttention` with N = modules × heads; with several modules, output biases are `bias`
-    (modules, D).
-
-    Args:
-        width, head_dim, value_dim: as of `MultiHeadAttention`.
-        num_heads: number of query heads of each module.
-        num_kv_heads: number of key and value heads of each module; `num_heads` if None.
-        out_bias: True for an output bias of each module.
-        modules: number of modules, initialised like separate modules.
-        arguments: further arguments of `MultiHeadAttention`.
-
-    Raises:
-        ConfigError: `modules` is below 1, or an error of `MultiHeadAttention`.
-    """
-
-    options = MappingProxyType(MultiHeadAttention.options | {"modules": int})
-
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        *,
-        modules: int = 1,
-        num_kv_heads: int | None = None,
-        out_bias: bool = True,
-        **arguments: Any,
-    ):
-        if modules < 1:
-            raise ConfigError(f"model.modules={modules} must be at least 1.")
-        check_shared(num_heads, num_kv_heads or num_heads)
-        several = modules > 1
-        super().__init__(
-            width,
-            modules * num_heads,
-            head_dim,
-            value_dim,
-            num_kv_heads=num_kv_heads and modules * num_kv_heads,
-            out_bias=out_bias and not several,
-            **arguments,
-        )
-        self.modules = modules
-        if several:
-            self.out.kernel[...] *= modules**0.5  # initialised for the fan-in of all heads together
-        if several and out_bias:
-            self.bias = nnx.Param(jnp.zeros((modules, width)), **sharing.REPLICATED)
-
-    def __call__(
-        self, x: Float[Array, "b t d"], context: Context = PLAIN
-    ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
-        """Return output, arrays and cache as in `MultiHeadAttention`."""
-        projected, arrays, cache = super().__call__(x, context)
-        if self.modules > 1:
-            projected = projected / self.modules
-        if hasattr(self, "bias"):
-            projected = projected + self.bias[...].mean(axis=0).astype(projected.dtype)[None, None]
-        return projected, arrays, cache
+    width: int = 64
+    depth: int = 1
+    num_heads: Size = 1  # number of attention heads per attention module
+    mlp_dim: Size | None = None  # hidden dimension of the MLP; no MLP if unset
+    inputs: int | None = None  # dimension of a vector, read by a linear layer; vectors are the tokens if unset
+    outputs: int | None = None  # dimension of an output, computed by a linear layer; tokens are the output if unset
+    max_length: int | None = None  # number of learned positions; no positions if unset
+    causal: bool = False  # True: a token attends only to itself and the tokens before it
+    # output of the model: "none", one per token, or "token", one from a class token in front
+    pool: Literal["none", "token"] = "none"
+    norm: str = "unit"  # norm type: "unit", "layernorm" or "rmsnorm"
+    epsilon: float = 1e-5  # epsilon of all norms
+    # True: norms follow each residual sum; False: they precede attention and MLP, with one at the end
+    post_norm: bool = True
+    activation: str = "relu"  # activation function of the MLP, see leanformer/layers/mlp.py
+    gated: bool = False  # True: gated MLP, activation(gate) x up
+    # token graying: exponent ε applied to the spectrum of the tokens before the blocks; 1 if unset
+    graying: float | None = None
+    # spectrum that model.graying flattens: singular values, or cosine coefficients; "svd" if unset
+    graying_by: Literal["svd", "dct"] | None = None
+    remat: Literal["none", "light", "block"] = "none"
 
 
 class Model(Family):
@@ -96,29 +62,19 @@ class Model(Family):
     Called with vectors, it returns outputs, B T `outputs`, or B 1 `outputs` for one per example; and the tap results.
 
     Args:
-        inputs: dimension of an input vector, read by a linear layer; None if vectors of dimension D are the tokens.
-        outputs: dimension of an output, computed by a linear layer; None for the tokens of the last block.
-        max_length: number of learned positions, added to the tokens; None for none.
-        causal: True if a token attends only to itself and the tokens before it.
-        pool: "none", one output per token; "token", only that of a class token in front.
+        keys: keys of config.model.
         blocks: settings of the blocks; attention is one module or the mean of several (option `modules`). Without
             `post_norm` there is one more norm at the end.
 
     Raises:
-        ConfigError: a value is unknown, token graying is invalid, or a causal model has a class token or graying.
+        ConfigError: token graying is invalid, or a causal model has a class token or graying.
     """
 
+    keys = Keys
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("read_out",)
-    attentions = MappingProxyType(dict(ATTENTIONS) | {"softmax": AveragedAttention})
-    takes = MappingProxyType(
-        {
-            **{"mlp_dim": None, "norm": "unit", "epsilon": 1e-5, "post_norm": True, "activation": "relu"},
-            **{"gated": False, "mlp_sigma_reparam": None, "layer_scale": None, "graying": None, "graying_by": None},
-            **{"remat": "none"},
-        }
-    )
+    attentions = MappingProxyType({**ATTENTIONS, "softmax": AveragedAttention})
     fixed = MappingProxyType({"kernel_init": fan_in})
 
     @classmethod
@@ -126,40 +82,27 @@ class Model(Family):
         """Return ("causal",) for a causal model, else ()."""
         return ("causal",) if arguments.get("causal", False) else ()
 
-    def __init__(
-        self,
-        *,
-        inputs: int | None = None,
-        outputs: int | None = None,
-        max_length: int | None = None,
-        causal: bool = False,
-        pool: str = "none",
-        blocks: BlockConfig,
-        rngs: nnx.Rngs,
-    ):
-        if pool not in ("none", "token"):
-            raise ConfigError(
-                f'model.pool="{pool}": unknown value. Choose none (one output per token), or token (class token).'
-            )
-        if causal and pool == "token":
-            raise ConfigError(
-                'model.causal=True: not supported with model.pool="token": the class token in front sees no other.'
-            )
+    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+        pool, causal = keys.pool, keys.causal
+        require(
+            not (causal and pool == "token"),
+            'model.causal=True: not supported with model.pool="token": the class token in front sees no other.',
+        )
         check_flattening(blocks.graying, blocks.graying_by, causal=causal)
         self.dtype, self.mask, width = blocks.dtype, Mask(causal=causal), blocks.width
 
         extra = int(pool == "token")
-        if inputs is not None:
-            self.read_in = blocks.make_linear(inputs, width, rngs)
+        if keys.inputs is not None:
+            self.read_in = blocks.make_linear(keys.inputs, width, rngs)
         if extra:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-        if max_length is not None:
-            self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
+        if keys.max_length is not None:
+            self.pos_embed = nnx.Param(normal(rngs.params(), (keys.max_length + extra, width)))
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         if not blocks.post_norm:
             self.norm = blocks.make_norm(rngs)
-        if outputs is not None:
-            self.read_out = blocks.make_linear(width, outputs, rngs)
+        if keys.outputs is not None:
+            self.read_out = blocks.make_linear(width, keys.outputs, rngs)
 
     def __call__(
         self, vectors: Float[Array, "b t di"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

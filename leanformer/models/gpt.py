@@ -10,7 +10,6 @@ residual sum with smaller weights.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,7 +17,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from leanformer.errors import ConfigError
+from leanformer.config.common import TextKeys
+from leanformer.config.declare import Literal, dataclass
+from leanformer.config.rules import require
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
@@ -29,65 +30,51 @@ from leanformer.layers.positions import check_length, token_positions
 from leanformer.layers.stack import Stack
 
 
+@dataclass(frozen=True)
+class Keys(TextKeys):
+    """Keys of model.name="gpt"; the defaults are the published GPT-2."""
+
+    # activation function of the MLP, "gelu_tanh" in GPT-2 as published, see leanformer/layers/mlp.py
+    activation: str = "gelu_tanh"
+    positions: Literal["learned", "none"] = "learned"  # position embeddings; "none" with model.rotary
+    tied: bool = True  # True: the token embeddings are also the output head
+    head_bias: bool = False  # True: the untied output head has a bias
+    head_cap: float | None = None  # soft cap c of the output logits, c tanh(logits / c); none if unset
+
+
 class Model(Family):
     """GPT language model.
 
     Args:
-        vocabulary: V, one more than the largest token id.
-        max_length: maximum number of tokens of a row.
-        positions: "learned", one vector for each of `max_length`; "none", for attention with `rotary`.
-        packed: True if rows hold several documents, separated by segments that do not attend to each other.
-        tied: True if the token embeddings are the output head; otherwise there is a separate head.
-        head_bias: True if the separate head has a bias.
-        head_cap: c of capped logits c tanh(logits / c); None for none.
+        keys: keys of config.model.
         blocks: settings of the blocks; the final norm has the settings of their norms, embeddings their dropout.
 
     Raises:
-        ConfigError: a value is unknown, or `head_bias` is set without a separate head.
+        ConfigError: `head_bias` is set without a separate head, or `head_cap` is not positive.
     """
 
+    keys = Keys
     no_decay = ("pos_embed", "gamma1", "gamma2")  # parameters exempt from weight decay, in addition to biases and norms
-    takes = MappingProxyType(
-        {
-            **{"norm": "layernorm", "epsilon": 1e-5, "activation": "gelu_tanh", "gated": False, "mlp_bias": True},
-            **{"mlp_sigma_reparam": None, "layer_scale": None, "qkv_bias": True, "dropout": 0.0},
-        }
-    )
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """Return ("causal", "segments") for packed rows, else ("causal",)."""
         return ("causal", "segments") if arguments.get("packed", False) else ("causal",)
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        max_length: int,
-        positions: str = "learned",
-        packed: bool = False,
-        tied: bool = True,
-        head_bias: bool = False,
-        head_cap: float | None = None,
-        blocks: BlockConfig,
-        rngs: nnx.Rngs,
-    ):
-        if positions not in ("learned", "none"):
-            raise ConfigError(
-                f'model.positions="{positions}": unknown value. Choose "learned", or "none" with model.rotary.'
-            )
-        if tied and head_bias:
-            raise ConfigError("model.head_bias=True: model.tied=True has no separate head. Set one of them to False.")
-        if head_cap is not None and head_cap <= 0:
-            raise ConfigError(f"model.head_cap={head_cap} must be positive. Set a positive number, or leave it unset.")
-        self.max_length, self.packed, self.head_cap = max_length, packed, head_cap
+    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+        require(
+            not (keys.tied and keys.head_bias), "model.head_bias=True: model.tied=True has no separate head. Unset one."
+        )
+        require(keys.head_cap is None or keys.head_cap > 0, f"model.head_cap={keys.head_cap} must be positive.")
+        self.max_length, self.packed, self.head_cap = keys.max_length, keys.packed, keys.head_cap
         self.dropout, self.dtype, width = blocks.dropout, blocks.dtype, blocks.width
-        self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
-        self.pos_embed = nnx.Param(normal(rngs.params(), (max_length, width))) if positions == "learned" else None
+        self.embed = nnx.Param(normal(rngs.params(), (keys.vocabulary, width)))
+        learned = keys.positions == "learned"
+        self.pos_embed = nnx.Param(normal(rngs.params(), (keys.max_length, width))) if learned else None
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
-        if not tied:
-            self.head = blocks.make_linear(width, vocabulary, rngs, use_bias=head_bias)
+        if not keys.tied:
+            self.head = blocks.make_linear(width, keys.vocabulary, rngs, use_bias=keys.head_bias)
 
     def __call__(
         self,

@@ -21,6 +21,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from leanformer.config.common import PlainKeys
+from leanformer.config.declare import Literal, Size, dataclass
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import fan_in, normal
 from leanformer.layers.blocks import BlockConfig
@@ -34,29 +36,43 @@ from leanformer.layers.stack import Stack
 EPSILON = 1e-5  # of every norm, PyTorch's default
 
 
+@dataclass(frozen=True)
+class Keys(PlainKeys):
+    """Keys of model.name="nystromformer"."""
+
+    width: int = 64
+    depth: int = 2
+    num_heads: Size = 2
+    head_dim: Size = 32
+    mlp_dim: Size = 128
+    attention: str = "nystrom"
+    vocabulary: int = 32  # vocabulary size: one more than the largest token id
+    max_length: int = 2048  # number of positions; shorter examples are padded to it
+    num_classes: int = 10  # number of classes
+    towers: Literal[1, 2] = 1  # number of sequences per example that are encoded with shared weights: 2 for pairs
+    # input of the classifier: "mean" over valid tokens; "padded_mean" over all positions with padding as zeros, as in
+    # the original; or class "token"
+    pool: Literal["mean", "padded_mean", "token"] = "mean"
+    # True: token 0 counts as padding, as in the original, which thereby ignores black pixels
+    zero_is_padding: bool = False
+    dropout: float = 0.0  # dropout rate of embeddings, residual branches and the MLP's hidden layer
+
+
 class Model(Family):
     """Nyströmformer for classification of token sequences, or of pairs of sequences.
 
+    With two towers, a pair (a, b) goes through one encoder, and the classifier reads [a, b, a·b, a − b]. Pairs are one
+    batch of 2B, also for the attention's `scale="batch"`.
+
     Args:
-        vocabulary: V, one more than the largest token id.
-        max_length: maximum number of tokens of a sequence, each with a learned position.
-        num_classes: number of logits.
-        towers: 1 for single sequences; 2 for pairs of sequences a and b through one encoder, of which the classifier
-            reads [a, b, a·b, a − b]. Pairs are one batch of 2B, also for the attention's `scale="batch"`.
-        pool: "mean" over valid tokens; "token", a class token in front; "padded_mean", over all positions with padding
-            as zeros, as in the original.
-        zero_is_padding: True if token 0 is padding at any position, as in the original, even if it is data. Not with
-            cuDNN.
+        keys: keys of config.model.
         blocks: settings of the blocks. Embeddings have their dropout, 0.1 in the original; the classifier's hidden
             layer has the dimension of that of the last block's MLP.
-
-    Raises:
-        ConfigError: `pool` or `towers` is unknown.
     """
 
+    keys = Keys
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
-    takes = MappingProxyType({"attention": "nystrom", "layer_scale": None, "mlp_sigma_reparam": None, "dropout": 0.0})
     fixed = MappingProxyType({"epsilon": EPSILON, "kernel_init": fan_in})
 
     @classmethod
@@ -64,35 +80,20 @@ class Model(Family):
         """Return ("lengths", "keep") if token 0 is padding, else ("lengths",)."""
         return ("lengths", "keep") if arguments.get("zero_is_padding", False) else ("lengths",)
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        max_length: int,
-        num_classes: int,
-        towers: int = 1,
-        pool: str = "mean",
-        zero_is_padding: bool = False,
-        blocks: BlockConfig,
-        rngs: nnx.Rngs,
-    ):
-        if pool not in ("mean", "padded_mean", "token") or towers not in (1, 2):
-            raise ConfigError(
-                f'model.pool="{pool}", towers={towers}: invalid. Choose mean, padded_mean or token, and 1 or 2.'
-            )
-        self.towers, self.pool, self.zero_is_padding = towers, pool, zero_is_padding
-        self.max_length, self.dropout, self.dtype = max_length, blocks.dropout, blocks.dtype
+    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+        self.towers, self.pool, self.zero_is_padding = keys.towers, keys.pool, keys.zero_is_padding
+        self.max_length, self.dropout, self.dtype = keys.max_length, blocks.dropout, blocks.dtype
         width, mlp_dim = blocks.width, blocks.mlp_config.mlp_dim
 
-        extra = int(pool == "token")
+        extra = int(keys.pool == "token")
         if extra:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-        self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
-        self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
+        self.embed = nnx.Param(normal(rngs.params(), (keys.vocabulary, width)))
+        self.pos_embed = nnx.Param(normal(rngs.params(), (keys.max_length + extra, width)))
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
-        self.hidden = blocks.make_linear(width if towers == 1 else 4 * width, mlp_dim, rngs)
-        self.head = blocks.make_linear(mlp_dim, num_classes, rngs)
+        self.hidden = blocks.make_linear(width if keys.towers == 1 else 4 * width, mlp_dim, rngs)
+        self.head = blocks.make_linear(mlp_dim, keys.num_classes, rngs)
 
     def __call__(
         self,

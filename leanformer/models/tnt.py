@@ -14,7 +14,6 @@ different outputs:
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,21 +22,21 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import image_sides
-from leanformer.errors import ConfigError
+from leanformer.config.common import ImageKeys
+from leanformer.config.declare import Literal, dataclass
+from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.attention_registry import AttentionConfig
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import Conv, check_sides, patch_grid
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.model_base import Family
+from leanformer.layers.multihead import AttentionConfig
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
 from leanformer.runtime import sharing
 
 
-LAYOUTS = ("original", "patchwise")
 EPSILON = 1e-5  # epsilon of every norm
 
 
@@ -141,61 +140,59 @@ class TntBlock(nnx.Module):
         return (pixels, patches), {"inner": inner_taps, "outer": outer_taps}, None
 
 
+@dataclass(frozen=True)
+class Keys(ImageKeys):
+    """Keys of model.name="tnt"; the defaults are TNT-S."""
+
+    width: int = 384
+    num_heads: int = 6
+    head_dim: int = 64
+    value_dim: int | None = None
+    mlp_dim: int = 1536
+    patch_size: int = 16  # side of a patch in pixels, a whole multiple of model.pixel_stride
+    inner_width: int = 24  # embedding dimension of a pixel token
+    inner_heads: int = 4  # number of heads of the attention between pixels
+    inner_head_dim: int = 6  # head dimension of the attention between pixels
+    inner_mlp_dim: int = 96  # hidden dimension of the MLP of pixel tokens
+    pixel_stride: int = 4  # stride of the 7 x 7 convolution that computes pixel tokens
+    layout: Literal["original", "patchwise"] = "original"  # model variant, see leanformer/models/tnt.py
+
+
 class Model(Family):
     """Transformer in Transformer for classification.
 
     Args:
-        image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
-        patch_size: side of a patch in pixels, a whole multiple of `pixel_stride`.
-        channels: number of image channels; 1 or 3.
-        num_classes: V, number of logits.
-        inner_width, inner_heads, inner_head_dim, inner_mlp_dim: D, N, H and F of the pixels.
-        pixel_stride: stride of the 7 x 7 convolution that computes pixel tokens.
-        layout: "original" or "patchwise", see the module docstring.
+        keys: keys of config.model.
         blocks: settings of the patches' blocks. Attention of pixels is softmax, with "xla" instead of "cudnn": its head
             dimension may not fit the fused kernel, and its M × M matrices are small.
 
     Raises:
-        ConfigError: sizes are not divisible, or the layout or attention is unknown.
+        ConfigError: sizes are not divisible.
     """
 
+    keys = Keys
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "pixel_pos")
     fixed = MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
     layered = False
 
-    def __init__(
-        self,
-        *,
-        image_size: int | Sequence[int],
-        patch_size: int,
-        channels: int,
-        num_classes: int,
-        inner_width: int,
-        inner_heads: int,
-        inner_head_dim: int,
-        inner_mlp_dim: int,
-        pixel_stride: int = 4,
-        layout: str = "original",
-        blocks: BlockConfig,
-        rngs: nnx.Rngs,
-    ):
-        if layout not in LAYOUTS:
-            raise ConfigError(f'model.layout="{layout}" is unknown. Choose one of: {", ".join(LAYOUTS)}.')
-        if patch_size % pixel_stride:
-            raise ConfigError(
-                f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}; "
-                "choose a stride that divides it."
-            )
-        patches, self.sides = math.prod(patch_grid(image_size, patch_size)), image_sides(image_size)
+    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+        layout, inner_width = keys.layout, keys.inner_width
+        patch_size, pixel_stride = keys.patch_size, keys.pixel_stride
+        require(
+            patch_size % pixel_stride == 0,
+            f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}; "
+            "choose a stride that divides it.",
+        )
+        patches, self.sides = math.prod(patch_grid(keys.image_size, patch_size)), image_sides(keys.image_size)
         self.layout, self.patch_size, self.dtype = layout, patch_size, blocks.dtype
         width, dtype = blocks.width, blocks.dtype
         self.grid = patch_size // pixel_stride
 
         backend = "xla" if blocks.attention_config.backend == "cudnn" else blocks.attention_config.backend
-        of_pixels = AttentionConfig(inner_heads, inner_head_dim, qkv_bias=False, backend=backend)
+        of_pixels = AttentionConfig(keys.inner_heads, keys.inner_head_dim, qkv_bias=False, backend=backend)
         inner = BlockConfig(
-            inner_width, attention=of_pixels, mlp=MlpConfig(inner_mlp_dim), epsilon=EPSILON, dtype=dtype
+            inner_width, attention=of_pixels, mlp=MlpConfig(keys.inner_mlp_dim), epsilon=EPSILON, dtype=dtype
         )
         projection = functools.partial(Projection, self.grid**2, inner_width, width, dtype=dtype)
 
@@ -206,14 +203,14 @@ class Model(Family):
             injection = projection(pixelwise=original, use_bias=original, rngs=rngs)
             return TntBlock(of_pixels, injection, of_patches, patches=patches)
 
-        self.pixel_embed = Conv(channels, inner_width, 7, stride=pixel_stride, padding=3, dtype=dtype, rngs=rngs)
+        self.pixel_embed = Conv(keys.channels, inner_width, 7, stride=pixel_stride, padding=3, dtype=dtype, rngs=rngs)
         self.pixel_pos = nnx.Param(normal(rngs.params(), (1, self.grid, self.grid, inner_width)))
         self.patch_embed = projection(pixelwise=False, use_bias=True, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, patches + 1, width)))
         self.blocks = Stack.from_config(blocks, block, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
-        self.head = blocks.make_linear(width, num_classes, rngs)
+        self.head = blocks.make_linear(width, keys.num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         """Return the stacked blocks "blocks.inner" of the pixels and "blocks.outer" of the patches."""

@@ -5,8 +5,6 @@ convolution, a class token in front, learned positions, pre-norm blocks, final n
 Leaner Transformers (Table 4) widens the attention: num_heads × head_dim may exceed the embedding dimension.
 """
 
-from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,8 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import image_sides
-from leanformer.errors import ConfigError
+from leanformer.config.common import ImageKeys, PlainKeys
+from leanformer.config.declare import Literal, dataclass
+from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
@@ -24,61 +23,56 @@ from leanformer.layers.model_base import Family
 from leanformer.layers.stack import Stack
 
 
+@dataclass(frozen=True)
+class Keys(PlainKeys, ImageKeys):
+    """Keys of model.name="vit"."""
+
+    patch_size: int = 16  # side of a square patch, in pixels
+    # input of the classifier: "token", the class token, or "mean" over patches, without a class token
+    pool: Literal["token", "mean"] = "token"
+    epsilon: float = 1e-6  # epsilon of all norms; 1e-12 in most of Hugging Face's ViTs
+    # True: second class token and head as in DeiT; the mean of both heads is trained on the labels, without a teacher
+    distilled: bool = False
+    # token graying: exponent ε applied to the spectrum of the tokens before the blocks; 1 if unset
+    graying: float | None = None
+    # spectrum that model.graying flattens: singular values, or cosine coefficients; "svd" if unset
+    graying_by: Literal["svd", "dct"] | None = None
+
+
 class Model(Family):
     """Vision Transformer for classification.
 
     Args:
-        image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
-        patch_size: side of a patch in pixels.
-        channels: number of image channels; 1 or 3.
-        num_classes: V, number of logits of each head.
-        pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
-            over patches.
-        distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
+        keys: keys of config.model.
         blocks: settings of the blocks; the final norm has the settings of their norms.
 
     Raises:
-        ConfigError: `pool` is unknown or not possible with `distilled`, or patches do not fit the image.
+        ConfigError: `pool` is "mean" with `distilled`, or patches do not fit the image.
     """
 
+    keys = Keys
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("head", "head_dist")
-    takes = MappingProxyType(
-        {"epsilon": 1e-6} | dict.fromkeys(("layer_scale", "mlp_sigma_reparam", "graying", "graying_by"))
-    )
 
-    def __init__(
-        self,
-        *,
-        image_size: int | Sequence[int],
-        patch_size: int,
-        channels: int,
-        num_classes: int,
-        pool: str = "token",
-        distilled: bool = False,
-        blocks: BlockConfig,
-        rngs: nnx.Rngs,
-    ):
-        if pool not in ("token", "mean") or (distilled and pool == "mean"):
-            raise ConfigError(
-                f'model.pool="{pool}", distilled={distilled}: invalid. Choose token, or mean without distilled.'
-            )
-        rows, columns = patch_grid(image_size, patch_size)
-        self.sides = image_sides(image_size)
+    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+        pool, distilled, patch_size = keys.pool, keys.distilled, keys.patch_size
+        require(not distilled or pool == "token", 'model.distilled=True needs model.pool="token".')
+        rows, columns = patch_grid(keys.image_size, patch_size)
+        self.sides = image_sides(keys.image_size)
         self.pool, self.dtype, width = pool, blocks.dtype, blocks.width
         tokens = rows * columns + (pool == "token") + distilled
 
-        self.patch_embed = PatchConv(channels, width, patch_size, first=True, dtype=blocks.dtype, rngs=rngs)
+        self.patch_embed = PatchConv(keys.channels, width, patch_size, first=True, dtype=blocks.dtype, rngs=rngs)
         if pool == "token":
             self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
-        self.head = blocks.make_linear(width, num_classes, rngs)
+        self.head = blocks.make_linear(width, keys.num_classes, rngs)
         if distilled:
             self.dist_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-            self.head_dist = blocks.make_linear(width, num_classes, rngs)
+            self.head_dist = blocks.make_linear(width, keys.num_classes, rngs)
 
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

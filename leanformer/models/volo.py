@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer.config.common import ImageKeys
+from leanformer.config.declare import dataclass
 from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
@@ -202,6 +204,27 @@ def _check(image_size: int | Sequence[int], patch_size: int, stem_stride: int, w
         )
 
 
+@dataclass(frozen=True)
+class Keys(ImageKeys):
+    """Keys of model.name="volo"; the defaults are VOLO-D1."""
+
+    width: tuple[int, ...] = (192, 384, 384, 384)
+    depth: tuple[int, ...] = (4, 4, 8, 2)
+    num_heads: tuple[int, ...] = (6, 12, 12, 12)
+    head_dim: tuple[int, ...] = (32, 32, 32, 32)
+    value_dim: tuple[int, ...] | None = None
+    mlp_dim: tuple[int, ...] = (576, 1152, 1152, 1152)
+    patch_size: int = 8  # side of a token of stage 1 in pixels; tokens of later stages have twice the side
+    class_heads: int = 12  # number of heads of the class-attention blocks
+    class_head_dim: int = 32  # head dimension of the class-attention blocks
+    class_depth: int = 2  # number of class-attention blocks
+    class_mlp_dim: int | None = None  # hidden dimension of the class-attention MLP; that of the last stage if unset
+    stem_width: int = 64  # channels of the stem's convolutions
+    stem_stride: int = 2  # stride of the stem's first convolution, a divisor of model.patch_size
+    # True: the token-labelling head, trained on image labels: half its largest logits are added to the class logits
+    token_head: bool = True
+
+
 class Model(WithClassAttention):
     """VOLO for classification.
 
@@ -209,54 +232,31 @@ class Model(WithClassAttention):
     on. Class blocks have no tap: their attention has one row, whose condition number is meaningless.
 
     Args:
-        image_size: side in pixels, or (height, width); whole multiples of `patch_size`, two or more of them.
-        patch_size: side of a token of stage 1 in pixels; tokens of later stages have twice the side.
-        channels: number of image channels; 1 or 3.
-        num_classes: V, number of logits.
-        class_heads, class_head_dim: N and H of class-attention blocks.
-        class_depth: number of class-attention blocks.
-        class_mlp_dim: F of class-attention blocks; that of the last stage if None.
-        stem_width: channels of the stem's convolutions.
-        stem_stride: stride of the stem's first convolution, a divisor of `patch_size`.
-        token_head: True for a token-labelling head, whose largest logits, halved, are added to the class logits.
-        blocks: settings of each stage; all widths but the first are equal. Attention applies to stages from 2; in
-            stage 1 the head dimension only scales logits. Stochastic depth rises linearly from 0 over the blocks of all
-            stages, but there is none in stage 1 and in the class-attention blocks.
+        keys: keys of config.model; all widths but the first are equal.
+        blocks: settings of each stage. Attention applies to stages from 2; in stage 1 the head dimension only scales
+            logits. Stochastic depth rises linearly from 0 over the blocks of all stages, but there is none in stage 1
+            and in the class-attention blocks.
 
     Raises:
-        ConfigError: the attention is unknown, stages do not match, or the image size does not fit the patches.
+        ConfigError: stages do not match, or the image size does not fit the patches.
     """
 
+    keys = Keys
     classifiers = ("head", "aux_head")
     no_decay = ("cls_token", "pos_embed")  # parameters exempt from weight decay, in addition to biases and norms
-
     staged, fixed = True, MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
 
-    def __init__(
-        self,
-        *,
-        image_size: int | Sequence[int],
-        patch_size: int,
-        channels: int,
-        num_classes: int,
-        class_heads: int,
-        class_head_dim: int,
-        class_depth: int = 2,
-        class_mlp_dim: int | None = None,
-        stem_width: int = 64,
-        stem_stride: int = 2,
-        token_head: bool = True,
-        blocks: Sequence[BlockConfig],
-        rngs: nnx.Rngs,
-    ):
-        _check(image_size, patch_size, stem_stride, [stage.width for stage in blocks])
+    def __init__(self, keys: Keys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
+        patch_size, stem_width, stem_stride = keys.patch_size, keys.stem_width, keys.stem_stride
+        num_classes = keys.num_classes
+        _check(keys.image_size, patch_size, stem_stride, [stage.width for stage in blocks])
         first, last, dtype = blocks[0], blocks[-1].width, blocks[0].dtype
         self.dtype = dtype
         common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
 
         size = patch_size // stem_stride
-        self.patch_embed = Stem(channels, stem_width, first.width, stride=stem_stride, size=size, **common)
-        self.sides = image_sides(image_size)
+        self.patch_embed = Stem(keys.channels, stem_width, first.width, stride=stem_stride, size=size, **common)
+        self.sides = image_sides(keys.image_size)
         rows, columns = (side // patch_size for side in self.sides)
         grid = (rows, columns)
 
@@ -268,9 +268,9 @@ class Model(WithClassAttention):
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
             options: dict[str, Any] = {"qkv_bias": False, "backend": first.attention_config.backend}
-            attention = ClassAttention(last, class_heads, class_head_dim, **options, **common)
+            attention = ClassAttention(last, keys.class_heads, keys.class_head_dim, **options, **common)
             return ClassBlock(
-                attention, last, class_mlp_dim or blocks[-1].mlp_config.mlp_dim, epsilon=EPSILON, **common
+                attention, last, keys.class_mlp_dim or blocks[-1].mlp_config.mlp_dim, epsilon=EPSILON, **common
             )
 
         depths = [stage.depth for stage in blocks]
@@ -284,10 +284,10 @@ class Model(WithClassAttention):
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, grid[0] // 2, grid[1] // 2, last)))
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
         how: dict[str, Any] = {"remat": first.remat, "unroll": first.unroll}
-        self.class_blocks = Stack(class_block, class_depth, **how, rngs=rngs)
+        self.class_blocks = Stack(class_block, keys.class_depth, **how, rngs=rngs)
         self.norm = LayerNorm(last, epsilon=EPSILON, **common)
         self.head = first.make_linear(last, num_classes, rngs)
-        if token_head:
+        if keys.token_head:
             self.aux_head = first.make_linear(last, num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:

@@ -16,6 +16,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer.config.common import ImageKeys
+from leanformer.config.declare import Size, dataclass
+from leanformer.config.rules import require
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal
 from leanformer.layers.attention_registry import ATTENTIONS
@@ -219,6 +222,26 @@ class ClassBlock(nnx.Module):
         return jnp.concatenate([token + scaled(branch, self.gamma2), 2 * patches], axis=1), None, None
 
 
+@dataclass(frozen=True)
+class Keys(ImageKeys):
+    """Keys of model.name="xcit"; the defaults are XCiT-S24."""
+
+    width: int = 384
+    depth: int = 24
+    num_heads: Size = 8
+    head_dim: Size = 48
+    mlp_dim: Size = 1536
+    attention: str = "cross_covariance"
+    # side of a patch in pixels, a power of 2: the stem has one convolution per halving; published: 16, 8
+    patch_size: int = 16
+    class_heads: int = 8  # number of heads of the class-attention blocks
+    class_head_dim: int = 48  # head dimension of the class-attention blocks
+    class_depth: int = 2  # number of class-attention blocks
+    class_mlp_dim: int | None = None  # hidden dimension of the class-attention MLP; model.mlp_dim if unset
+    layer_scale: float = 1e-5  # initial value of the learned per-channel scales; published: 1e-5 with 24 layers, else 1
+    tokens_norm: bool = True  # True: the second norm of class-attention blocks also normalises the patches
+
+
 class Model(WithClassAttention):
     """XCiT for classification.
 
@@ -226,45 +249,24 @@ class Model(WithClassAttention):
     row, whose condition number is meaningless.
 
     Args:
-        image_size: side in pixels, or (height, width); whole multiples of `patch_size`. No parameter depends on it.
-        patch_size: side of a patch in pixels, a power of 2: the stem has one convolution per halving; published: 16, 8.
-        channels: number of image channels; 1 or 3.
-        num_classes: V, number of logits.
-        class_heads, class_head_dim: N and H of class-attention blocks.
-        class_depth: number of class-attention blocks.
-        class_mlp_dim: F of class-attention blocks; that of the last block before them if None.
-        tokens_norm: True if the second norm of class-attention blocks also normalises patches.
-        blocks: settings of the blocks, whose width is a multiple of patch_size / 2 and whose attention is
-            "cross_covariance" or another (see `ATTENTIONS`). Stochastic depth has the same rate in each, none in class
-            blocks; published initial layer scales are 1e-5 with 24 layers, 1 with 12.
+        keys: keys of config.model; no parameter depends on `image_size`.
+        blocks: settings of the blocks, whose width is a multiple of patch_size / 2. Stochastic depth has the same rate
+            in each, none in class blocks.
 
     Raises:
-        ConfigError: the attention is unknown, or the stem cannot halve patch, image or width often enough.
+        ConfigError: the stem cannot halve patch, image or width often enough, or values have a dimension of their own.
     """
 
+    keys = Keys
     # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")
     attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **ATTENTIONS})
-    takes = MappingProxyType({"attention": "cross_covariance", "layer_scale": 1e-5})
-    fixed = MappingProxyType({"value_dim": None})
 
-    def __init__(
-        self,
-        *,
-        image_size: int | Sequence[int],
-        patch_size: int,
-        channels: int,
-        num_classes: int,
-        class_heads: int,
-        class_head_dim: int,
-        class_depth: int = 2,
-        class_mlp_dim: int | None = None,
-        tokens_norm: bool = True,
-        blocks: BlockConfig,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+        patch_size, tokens_norm = keys.patch_size, keys.tokens_norm
+        require(keys.value_dim is None, f"model.value_dim={keys.value_dim}: not supported by XCiT. Leave it unset.")
         width, dtype, backend = blocks.width, blocks.dtype, blocks.attention_config.backend
-        _check(image_size, patch_size, width)
+        _check(keys.image_size, patch_size, width)
         self.dtype = dtype
         common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
 
@@ -273,19 +275,19 @@ class Model(WithClassAttention):
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-            attention = ClassAttention(width, class_heads, class_head_dim, backend=backend, **common)
+            attention = ClassAttention(width, keys.class_heads, keys.class_head_dim, backend=backend, **common)
             scale: dict[str, Any] = {"layer_scale": blocks.layer_scale, "tokens_norm": tokens_norm}
-            return ClassBlock(attention, width, class_mlp_dim or blocks.mlp_config.mlp_dim, **scale, **common)
+            return ClassBlock(attention, width, keys.class_mlp_dim or blocks.mlp_config.mlp_dim, **scale, **common)
 
-        self.patch_embed = Stem(channels, width, patch_size.bit_length() - 1, **common)
+        self.patch_embed = Stem(keys.channels, width, patch_size.bit_length() - 1, **common)
         init = conv_init(2 * FREQUENCIES)
         self.pos_embed = blocks.make_linear(2 * FREQUENCIES, width, rngs, kernel_init=init, bias_init=init)
         self.blocks = Stack.from_config(blocks, block, drop_path=(blocks.drop_path,) * blocks.depth, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         how: dict[str, Any] = {"remat": blocks.remat, "unroll": blocks.unroll}
-        self.class_blocks = Stack(class_block, class_depth, **how, rngs=rngs)
+        self.class_blocks = Stack(class_block, keys.class_depth, **how, rngs=rngs)
         self.norm = LayerNorm(width, **common)
-        self.head = blocks.make_linear(width, num_classes, rngs)
+        self.head = blocks.make_linear(width, keys.num_classes, rngs)
 
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

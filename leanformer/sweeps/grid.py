@@ -76,7 +76,7 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
     for member in members:
         started = member.finished or (member.workdir / "config.json").is_file()
         changes = run_files.config_changes(member.workdir, member.config) if started else {}
-        changes = {key: ends for key, ends in changes.items() if not key_docs.is_run_only(key, member.config)}
+        changes = {key: ends for key, ends in changes.items() if not key_docs.is_run_only(key)}
         longer = {
             key: ends for key, ends in changes.items() if key in LENGTHS and None not in ends and ends[1] > ends[0]
         }

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from leanformer import config
-from leanformer.config.per_layer import resolve_schedules
 from leanformer.data import Source, fingerprints, open_images, quote
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import multihost, phases
@@ -104,7 +103,7 @@ def _by_split(c: Any, held_out: Mapping[str, Source]) -> dict[str, Source]:
 def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
     """Return the task of a config, its training split, and its evaluation splits by name, for a run in `workdir`.
 
-    Schedules and model.num_classes=0 of the config are replaced in place, see `resolve`. Repeated data are warned of,
+    model.num_classes=0 of the config is replaced in place, see `resolve`. Repeated data are warned of,
     see `warn_repeats`.
 
     Args:
@@ -132,12 +131,11 @@ def class_names(source: Source) -> Sequence[str] | None:
 
 
 def resolve(c: Any) -> None:
-    """Replace, in place, the values of a config that need others: schedules over layers, and model.num_classes=0.
+    """Replace model.num_classes=0 in place, see `fill_num_classes`.
 
-    Raises the errors of `config.check_keys`, `per_layer.resolve_schedules` and `fill_num_classes`.
+    Raises the errors of `config.check_keys` and `fill_num_classes`.
     """
     config.check_keys(c)
-    resolve_schedules(c)
     fill_num_classes(c)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer.config import KINDS, base
-from leanformer.config.common import RENAMED
 from leanformer.data import Source, fingerprints
 from leanformer.data.generated import sha256
 from leanformer.errors import ConfigError, DataError, WorkdirError
@@ -32,7 +31,7 @@ SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
 def load_config(workdir: Path) -> ConfigDict:
     """Return the config of a run, from the config.json in its folder.
 
-    Lists of JSON become tuples. Keys with a new name get it. Sections and keys that are younger than the run get their
+    Lists of JSON become tuples. Sections and keys that are younger than the run get their
     defaults, except those of the model. Keys in REMOVED are dropped, with a warning if they had an effect.
 
     Raises:
@@ -47,10 +46,6 @@ def load_config(workdir: Path) -> ConfigDict:
             f"{path} is not the config of a run: it lacks {', '.join(SECTIONS)} or others. Restore a copy."
         )
     _drop_removed(tree, workdir)
-    for old, new in RENAMED.items():
-        (section, key), name = old.split("."), new.rpartition(".")[2]
-        if key in tree[section]:
-            tree[section][name] = tree[section].pop(key)
     c = ConfigDict(_tuples(tree), convert_dict=True)
     if "task" not in c:  # runs older than this key
         c.task = "sequences" if "max_length" in c.model else "images"

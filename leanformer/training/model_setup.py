@@ -128,7 +128,7 @@ class ModelSetup:
         model = c.model.to_dict()
         start = c.init_from
         ignored = ["image_size"] * start.resize_positions + ["num_classes"] * start.new_head
-        settings, keys = family.settings(model), {*family.keys(), *model}
+        settings, keys = family.settings(model), {*family.defaults(), *model}
         grid = published.check(path, layout, settings, configurable=keys, ignored=ignored)
         data = c.get("data", {})
         if "mean" in data and "std" in data:

@@ -48,7 +48,7 @@ def describe(folder):
 def check(path, content, model, layout="huggingface"):
     (path / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
     family = models.find_class(model["name"])
-    settings, keys = family.settings(model), {*family.keys(), *model}
+    settings, keys = family.settings(model), {*family.defaults(), *model}
     published.check(path / "model.safetensors", layout, settings, configurable=keys)
 
 
