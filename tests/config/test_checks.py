@@ -1,8 +1,7 @@
-"""Config checks before data are opened: types and sizes of every architecture's arguments, names, unfitting shapes."""
+"""Config checks before data are opened: types and sizes of every architecture's keys, names, unfitting shapes."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import get_origin
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ from flax import nnx
 from messages import refuses
 
 from leanformer import config, models, tasks
-from leanformer.layers import model_base
+from leanformer.config import declare
 from leanformer.layers.stack import Stack
 from leanformer.training import checks
 
@@ -43,39 +42,32 @@ def test_table_covers_every_architecture():
     assert {path.stem for path in modules} - {"__init__"} == ARCHITECTURES.keys()
 
 
-Pair = tuple[int, int]
 TYPES = [  # annotation, valid values, invalid values
-    (int, [1, 7], [0, -3, 2.5, "many", True, None, (3, 3)]),
+    (int, [1, 0, -7], [2.5, "many", True, None, (3, 3)]),
     (float, [0.5, 0, -1], ["high", np.nan, np.inf, True, None]),
     (bool, [True, False], [1, 0, "yes", None]),
-    (str, ["a"], [1, None, ("a",)]),
-    (Sequence[int], [(1,), [2, 3]], [3, (), (0, 1), (2.5,), "ab"]),
-    (int | Pair, [3, (3, 5)], [(3, 3, 3), (3,), 0, (0, 3), 2.5]),
-    (int | None, [None, 1], [0, 2.5]),
+    (str, ["a", ""], [1, None, ("a",)]),
+    (Literal["a", 3], ["a", 3], ["b", None, ("a",)]),
+    (tuple[int, ...], [(1,), [2, 3], ()], [3, (2.5,), "ab"]),
+    (int | tuple[int, int], [3, (3, 5)], [(3, 3, 3), (3,), 2.5]),
+    (int | None, [None, 1], [2.5]),
 ]
 
 
 @pytest.mark.parametrize(("annotation", "good", "bad"), TYPES, ids=[str(kind) for kind, *_ in TYPES])
-def test_argument_types_are_checked(annotation, good, bad):
-    for value in good:
-        model_base.check_type("size", value, annotation)
-    for value in bad:
-        with refuses(f"model.size={value!r}"):
-            model_base.check_type("size", value, annotation)
+def test_values_are_compared_with_annotations(annotation, good, bad):
+    assert [value for value in good if not declare.fits(value, annotation)] == []
+    assert [value for value in bad if declare.fits(value, annotation)] == []
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_argument_has_a_checked_type(name):
-    """The check covers every size: zero is refused, and the message names the key."""
-    types = {key: model_base._alternatives(kind) for key, (kind, _) in models.find_class(name).keys().items()}
-    assert all(
-        (get_origin(kind) or kind) in model_base.WORDS for alternatives in types.values() for kind in alternatives
-    )
-    sizes = {key: (0,) * 4 if Sequence[int] in alternatives else 0 for key, alternatives in types.items()}
-    sizes = {key: value for key, value in sizes.items() if {int, Sequence[int]} & {*types[key]}}
-    assert len(sizes) > 5
+def test_every_size_is_at_least_one(name):
+    """In every stage or layer; and the message names the key."""
     arguments = config.load(ARCHITECTURES[name]).model.to_dict()
-    for key, value in sizes.items():
+    sizes = {key: kind for key, kind in declare.types_of(models.find_class(name).keys).items() if "int" in str(kind)}
+    assert len(sizes) > 5
+    for key, kind in sizes.items():
+        value = 0 if kind in (int, int | None) or "int |" in str(kind) else (0,) * 4
         with refuses(f"model.{key}={value!r}"):
             models.check(**arguments | {key: value})
 
@@ -95,83 +87,55 @@ def test_integers_are_accepted_as_floats():
     assert tasks.build(c).objective.std == (1.0,)
 
 
-REFUSED = [
-    ("quickstart", {"model.name": "tnt"}, ['model.name="tnt"', "model.inner_width", "model.inner_heads"]),
+REFUSED = [  # one of each kind: the key, its type, its values, its length, and each rule of an architecture
     ("quickstart", {"model.name": "vti"}, ['model.name="vti"', "vit"]),
-    ("quickstart", {"model.qkv_bias": False}, ["model.qkv_bias=False", "model.attention"]),
-    ("tnt_b_8x16", {"model.qkv_bias": True}, ["model.qkv_bias=True"]),
+    ("quickstart", {"model.inner_width": 8}, ["model.inner_width=8"]),
+    ("tnt_b_8x16", {"model.num_heads": (4, 4, 4, 4, 4, 4, 4, 4)}, ["model.num_heads=(4, 4, 4, 4, 4, 4, 4, 4)"]),
     ("xcit_m_12x16", {"model.value_dim": 7}, ["model.value_dim=7"]),
-    ("quickstart", {"model.value_dim": -3}, ["model.value_dim=-3", 1]),
     ("davit_b_lean", {"model.depth": [1, 1]}, ["model.depth=(1, 1)"]),
-    ("quickstart", {"model.drop_path": "high"}, ["model.drop_path='high'"]),
+    ("davit_b_lean", {"model.num_kv_heads": (1, 1, 1, 1)}, ["model.num_kv_heads=(1, 1, 1, 1)"]),
     ("quickstart", {"model.distilled": 1}, ["model.distilled=1", "True", "False"]),
     ("quickstart", {"model.attention": "linear"}, ['model.attention="linear"', "nystrom"]),
     ("davit_b_lean", {"model.attention": "cross_covariance"}, ["cross_covariance", "softmax", "nystrom"]),
-    ("quickstart", {"model.pool": "max"}, ['model.pool="max"']),
+    ("quickstart", {"model.pool": "max"}, ["model.pool='max'", "token", "mean"]),
     ("quickstart", {"model.landmarks": 4}, ["model.landmarks=4", 'model.attention="softmax"']),
     ("quickstart", {"model.attention": "nystrom", "model.landmarks": 18}, ["model.landmarks=18", 17]),
-    ("davit_b_lean", {"model.attention": "nystrom", "model.landmarks": 50}, ["model.landmarks=50", 49]),
-    ("nystromformer_listops", {"model.scale": "row"}, ['model.scale="row"', "matrix"]),
+    ("nystromformer_listops", {"model.scale": "row"}, ["model.scale='row'", "matrix"]),
     ("nystromformer_listops", {"model.convolution": 4}, ["model.convolution=4", 0]),
-    ("tnt_b_8x16", {"model.layout": "new"}, ['model.layout="new"']),
     ("volo_d3_lean", {"model.stem_stride": 3}, ["model.patch_size=8", "model.stem_stride=3"]),
     ("volo_d3_lean", {"model.image_size": 8}, ["model.image_size=8", "model.patch_size=8"]),
     ("volo_d3_lean", {"model.width": (256, 512, 512, 520)}, ["model.width=(256, 512, 512, 520)"]),
-    ("volo_d3_lean", {"model.depth": (2, 3)}, ["model.depth=(2, 3)", "model.width=(256, 512, 512, 512)"]),
     ("xcit_m_12x16", {"model.patch_size": 14}, ["model.patch_size=14", 2]),
     ("xcit_m_12x16", {"model.width": 511}, ["model.width=511", "model.patch_size=16", 8]),
     ("tnt_b_8x16", {"model.pixel_stride": 5}, ["model.patch_size=16", "model.pixel_stride=5"]),
     ("davit_b_lean", {"model.channel_head_dim": (4,)}, ["model.channel_head_dim=(4,)", 4]),
-    ("vit_b", {"model.depth": 10_001}, ["model.depth=10001", 10_000]),
     ("quickstart", {"probe.measures": ("kappa",)}, ["kappa"]),
     ("quickstart", {"data.name": "tfds:"}, ['data.name="tfds:"', "tfds:<name>"]),
-    ("quickstart", {"data.mean": ("grey",)}, ["data.mean=('grey',)", "float"]),
-    ("quickstart", {"augment.crop_scale": 3}, ["augment.crop_scale=3", "tuple"]),
-    ("quickstart", {"probe.every": None}, ["probe.every=None", "int"]),
+    ("quickstart", {"data.mean": ("grey",)}, ["data.mean=('grey',)", "number"]),
     ("quickstart", {"augment.crop_scale": (0.1,)}, ["augment.crop_scale=(0.1,)"]),
-    ("quickstart", {"augment.rand_layers": 101}, ["augment.rand_layers=101", 100]),
-    ("quickstart", {"optim.b1_peak": (0.5,)}, ["optim.b1_peak=(0.5,)", "float", "optim.b1_peak=None"]),
-    ("quickstart", {"optim.freeze": (2, 3)}, ["optim.freeze=(2, 3)", "str", "optim.freeze=()"]),
-    ("nystromformer_listops", {"data.recipe": 3}, ["data.recipe=3", "ConfigDict"]),
-    ("quickstart", {"optim.final_lr": -0.05}, ["optim.final_lr=-0.05"]),
-    ("quickstart", {"optim.warmup_lr": -5.0}, ["optim.warmup_lr=-5.0"]),
-    ("quickstart", {"model.epsilon": -1.0}, ["model.epsilon=-1.0"]),
-    ("quickstart", {"task": "language"}, ['task="language"', "data.tokenizer", "leanformer.config.language()"]),
-    ("quickstart_gpt", {"task": "images"}, ['task="images"', "augment", "more", "leanformer.config.base()"]),
-    ("quickstart_bert", {"task": "sentences"}, ['task="sentences"', "score", "leanformer.config.sentences()"]),
-    ("quickstart", {"model": 3}, ["model", "leanformer.config.base()"]),
-    ("quickstart", {"dtype": "float16"}, ['dtype="float16"', "bfloat16", "float32"]),
-    ("quickstart", {"loss": "hinge"}, ['loss="hinge"', "softmax", "sigmoid"]),
-    ("quickstart", {"model.remat": "full"}, ['model.remat="full"', "none", "light", "block"]),
-    ("quickstart", {"model.backend": "flash"}, ['model.backend="flash"', "auto", "xla", "cudnn", "naive"]),
-    ("quickstart", {"init_from.layout": "torch"}, ['init_from.layout="torch"', "own", "timm", "huggingface"]),
-    ("quickstart", {"optim.name": "adam"}, ['optim.name="adam"', "adamw", "muon", "sgd"]),
-    ("quickstart", {"optim.schedule": "step"}, ['optim.schedule="step"', "cosine", "linear", "constant"]),
+    ("quickstart", {"probe.every": None}, ["probe.every=None", "integer"]),
+    ("quickstart", {"optim.freeze": (2, 3)}, ["optim.freeze=(2, 3)", "string"]),
+    ("nystromformer_listops", {"data.recipe": 3}, ["data.recipe=3", "section"]),
+    ("quickstart", {"eval.more": config.ConfigDict({"a": {"split": "test"}})}, ["eval.more.a", "every"]),
+    ("quickstart", {"task": "language"}, ["data.tokenizer"]),
+    ("quickstart", {"optim.name": "adam"}, ["optim.name='adam'", "adamw", "muon", "sgd"]),
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "parts"), REFUSED, ids=[f"{n} {c}" for n, c, _ in REFUSED])
+@pytest.mark.parametrize(("name", "changes", "parts"), REFUSED, ids=[f"{n} {[*c]}" for n, c, _ in REFUSED])
 def test_invalid_configs_are_refused_before_data_are_opened(name, changes, parts):
     with refuses(*parts):
         checks.check(load_changed(name, changes))
 
 
-def test_schedules_over_layers_pass_before_they_are_resolved():
-    config.check(load_changed("quickstart", {"model.num_heads": "linear:2-6"}))
-    with refuses("model.num_heads=()", 1):
-        config.check(load_changed("quickstart", {"model.num_heads": ()}))
-
-
-@pytest.mark.parametrize("key", ["seed", "eval", "augment", "model", "optim.lr"])
+@pytest.mark.parametrize("key", ["seed", "eval", "augment", "optim.lr"])
 def test_missing_keys_are_refused(key):
     c = config.load("quickstart").unlock()
     section, _, last = key.rpartition(".")
     del (c[section] if section else c)[last]
     for check in (checks.check, tasks.resolve):
-        with refuses('task="images"', key, "leanformer.config.base()"):
+        with refuses(key):
             check(c)
-    with refuses("task", "data", "more"):
-        tasks.resolve(config.ConfigDict())
 
 
 @pytest.mark.parametrize(
@@ -190,7 +154,7 @@ def test_model_built_from_python_has_the_same_checks():
     arguments = config.load("quickstart").model.to_dict()
     for change, parts in (
         ({"image_size": 33}, ["model.image_size=33"]),
-        ({"image_size": (3, 3, 3)}, ["model.image_size=(3, 3, 3)", 224]),
+        ({"image_size": (3, 3, 3)}, ["model.image_size=(3, 3, 3)"]),
         ({"qkv_bias": False}, ["model.qkv_bias=False"]),
         ({"width": 0}, ["model.width=0", 1]),
     ):

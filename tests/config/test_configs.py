@@ -1,6 +1,5 @@
 """Every config: valid keys, and the exact parameter count in its docstring. test_gpu_lowering.py lowers its program."""
 
-import json
 import runpy
 from pathlib import Path
 
@@ -9,11 +8,10 @@ import pytest
 from messages import mentions, refuses
 from ml_collections import ConfigDict
 
-from leanformer import cli, config
-from leanformer.config import common, key_docs
+from leanformer import config
+from leanformer.config import key_docs
 from leanformer.costs import count
 from leanformer.runtime import mesh
-from leanformer.sweeps import grid
 from leanformer.tasks import artifacts
 from leanformer.training import model_setup, run_files, state
 
@@ -84,13 +82,6 @@ def test_the_grid_of_figure_3(depth):
     assert depth != 8 or result[6:] == [61_364_968, 64_513_768, 67_662_568]  # reported exactly
 
 
-def test_config_argument_error_lists_the_valid_arguments():
-    with refuses("depth", "heads", "head_dim", "mlp_ratio", "'head'"):
-        load("vit_b", "head=3")
-    with refuses("int", "depth"):
-        load("vit_b", "depth=x")
-
-
 def find_shadowing(section, prefix=""):
     """Return the dotted keys that have the name of an attribute of ConfigDict: no flag can set them."""
     wrong = [f"{prefix}{key}" for key in section if hasattr(ConfigDict, key)]
@@ -103,21 +94,3 @@ def test_no_key_has_the_name_of_a_method():
     for c in [*(kind.defaults() for kind in config.KINDS.values()), *map(load, NAMES)]:
         assert find_shadowing(c) == []
     assert find_shadowing(ConfigDict({"a": {"items": 1, "b": 2}, "keys": 3})) == ["keys", "a.items"]
-
-
-@pytest.mark.parametrize(("old", "new"), common.RENAMED.items())
-def test_renamed_keys_still_load(tmp_path, monkeypatch, capsys, old, new):
-    """In workdirs, on command lines, and in sweeps."""
-    monkeypatch.setattr(run_files, "provenance", dict)
-    run_files.write_config(tmp_path, load("rank_retrieval"))
-    path, (section, name) = tmp_path / "config.json", old.split(".")
-    content = json.loads(path.read_text())
-    content["config"][section][name] = content["config"][section].pop(new.rpartition(".")[2]) + 3
-    path.write_text(json.dumps(content))
-    c = artifacts.load_config(tmp_path)
-    assert c[section][new.rpartition(".")[2]] == 7 and name not in c[section]
-
-    words = [f"--config={CONFIGS / 'rank_retrieval.py'}", f"--config.{old}=5"]
-    assert cli.parse([cli.CONFIG], words).config[section][new.rpartition(".")[2]] == 5
-    assert mentions(capsys.readouterr().err, "WARNING", f"--config.{old}", f"--config.{new}")
-    assert grid.parse_assignment(f"{old}=2,4", "--over") == (new, "2,4")

@@ -1,10 +1,13 @@
 """Help pages: the description of every key, from the comments at the defaults, and the pages of commands."""
 
+import importlib
+
 from commands import ROOT, run_in_process
 from messages import mentions
 
 from leanformer import config
-from leanformer.config import key_docs
+from leanformer.config import declare, key_docs, models
+from leanformer.models import find_class
 
 
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -24,17 +27,25 @@ def test_every_key_of_every_config_has_a_description():
         assert all(len(text) > 3 and text != key_docs.NO_HELP for text in result.values()), name
 
 
-def test_descriptions_are_the_comments_at_the_defaults():
-    """A comment is at the end of the key's line, or above it if long; keys of the same name differ by task."""
-    folder = ROOT / "leanformer" / "config"
-    lines = [line for name in ("common", "images") for line in (folder / f"{name}.py").read_text().splitlines()]
-    result = key_docs.help_texts("images")
-    for key, code in (("seed", "    c.seed = 0"), ("model.head_dim", "        head_dim=64,")):
-        assert f"{code}  # {result[key]}" in lines
-    index = next(number for number, line in enumerate(lines) if line.startswith("    m.remat = "))
-    above = [line.strip() for line in lines[index - 2 : index]]
-    assert result["model.remat"] == " ".join(line.removeprefix("# ") for line in above) and above[0].startswith("# ")
-    assert key_docs.help_texts("sequences")["model.attention"] != result["model.attention"]
+def test_descriptions_are_the_comments_at_the_declarations():
+    """A comment is at the end of the key's line, or above it if long; allowed values are added."""
+    result = key_docs.help_texts(config.base())
+    lines = (ROOT / "leanformer" / "config" / "common.py").read_text().splitlines()
+    assert f"    seed: int = 0  # {result['seed']}" in lines
+    index = next(number for number, line in enumerate(lines) if line.startswith("    remat: "))
+    above = " ".join(line.strip().removeprefix("# ") for line in lines[index - 2 : index])
+    assert result["model.remat"] == f'{above} ("none" or "light" or "block")'
+    assert key_docs.help_texts(config.sequences())["data.name"] != result["data.name"]
+
+
+def test_declarations_read_without_importing_their_files_are_those_of_the_models():
+    for name in models.architectures():
+        imported = importlib.import_module(f"leanformer.models.{name}").Keys
+        assert vars(models.keys_of(name)()) == vars(imported())
+        assert declare.meanings(models.keys_of(name)) == declare.meanings(imported)
+    options = {name for keys in models.attention_keys() for name in declare.types_of(keys)}
+    kinds = [kind for name in models.architectures() for kind in find_class(name).attentions.values()]
+    assert options == {name for kind in kinds for name in kind.options}
 
 
 def run_keys(*words):
@@ -64,13 +75,7 @@ def test_keys_page_of_a_config_has_its_values():
         f"probe.{name}" for name in ("every", "every_epochs", "examples", "measures")
     }
     status, _, err = run_in_process(["", "", "leanformer.keys", "--config=quikstart"])
-    assert status == 2 and mentions(err, "quikstart", "--config=quickstart")
-
-
-def test_evaluation_intervals_are_run_only():
-    c = config.base()
-    run_only = [key for key in ("eval.every", "probe.every", "optim.lr") if key_docs.is_run_only(key, c)]
-    assert run_only == ["eval.every", "probe.every"]
+    assert status == 2 and mentions(err, "quikstart")
 
 
 def test_own_key_of_a_config_file_is_listed():

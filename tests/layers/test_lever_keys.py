@@ -59,12 +59,12 @@ def test_architectures_accept_only_supported_keys(architecture):
 @pytest.mark.parametrize(
     ("name", "changes", "parts"),
     [
-        ("quickstart", {"model.qkv_init": "unit"}, ('model.qkv_init="unit"', "orthogonal", "spectral")),
+        ("quickstart", {"model.qkv_init": "unit"}, ("model.qkv_init='unit'", "orthogonal", "spectral")),
         ("quickstart", {"model.levers_on": "q"}, ('model.levers_on="q"', "model.spectral", "model.qkv_init")),
         ("quickstart", {"model.spectral": 1.0, "model.levers_on": "qo"}, ('model.levers_on="qo"', "q", "k", "v")),
         ("quickstart", {"model.graying": 1.5}, ("model.graying=1.5", 0, 1)),
         ("quickstart", {"model.graying_by": "dct"}, ('model.graying_by="dct"', "model.graying")),
-        ("quickstart", {"model.graying": 0.5, "model.graying_by": "fft"}, ('model.graying_by="fft"', "svd", "dct")),
+        ("quickstart", {"model.graying": 0.5, "model.graying_by": "fft"}, ("model.graying_by='fft'", "svd", "dct")),
         ("rank_nn", {"model.graying": 0.5, "model.causal": True}, ("model.graying=0.5", "model.causal=True")),
         ("tnt_b_8x16", {"model.attention_dropout": 0.5}, ("model.attention_dropout=0.5", "TntBlock")),
         ("quickstart_gpt", {"model.graying": 0.5}, ("model.graying=0.5",)),
@@ -120,8 +120,3 @@ def test_other_checkpoint_formats_refuse_interventions():
     assert layouts.layout("timm", arguments)
     with refuses("model.spectral=10.0", "timm"):
         layouts.layout("timm", arguments | {"spectral": 10.0})
-
-
-def test_every_task_has_the_intervention_keys():
-    for kind in config.KINDS.values():
-        assert set(VALUES) <= set(kind.defaults().model)

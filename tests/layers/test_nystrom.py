@@ -10,7 +10,7 @@ from random_weights import fill_weights
 
 from leanformer import models
 from leanformer.conditioning import singular_values, tap
-from leanformer.layers import attention_registry, nystrom
+from leanformer.layers import nystrom
 from leanformer.layers.attention import attend
 from leanformer.layers.context import Context
 from leanformer.layers.masks import Mask
@@ -199,11 +199,9 @@ def test_invalid_values_are_refused(rng, x):
         ({"landmarks": 0}, ("model.landmarks=0", 1)),
         ({"iterations": 0}, ("model.iterations=0", 1)),
         ({"iterations": 65536}, ("model.iterations=65536", 100)),
-        ({"scale": "row"}, ('model.scale="row"', "matrix", "batch")),
         ({"soft_cap": 30.0}, ("model.soft_cap=30.0",)),
         ({"num_kv_heads": 2}, ("model.num_kv_heads=2",)),
         ({"attention_dropout": 0.9}, ("model.attention_dropout=0.9",)),
-        ({"padding": "right"}, ('model.padding="right"', "masked", "zeros")),
     ):
         with refuses(*parts):
             make_attention(rng, **changes)
@@ -211,11 +209,8 @@ def test_invalid_values_are_refused(rng, x):
 
 def test_attention_types_are_built_by_name():
     def build(kind, **options):
-        arguments = attention_registry.options_of(kind, **options)
-        attention = attention_registry.AttentionConfig(
-            N, H, kind=attention_registry.ATTENTIONS[kind], options=arguments
-        )
-        return nnx.eval_shape(lambda: attention.make(D, rngs=nnx.Rngs(0)))
+        model = nnx.eval_shape(lambda: models.build("vit", **VIT, attention=kind, **options, rngs=nnx.Rngs(0)))
+        return model.blocks.layers.attention
 
     assert type(build("softmax", landmarks=None)) is MultiHeadAttention
     result = build("nystrom", landmarks=3, convolution=0, iterations=None)

@@ -12,10 +12,9 @@ from messages import refuses
 from random_weights import fill_weights
 
 import leanformer
-from leanformer import conditioning, config, models, pretrained, tasks
+from leanformer import conditioning, config, models, pretrained
 from leanformer.analysis import dimensions
 from leanformer.conditioning import charts, tables
-from leanformer.config import per_layer
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
 from leanformer.layers.masks import Mask
@@ -276,48 +275,27 @@ def test_watch_has_the_heads_of_each_layer(rng):
     assert all(layer.status() == "ok" for layer in w.layers.values())
 
 
-def resolve(**sizes):
-    c = config.language()
-    with c.unlocked():
-        c.model.update({"depth": 4, **sizes})
-    tasks.resolve(c)
-    return c.model
-
-
-def test_schedules_are_resolved_to_one_number_per_layer():
-    m = resolve(num_heads="linear:4-12", head_dim="linear:9-3", mlp_dim=(32, 32, 32, 32), num_kv_heads="linear:2-2")
-    assert (m.num_heads, m.head_dim, m.mlp_dim, m.num_kv_heads) == ((4, 7, 9, 12), (9, 7, 5, 3), 32, 2)
-    assert per_layer.expand_schedule("linear:3-8", 1) == (3,)
-
-
 def test_command_line_takes_sizes_per_layer():
     words = ["", "", "leanformer.keys", "--config=quickstart_gpt", "model", "--config.model.num_heads=4,8"]
-    status, out, err = run_in_process([*words, "--config.model.head_dim=linear:8-15", "--config.model.mlp_dim=9,9"])
+    status, out, err = run_in_process([*words, "--config.model.mlp_dim=9"])
     assert (status, err) == (0, "")
-    for line in ("model.num_heads=(4,8) ", "model.head_dim=(8,15) ", "model.mlp_dim=9 "):
+    for line in ("model.num_heads=(4,8) ", "model.mlp_dim=9 "):
         assert f"  {line}" in out
     cost = ["", "", "leanformer.cost", "--config=quickstart_gpt"]
     check_refused([*cost, "--config.model.num_heads=4,8,4"], "model.num_heads=(4, 8, 4)", "model.depth=2")
-    check_refused([*cost, "--config.model.value_dim=linear:x"], "model.value_dim")
     plan = ["", "", "leanformer.plan", "--budget=params:500000", *cost[3:]]
     check_refused([*plan, "--config.model.head_dim=4,8"], "model.head_dim=(4, 8)")
 
 
 def test_sweep_takes_sizes_per_layer(tmp_path):
-    over = ["model.num_heads=4,(4,8),linear:4-8"]
+    over = ["model.num_heads=4,(4,8)"]
     runs = grid.make_runs(["quickstart_gpt"], over, [], 1, tmp_path)
-    assert [run.config.model.num_heads for run in runs] == [4, (4, 8), (4, 8)]
+    assert [run.config.model.num_heads for run in runs] == [4, (4, 8)]
 
 
 def test_dimensions_of_layers():
     sizes = dimensions.model_dimensions(SIZES, 7)
     assert (sizes.heads, sizes.head_dim, sizes.mlp) == (SIZES["num_heads"], SIZES["head_dim"], SIZES["mlp_dim"])
-
-
-@pytest.mark.parametrize("text", ["linear:4", "linear:0-4", "cosine:4-8", "4,8", ""])
-def test_other_texts_are_no_schedule(text):
-    with refuses("model.head_dim", repr(text)):
-        resolve(head_dim=text)
 
 
 def test_invalid_numbers_per_layer_are_refused():
@@ -331,11 +309,6 @@ def test_invalid_numbers_per_layer_are_refused():
     tnt = config.load("tnt_b_8x16").model.to_dict()
     with refuses("model.num_heads=(4, 4, 4, 4, 8, 8, 8, 8)"):
         models.check(**tnt | {"num_heads": (4,) * 4 + (8,) * 4})
-    c = config.load("volo_d3_lean").unlock()
-    with c.ignore_type():
-        c.model.num_heads = "linear:4-8"
-    with refuses("model.num_heads=linear:4-8", "model.depth"):
-        tasks.resolve(c)
 
 
 @pytest.mark.parametrize(("name", "source"), [("vit", "timm"), ("gpt", "huggingface")])

@@ -142,7 +142,7 @@ def test_dropout_acts_on_embeddings_in_training_only(tokens):
 
 
 def test_invalid_values_are_refused(tokens):
-    with refuses('model.pool="max"', "mean", "padded_mean", "token"):
+    with refuses("model.pool='max'", "mean", "padded_mean", "token"):
         build(pool="max")
     with refuses("towers=3", 1, 2):
         build(towers=3)

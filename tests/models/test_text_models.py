@@ -189,11 +189,11 @@ def test_dropout_before_the_classifier(tokens):
 @pytest.mark.parametrize(
     ("kind", "options", "parts"),
     [
-        ("gpt2", {"positions": "sines"}, ('model.positions="sines"', "learned")),
+        ("gpt2", {"positions": "sines"}, ("model.positions='sines'", "learned")),
         ("gpt2", {"head_bias": True}, ("model.head_bias=True", "model.tied=True")),
         ("gpt2", {"attention": "nystrom"}, ('model.attention="nystrom"', "causal")),
-        ("crammed", {"positions": "sines"}, ('model.positions="sines"', "learned", "sinusoidal")),
-        ("crammed", {"pool": "last"}, ('model.pool="last"', "first", "mean")),
+        ("crammed", {"positions": "sines"}, ("model.positions='sines'", "learned", "sinusoidal")),
+        ("crammed", {"pool": "last"}, ("model.pool='last'", "first", "mean")),
         ("crammed", {"transform": True, "num_classes": 3}, ("model.transform=True", "model.num_classes=3")),
         ("crammed", {"pooler_dim": 5}, ("model.pooler_dim=5", "model.num_classes=None")),
     ],
