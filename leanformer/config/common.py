@@ -147,13 +147,13 @@ class BlockKeys:
     """Keys of the section `model` of all architectures, which declare their own, and other defaults, in `Keys`."""
 
     name: str = ""  # model architecture: a module of leanformer/models
-    width: int = 768  # embedding dimension of a token; one number per stage in architectures with stages
-    depth: int = 12  # number of blocks; one number per stage in architectures with stages
+    width: Size = 768  # embedding dimension of a token; one number per stage in architectures with stages
+    depth: Size = 12  # number of blocks; one number per stage in architectures with stages
     # number of attention heads, or one per layer, as (4,4,8); one per stage in architectures with stages
     num_heads: Size = 12
     head_dim: Size = 64  # head dimension of queries and keys, independent of model.width; also per layer or stage
     value_dim: Size | None = None  # head dimension of values; also per layer or stage; model.head_dim if unset
-    mlp_dim: Size = 3072  # hidden dimension of the MLP; also per layer or stage
+    mlp_dim: Size | None = 3072  # hidden dimension of the MLP; also per layer or stage
     attention: str = "softmax"  # attention type: "softmax" or another entry of leanformer/layers/attention_registry.py
     # stochastic-depth rate of the last block; the architecture defines how the rate rises over the blocks
     drop_path: float = 0.0
@@ -171,6 +171,7 @@ class BlockKeys:
 class ImageKeys(BlockKeys):
     """Keys of all architectures of images."""
 
+    mlp_dim: Size = 3072
     image_size: int | tuple[int, int] = 224  # image side in pixels, or (height, width)
     channels: Literal[1, 3] = 3  # number of image channels: 3 (RGB) or 1 (grey)
     # number of classes (model outputs); 0 = that of the training split, if its classes are named
@@ -179,8 +180,10 @@ class ImageKeys(BlockKeys):
 
 @dataclass(frozen=True)
 class PlainKeys(BlockKeys):
-    """Further keys of architectures whose blocks are `layers.blocks.Block`."""
+    """Keys of architectures whose blocks are `layers.blocks.Block`, and that do not read images."""
 
+    width: int = 768
+    depth: int = 12
     # initial value of the learned per-channel scales of each residual branch (LayerScale); none if unset
     layer_scale: float | None = None
     mlp_sigma_reparam: bool | None = None  # True: MLP matrices are reparametrised as γ·W/σ₁(W), with learned γ
@@ -190,6 +193,7 @@ class PlainKeys(BlockKeys):
 class TextKeys(PlainKeys):
     """Keys of architectures of texts."""
 
+    mlp_dim: Size = 3072
     vocabulary: int = 50257  # vocabulary size: one more than the largest token id
     max_length: int = 1024  # sequence length: tokens of a row
     # True: rows of whole documents that do not attend to each other; False: windows of the token stream

@@ -145,6 +145,7 @@ class Keys(ImageKeys):
     """Keys of model.name="tnt"; the defaults are TNT-S."""
 
     width: int = 384
+    depth: int = 12
     num_heads: int = 6
     head_dim: int = 64
     value_dim: int | None = None

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.config.common import INTERVENTIONS
 from leanformer.config.per_layer import listed_per_layer
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry
@@ -15,6 +14,8 @@ from leanformer.pretrained.layouts.entries import Entry
 
 SOURCES = ("timm", "huggingface")
 LAYOUTS = ("own", *SOURCES)  # our own, which every architecture has, and published ones
+# Interventions that change the forward pass: published weights then compute other outputs.
+INTERVENTIONS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "graying")
 
 
 def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
