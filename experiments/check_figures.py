@@ -1,4 +1,4 @@
-"""Check of every figure on README, findings, results and the page on GPUs against the tables in experiments/evidence.
+"""Check of figures on README, findings, results, published models and the page on GPUs against experiments/evidence.
 
     python -m experiments.check_figures [--root=FOLDER]
 

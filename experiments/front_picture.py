@@ -2,9 +2,9 @@
 
 Question: do more heads help, and does conditioning tell?
 Command: python -m experiments.front_picture
-2026-11-25: more heads condition the attention output better in both trades, where theory predicts it for one (left). At
-equal parameters the error falls with heads (middle; lines are the fit of experiments/surface.py at the mean depth and
-head dimension). The two diagnostic tasks disagree on the number of heads (right). Bars and bands are 95 % intervals.
+2026-11-28: narrow heads learn later and catch up (left). More heads condition the attention output better in both
+trades, where theory predicts it for one (middle). The two diagnostic tasks disagree on the number of heads (right).
+Bars and bands are 95 % intervals.
 """
 
 import itertools
@@ -374,7 +374,7 @@ def main() -> None:
     for suffix, style in (("", {}), ("_dark", DARK)):
         with plt.rc_context({"font.size": FONT, "axes.spines.top": False, "axes.spines.right": False, **style}):
             figure, panels = plt.subplots(1, 3, figsize=(10.67, 4), layout="constrained")
-            for axes, draw in zip(panels, (draw_conditioning, draw_budgets, draw_tasks), strict=True):
+            for axes, draw in zip(panels, (draw_delay, draw_conditioning, draw_tasks), strict=True):
                 draw(axes)
             figure.savefig(DOCS / f"front{suffix}.png", dpi=150)
             plt.close(figure)

@@ -1,23 +1,24 @@
-"""Registry of the figures on README, findings, results and the page on GPUs, by subject."""
+"""Registry of the figures on README, findings, results, published models and the page on GPUs, by subject."""
 
 from experiments.figures import (
+    afterwards,
     conditioning,
     engineering,
     families,
     heads,
     language,
-    papers,
-    published,
     shapes,
+    summary,
     tasks,
     trained,
 )
-from experiments.figures.passages import FINDINGS, GPUS, README, RESULTS
+from experiments.figures.passages import FINDINGS, GPUS, PUBLISHED, README, RESULTS
 from experiments.figures.settings import SETTINGS
 
 
 PASSAGES = [*conditioning.PASSAGES, *shapes.PASSAGES, *tasks.PASSAGES, *language.PASSAGES, *heads.PASSAGES]
-PASSAGES += [*families.PASSAGES, *papers.PASSAGES, *published.PASSAGES, *engineering.PASSAGES, *trained.PASSAGES]
+PASSAGES += [*families.PASSAGES, *engineering.PASSAGES, *trained.PASSAGES, *afterwards.PASSAGES, *summary.PASSAGES]
 # Sections in which every figure is checked; () is all.
 PAGES = {README: ("What we found",), FINDINGS: (), RESULTS: (), GPUS: ("Measured",)}
+PAGES[PUBLISHED] = ("The number of updates",)
 __all__ = ["PAGES", "PASSAGES", "SETTINGS"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import heads, mediation
-from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.figures.passages import RESULTS, Passage
 from experiments.front_picture import TOKENS
 from experiments.study import causes, language, peak
 from experiments.tables import EVIDENCE, Estimate, round_to
@@ -152,19 +152,8 @@ PASSAGES = [
     Passage(
         heads_values,
         {
-            README: [
-                "median κ {dim[2]:,.0f} to {dim[16]:,.0f} at fixed head dimension, {total[2]:,.0f} to "
-                "{total[16]:,.0f} at fixed total width",
-                "Gaussian matrices: {gaussian[2]:.1f} to {gaussian[16]:.1f}; unchanged at fixed total width",
-            ],
-            FINDINGS: [
-                "κ falls {falls[0]:.0f}-fold at fixed head dimension and {falls[1]:.0f}-fold at fixed total width",
-                "is {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, where {dim[2]:,.0f} to "
-                "{dim[16]:,.0f} are measured, and an unchanging {gaussian_total:.1f} at fixed total width, where "
-                "{total[2]:,.0f} to {total[16]:,.0f} are measured",
-                "16 heads instead of 2: {gain[0]:+.1f points} at fixed head dimension, {gain[1]:+.1f} at",
-            ],
             RESULTS: [
+                "16 heads instead of 2: {gain[0]:+.1f points} at fixed head dimension, {gain[1]:+.1f} at",
                 "| fixed head dimension | {dim[2]:,.0f} | {dim[16]:,.0f} | {gain[0]:+.1f} | {error[0]:+.1f} % |",
                 "| fixed total width | {total[2]:,.0f} | {total[16]:,.0f} | {gain[1]:+.1f} | {error[1]:+.1f} % |",
                 "a median κ of {gaussian[2]:.1f} to {gaussian[16]:.1f} at fixed head dimension, and "
@@ -176,10 +165,6 @@ PASSAGES = [
     Passage(
         peak_values,
         {
-            FINDINGS: [
-                "log10 κ is {kappa[2]:.2f} at 2 heads, {kappa[3]:.2f} at 3 heads and {kappa[4]:.2f} at 4 heads, after "
-                "100 steps of training {trained[2]:.2f}, {trained[3]:.2f} and {trained[4]:.2f}",
-            ],
             RESULTS: [
                 "| measured log10 κ | {kappa[2]:.2f} | {kappa[3]:.2f} | {kappa[4]:.2f} | {kappa[8]:.2f} | "
                 "{kappa[16]:.2f} |",
@@ -198,19 +183,6 @@ PASSAGES = [
     Passage(
         causes_values,
         {
-            README: [
-                "per tenfold lower κ, heads give {slope[heads].value:+.1f} points of accuracy, ten other changes "
-                "{slope[interventions].value:+.1f} ({without:.1f} without one that collapses)",
-            ],
-            FINDINGS: [
-                "In {runs} runs with fresh seeds",
-                "where heads lower κ tenfold, accuracy changes by {slope[heads]:+.1f points}, where interventions do, "
-                "by {slope[interventions]:+.1f}; that κ is the cause of what heads gain is {verdict}",
-                "that collapses, they give {without:.1f}, and without token graying too {gaining:+.1f}",
-                "QK-norm and σReparam gain {score[QK-norm].value:.1f} and {score[sigma, attention].value:.1f} points",
-                "the more the stronger it is, from {score[graying 0.75].value:+.1f} to "
-                "{score[graying 0.25].value:+.1f} points",
-            ],
             RESULTS: [
                 "{runs} runs",
                 *(f"| {text} | {{score[{name}]:+.1f}} | {{kappa[{name}]:+.2f}} |" for name, text in NAMES.items()),
@@ -229,13 +201,8 @@ PASSAGES = [
     Passage(
         mediation_values,
         {
-            FINDINGS: [
-                "of the same dimension gain {score[heads]:.1f points}, if",
-                "on the other seeds, and {mean:.1f} over all three",
-                "an MLP with as many changes accuracy by {mlp:+.1f}.",
-                "| {score[heads]:+.1f points}, 8 heads instead of 2 |",
-            ],
             RESULTS: [
+                "| {score[heads]:+.1f points}, 8 heads instead of 2 |",
                 "the first five, heads gain ({five.value:+.1f} points, {five.low:.1f} to {five.high:.1f}), but whether "
                 "graying gains half as much stayed {five_word}",
                 "nearly equal, {two_rates[0]:.1f} and {two_rates[1]:.1f} %, and each seed got the one at which it was "

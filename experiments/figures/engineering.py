@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import tables
-from experiments.figures.passages import GPUS, README, RESULTS, Passage
+from experiments.figures.passages import GPUS, RESULTS, Passage
 
 
 def records() -> Mapping[str, Any]:
@@ -70,10 +70,6 @@ PASSAGES = [
     Passage(
         on_gpu,
         {
-            README: [
-                "ViT-B 7x16: {ours:,.0f} images/s, {eager:.2f} times PyTorch eager, {compiled:.2f} of ",
-                "; GPT-2 4x16: {gpt_eager:.2f}, {gpt_compiled:.2f})",
-            ],
             RESULTS: [
                 "{values[vit_b_7x16]:,.0f}, {values[vit_b_12x12]:,.0f}; {eager:.2f}, {compiled:.2f} |",
                 "ten steps of nine tiny models | {loss} |",

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.figures.passages import RESULTS, Passage
 from experiments.front_picture import DIMENSIONS
 from experiments.study import curves, verdicts
 from experiments.study.language import BLOCKS, SHORT, TUNING_SEED, read_rows
@@ -129,6 +129,7 @@ def narrow_heads() -> Mapping[str, Any]:
         "long": {n: Estimate.mean(d[n]) for n in (4, 32)},
         "rates": [verdicts.language.best_rate(verdicts.language.Arm(b, n), rows) for b in "DA" for n in (4, 32)],
         "lost_long": Estimate.of(statistics.paired(d[32], d[4])),
+        "planned_p": statistics.paired(d[32], d[4]).p_differs(),
         "fit_long": Estimate.of(statistics.paired(fit[32], fit[4])),
         "length_takes": Estimate.of(statistics.paired(d[32] - d[4], a[32] - a[4])),
         "length_halves": verdicts.halves_loss(losses, "A", *verdicts.LENGTH["A"]),
@@ -150,24 +151,6 @@ PASSAGES = [
     Passage(
         heads_at_fixed_width,
         {
-            README: [
-                "1,000 steps, per doubling, width 256: {w256[slope]:+.3f nats}, width 128: {w128[slope]:+.3f}, "
-                "width 64: {w64[slope]:+.3f};",
-            ],
-            FINDINGS: [
-                "the loss changes by {w256[slope]:+.3f nats} at width 256 and {w128[slope]:+.3f} at width 128, which "
-                "is worse, and by {w64[slope]:+.3f} at width 64",
-                "that heads of dimensions below 16 lose at width 128 and that the end moves with width, are {narrow}",
-                "128 to 64 {w256[step][128]:+.3f nats}, 64 to 32 {w256[step][64]:+.3f}, 32 to 16 "
-                "{w256[step][32]:+.3f}, 16 to 8 {w256[step][16]:+.3f}, each {w256[verdict][128]} after",
-                "256 to 128 {w256[step][256]:+.3f}, {w256[verdict][256]}",
-                "heads stop paying at a dimension of {w64[ends]} at width 64, {w128[ends]} at width 128 and "
-                "{w256[ends]} at width 256",
-                "width 128 the length of training decides it: heads stop paying at a dimension of {w128[ends]} after "
-                "1,000 steps",
-                "where 1,000 steps give {lost[256]:+.3f}",
-                LOST,
-            ],
             RESULTS: [
                 "the learning rate of each arm: {w128[rates]} at width 128 ({rotary_rates} with rotary positions), "
                 "{w64[rates]} at width 64, {w256[rates]} at width 256",
@@ -191,7 +174,7 @@ PASSAGES = [
                 "{w256[verdict][16]}",
                 "has {minimum} inside the range at any width: {best} have the lowest mean loss",
                 LOST,
-                "by bootstrap {w256[ends]} at width 256, {w128[ends]} at width 128, and {w64[ends]} at width 64)",
+                "({w256[ends]} at width 256, {w128[ends]} at width 128, and {w64[ends]} at width 64;",
                 "That the end moves with width is {moves}",
             ],
         },
@@ -199,22 +182,6 @@ PASSAGES = [
     Passage(
         narrow_heads,
         {
-            README: [
-                "4,000 steps, width 128, 4 to 32 heads: {lost_long:+.3f} instead of {lost_from_4.value:+.3f}; "
-                "width 64,",
-            ],
-            FINDINGS: [
-                "the loss changes by {lost_with_rotary:+.3f nats} instead of {lost_from_4:+.3f} | **{positions}** |",
-                "32 heads of 4 by queries and keys of dimension 32: {change[E]:+.3f}; by as many parameters in the MLP"
-                ": {change[E2]:+.3f} | {rule} |",
-                "they differ by {lost_with_qk_norm:.3f}, without it by {lost:.3f} |",
-                "halves the difference is narrowly {qk_norm_halves} |",
-                "rises at every doubling at two of them | {conditioning} |",
-                "from 4 to 32 heads the loss changes by {lost_long:+.3f nats} instead of {lost_from_4:+.3f} | "
-                "**{length_halves}**, by length |",
-                "on the training text 32 heads are ahead of 4 heads by {fit_long:+.3f nats}",
-                "The loss itself is lower, by {rotary_gain[4]:.3f nats} at 4 heads",
-            ],
             RESULTS: [
                 "is {rule}",
                 "32 heads of dimension 4 lose {lost:.3f nats} to 8 heads of 16",
@@ -232,8 +199,9 @@ PASSAGES = [
                 "raises the loss of 8 heads as much, by {qk_norm_at_8:.3f}, so that 32 heads lose "
                 "{lost_with_qk_norm:.3f} to 8 heads, as without it. That it halves this loss is {qk_norm_halves}, "
                 "narrowly: what it takes off, minus half of the loss, is {halved:+.3f}",
-                "4 heads end at {long[4]:.3f ±}, 32 heads at {long[32]:.3f ±}, a change of {lost_long:+.3f} instead of "
-                "{lost_from_4:+.3f}; the two changes differ by {length_takes:+.3f}",
+                "4 heads end at {long[4]:.3f ±}, 32 heads at {long[32]:.3f ±}, a change of {lost_long.value:+.3f} "
+                "({lost_long.low:.3f} to {lost_long.high:.3f}; p = {planned_p:.4f}) instead of {lost_from_4:+.3f}; the "
+                "two changes differ by {length_takes:+.3f}",
                 "on the training text too: {fit_long:+.3f}",
                 "That temperature or optimisation explains the loss {optimisation}, by length",
                 "rates are {rates[0]:g} and {rates[1]:g} (after 1,000 steps: {rates[2]:g} and {rates[3]:g})",
@@ -243,20 +211,9 @@ PASSAGES = [
     Passage(
         longer,
         {
-            README: ["one to 16 heads: {narrow_change:+.3f} |"],
-            FINDINGS: [
-                "of {turn} after 4,000 steps; there the loss changes by {narrow_change:+.3f nats} from one to 16 heads "
-                "at width 64, and by {from_one[32]:+.3f} from one to 32 heads at width 128",
-                "one head, 4 heads, 16 heads and 32 heads end within {spread:.3f} nats of each other",
-                "16 heads of 4 differ from one head of 64 by {narrow_change:+.3f nats}, after 1,000 steps by "
-                "{narrow_before:+.3f}",
-                "leaves the seeds up to {narrow_apart:.3f} apart",
-                "32 heads behind 4 heads by {single_change:.3f} where",
-            ],
             RESULTS: [
                 "One head ends at {loss[1]:.3f ±}, 16 heads at {loss[16]:.3f ±}; minus one head, 4 heads are at "
                 "{from_one[4]:+.3f}, 16 heads at {from_one[16]:+.3f} and 32 heads at {from_one[32]:+.3f}",
-                "heads stop paying at a dimension of {turn} (bootstrap). One",
                 "one head of 64 ends at {narrow[1]:.3f ±}, 16 heads of 4 at {narrow[16]:.3f ±}, a change of "
                 "{narrow_change:+.3f} instead of {narrow_before:+.3f}; the two changes differ by {narrow_takes:+.3f}",
                 "that length halves what heads lose is {narrow_halves}",
@@ -271,15 +228,9 @@ PASSAGES = [
     Passage(
         delay,
         {
-            FINDINGS: [
-                "After 600 steps 32 heads are behind by {behind[32][600]:.3f nats}, after 1,000 steps by "
-                "{behind[32][1000]:.3f}, after 2,000 steps by {behind[32][2000]:.3f}; at the end they are ahead, by "
-                "{behind[32][4000]:+.3f}",
-            ],
             RESULTS: [
-                "is {behind[32][300]:+.3f} after 300 steps, {behind[32][600]:+.3f} after 600 steps, "
-                "{behind[32][1000]:+.3f} after 1,000 steps, {behind[32][2000]:+.3f} after 2,000 steps "
-                "and {behind[32][4000]:+.3f} after 4,000 steps; that "
+                "is {behind[32][300]:+.3f} after 300 steps, {behind[32][600]:+.3f} after 600 steps,",
+                "{behind[32][2000]:+.3f} after 2,000 steps and {behind[32][4000]:+.3f} after 4,000 steps; that "
                 "of 16 heads {behind[16][300]:+.3f}, {behind[16][600]:+.3f}, {behind[16][1000]:+.3f}, "
                 "{behind[16][2000]:+.3f} and {behind[16][4000]:+.3f}",
             ],

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments import planner, tables
-from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.figures.passages import RESULTS, Passage
 from experiments.study import gpt2, layers
 from experiments.study.language import read_rows
 from experiments.tables import Estimate
@@ -98,16 +98,6 @@ PASSAGES = [
     Passage(
         gpt2_pair,
         {
-            README: [
-                "{fewer:.0f} % fewer parameters: {difference[0]:+.3f} and {difference[1]:+.3f} nats in {seeds} seeds "
-                "(published, TinyStories: {published_difference:+.2f})",
-            ],
-            FINDINGS: [
-                "with {fewer:.0f} % fewer parameters, trained by its recipe",
-                "{lean[0]:.3f} and {lean[1]:.3f} nats on held-out text, 12 layers of 12 heads at {deep[0]:.3f} and "
-                "{deep[1]:.3f}: {difference[0]:+.3f} and {difference[1]:+.3f} in {seeds} seeds",
-                "the paper reports {published_difference:+.2f}, one run each",
-            ],
             RESULTS: [
                 "Table 2 of the paper reports {published[12x12]} nats for GPT-2 of 12 layers and 12 heads on "
                 "TinyStories, and {published[4x16]} for",
@@ -125,8 +115,8 @@ PASSAGES = [
     Passage(
         predictors,
         {
-            FINDINGS: ["counting parameters is better on {nsc_loses} of {tables} tables"],
             RESULTS: [
+                "counting is better on {nsc_loses} of {tables} tables",
                 "Kendall's τ on {tables} published tables",
                 "{params[0]} to {params[1]}; {nsc[0]} to {nsc[1]}; {surface[0]} to {surface[1]}. Capacity loses to "
                 "parameters on {nsc_loses} tables, the surface on {surface_loses}.",

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import tables
-from experiments.figures.passages import FINDINGS, Passage
 
 
 def counts() -> Mapping[str, Any]:
@@ -19,15 +18,3 @@ def counts() -> Mapping[str, Any]:
         "saved": [end(saved[model] for model in large) for end in (min, max)],
         "nystromformer": max(saved[model] for model in saved.keys() - large),
     }
-
-
-PASSAGES = [
-    Passage(
-        counts,
-        {
-            FINDINGS: [
-                "{saved[0]:.0f} to {saved[1]:.0f} % fewer parameters (Nyströmformer: at most {nystromformer:.0f} %)",
-            ],
-        },
-    ),
-]

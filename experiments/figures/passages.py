@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 
 README, FINDINGS, RESULTS, GPUS = "README.md", "docs/findings.md", "docs/results.md", "docs/gpus.md"
+PUBLISHED = "docs/published_models.md"
 
 
 class Passage(NamedTuple):

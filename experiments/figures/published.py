@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import effects, published, published_scaling
+from experiments import effects, published, published_scaling, reruns, tables, updates
 from experiments.effects import HEADS, STEP, Effect
-from experiments.figures.passages import FINDINGS, README, Passage
 from experiments.tables import Estimate
 
 
@@ -26,7 +25,9 @@ def values() -> Mapping[str, Any]:
         elif effect.question == STEP:
             steps[" to ".join(map(str, effect.dims))] = _estimate(effect)
     (search,) = (table for table in published.language_models() if table.name == SEARCH)
-    archai = [e for e in effects.estimate_heads(search) if e.main and not e.at]
+    estimates = [*effects.estimate_heads(search)]
+    archai = [e for e in estimates if e.main and not e.at]
+    (linear,) = (e for e in estimates if e.form == "linear" and not e.at and e.dims == archai[0].dims)
     equal_layers = (table for table in published.language_models() if table.name == EQUAL)
     (equal,) = (e for table in equal_layers for e in effects.estimate_heads(table) if e.main and not e.at)
     narrow = [e for e in ranges if e.dims[1] <= effects.NARROW]
@@ -39,6 +40,7 @@ def values() -> Mapping[str, Any]:
         "narrow": {"worse": sum(e.worse or 0 for e in narrow), "pairs": sum(e.models for e in narrow)},
         "step": steps,
         "archai": {e.dims[1]: _estimate(e) for e in archai},
+        "linear": _estimate(linear),
         "end": [e.dims[1] for e in archai],
         "equal": _estimate(equal),
         "equal_dims": equal.dims,
@@ -51,34 +53,28 @@ def _estimate(effect: Effect) -> Estimate:
     return Estimate(effect.value, effect.low, effect.high)
 
 
-OPENLM = "| {low[HIGH]} to {high[HIGH]} | {openlm[HIGH]:+.3f}, {worse[HIGH]} of {pairs[HIGH]} |"  # a row on findings
-
-PASSAGES = [
-    Passage(
-        values,
-        {
-            README: [
-                "dimension 128 to 64 {step[128 to 64]:+.3f nats}, 64 to 32 {step[64 to 32]:+.3f}, worse in all "
-                "{narrow[worse]} pairs",
-                "to {end[0]} or below: {archai[33]:+.3f nats}",
-            ],
-            FINDINGS: [
-                "| open_lm, {shapes} shapes |",
-                "| {low[16]} to {high[16]} | {openlm[16]:+.3f}, worse in {worse[16]} of {pairs[16]} pairs of models |",
-                *(OPENLM.replace("HIGH", str(high)) for high in (32, 48, 64, 128)),
-                OPENLM.replace("HIGH", "96").replace("+", ""),
-                "| archai, {models} Transformer-XL on",
-                *(
-                    f"| {{low[{high}]}} to {{end[{i}]}} | {{archai[{high}]:+.3f}} |"
-                    for i, high in enumerate((33, 67, 157))
-                ),
-                "from 256 to 128 {step[256 to 128]:+.3f}, from 128 to 64 {step[128 to 64]:+.3f}, from 64 to 32 "
-                "{step[64 to 32].value:+.3f} ({step[64 to 32].low:.3f} to {step[64 to 32].high:.3f}; five",
-                "in all {narrow[worse]} pairs",
-                "({equal_dims[0]} to {equal_dims[1]}: {equal.value:.3f}, {equal.low:.3f} to {equal.high:.3f}) shows "
-                "no loss either",
-                "| {step[64 to 32].value:+.3f} nats when heads of 64 become",
-            ],
-        },
-    ),
-]
+def reruns_and_updates() -> Mapping[str, Any]:
+    """Return what updates change in open_lm, and 22 reruns of one change by strangers."""
+    cells = [cell.updates for cell in updates.read_cells().values()]
+    pairs, held = updates.narrow_pairs(), ((), ("depth",), ("depth", "tokens"))
+    perfect, other = updates.by_updates(64, 32), updates.by_updates(24, 8)
+    deeper = {"_".join(key[0:2] + key[3:4]): x for key, x in reruns.depth().items() if key[2] + key[4] == "falsefalse"}
+    shallow, deep = updates.contrast().values()
+    archai = {row["set"]: int(row["updates"]) for row in tables.read("language_models") if row["updates"]}
+    return {
+        "fewest": min(cells),
+        "most": max(cells),
+        "held": [updates.fit(pairs, *names)["updates"] for names in held],
+        "fits": [updates.fit(pairs, *names) for names in held],
+        "count": len(pairs),
+        "cells": len({(pair.width, pair.depth) for pair in pairs}),
+        "perfect": [change for _, change in perfect],
+        "other": [change for _, change in other],
+        "counts": [perfect[0][0], perfect[-1][0], other[0][0], other[-1][0]],
+        "deeper": deeper,
+        "shallow": [[row[i] for row in shallow] for i in (1, 2)],
+        "deep": [[row[i] for row in deep] for i in (1, 2)],
+        "lm1b": archai["random_TransXL_lm1b"],
+        "wt103": archai["random_TransXL_wt103"],
+        **reruns.heads(),
+    }

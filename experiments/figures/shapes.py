@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import surface
-from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.figures.passages import RESULTS, Passage
 from experiments.study import language, vision
 from experiments.tables import EVIDENCE, Estimate
 
@@ -55,8 +55,10 @@ def trade() -> Mapping[str, Any]:
     added = 100 * (short["params"]["lean, MLP kept"] / short["params"]["layers halved"] - 1)
     tuned = language.rows_of(language.read_rows(vision.ROWS), vision.make_arm("original", 96, 5), language.TUNING_SEED)
     errors = [100 * row["error"] for row in sorted(tuned, key=lambda row: row["lr"])]
+    settings = {"short": short, "long": read_trade(15), "wide": read_trade(5, 96)}
+    judged = [x["verdict"][name] for x in settings.values() for name in vision.CONTROLS]
     about = {"margin": vision.MARGIN, "added": added, "tuned": errors}
-    return {"short": short, "long": read_trade(15), "wide": read_trade(5, 96), **about}
+    return settings | about | {"good": judged.count("holds"), "arms": len(judged)}
 
 
 def read_trade(epochs: float, width: int = 48) -> dict[str, Any]:
@@ -88,39 +90,10 @@ WIDE = "| {{wide[params][{0}]:,}} | {{wide[error][{0}]:.2f ±}} | "
 WIDE_ARM = WIDE + "{{wide[change][{0}]:+.1f}} | {{wide[verdict][{0}]}} | {{wide[kappa][{0}]:.2f}} |"
 KAPPAS = "{{short[kappa][{0}]:.2f}}; {{long[kappa][{0}]:.2f}} |"
 PASSAGES = [
-    Passage(budget, {FINDINGS: ["1 layer over 6 by {gain:.1f points} |"]}),
+    Passage(budget, {RESULTS: ["1 layer over 6 by {gain:.1f points} |"]}),
     Passage(
         trade,
         {
-            README: [
-                "within {margin:.0f} % (small ViT)",
-                "error {short[change][lean, MLP kept]:+.1f %} with {short[share][lean, MLP kept]:.0f} % of the "
-                "parameters, without added heads {short[change][layers halved]:+.1f %}; 15 epochs: "
-                "{long[change][lean, MLP kept]:+.1f %}, {long[change][layers halved]:+.1f %}; twice as wide, 5 epochs: "
-                "{wide[change][lean, MLP kept]:+.1f %}, {wide[change][layers halved]:+.1f %}",
-            ],
-            FINDINGS: [
-                "change the error by {short[change][lean, MLP kept]:+.1f %}, as good by the rule with "
-                "{short[share][lean, MLP kept]:.0f} % of the parameters; by {short[change][lean, MLP halved]:+.1f %} "
-                "if the MLP is halved too, {short[verdict][lean, MLP halved]}; and with that MLP and twice the heads "
-                "of half the dimension by {short[change][lean, fixed width]:+.1f %}, as good with "
-                "{short[share][lean, fixed width]:.0f} %",
-                "the rule {long[verdict][lean, MLP kept]} for all three: {long[change][lean, MLP kept]:+.1f %}, "
-                "{long[change][lean, MLP halved]:+.1f %} and {long[change][lean, fixed width]:+.1f %}",
-                "At width 96 after 5 epochs it holds too: {wide[change][lean, MLP kept]:+.1f %}, "
-                "{wide[change][lean, MLP halved]:+.1f %} and {wide[change][lean, fixed width]:+.1f %}",
-                "half the layers alone, {wide[change][layers halved]:+.1f %}, and with a halved MLP, "
-                "{wide[change][layers and MLP halved]:+.1f %}, are as good already, and to these the heads add "
-                "{wide[heads][lean, MLP kept]:+.1f %}, {wide[heads][lean, MLP halved]:+.1f %} and "
-                "{wide[heads][lean, fixed width]:+.1f %}",
-                "Half the layers alone change the error by {short[change][layers halved]:+.1f %} after 5 epochs",
-                "to the same layers and MLP without them it changes by {short[heads][lean, MLP kept]:+.1f %}",
-                "After 15 epochs half the layers alone are as good too, {long[change][layers halved]:+.1f %}, and what "
-                "the heads add is not shown, {long[heads][lean, MLP kept]:+.1f %}",
-                "with a halved MLP, {short[heads][lean, MLP halved]:+.1f %} and {long[heads][lean, MLP halved]:+.1f %}",
-                "twice the heads of half the dimension, at exactly equal parameters, "
-                "{short[heads][lean, fixed width]:+.1f %} and {long[heads][lean, fixed width]:+.1f %}",
-            ],
             RESULTS: [
                 "ends below +{margin:.0f} % of the error",
                 "learning rate of each arm by the test error ({short[rates]} after 5 epochs, {long[rates]} after "
@@ -152,21 +125,8 @@ PASSAGES = [
     Passage(
         values,
         {
-            README: [
-                "error per doubling: {params[0][narrower heads]:+.1f %}, {params[1][narrower heads]:+.1f %}",
-                "heads {params[0][num_heads]:+.1f %}, {params[1][num_heads]:+.1f %}, depth "
-                "{params[0][depth].value:+.1f}, {params[1][depth].value:+.1f} %;",
-            ],
-            FINDINGS: [
-                "the error changes by {params[0][narrower heads]:+.1f %} and {params[1][narrower heads]:+.1f %} per",
-                "doubling it changes the error by {sizes[mlp_dim]:+.1f %}",
-                "with the MLP held the error changes by {sizes[lean]:+.1f %}; with the MLP halved, as in ViT-B 7x16, "
-                "by {sizes[vit_b]:+.1f %}.",
-                "is {verdict[0]} at 120,000 parameters and {verdict[1]} at 270,000.",
-                "p = {form[0]:.3f} and {form[1]:.3f}), though it explains {explained[0]:.0f} and {explained[1]:.0f} %",
-                "| {params[0][narrower heads].value:.1f} and {params[1][narrower heads].value:.1f} % of the error per",
-            ],
             RESULTS: [
+                "| {params[0][narrower heads].value:.1f} and {params[1][narrower heads].value:.1f} % of the error per",
                 *(
                     f"| {name} | {{params[0][{key}]:+.1f %}} | {{params[1][{key}]:+.1f %}} |"
                     for name, key in CHANGES.items()

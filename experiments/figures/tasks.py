@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments import tables
-from experiments.figures.passages import FINDINGS, README, RESULTS, Passage
+from experiments.figures.passages import RESULTS, Passage
 from experiments.tables import Estimate
 from leanformer.analysis import statistics
 
@@ -62,16 +62,12 @@ PASSAGES = [
     Passage(
         nearest,
         {
-            README: ["error {rank[16].value:.3f} with one head, {rank[8].value:.3f} with two"],
-            FINDINGS: ["one head of rank 16 errs {rank[16].value:.3f}, two of rank 8 {rank[8].value:.3f}"],
             RESULTS: ["error {rank[16]:.3f ±}, {rank[8]:.3f ±}, {rank[1]:.3f ±}, 3 seeds"],
         },
     ),
     Passage(
         diagnostic,
         {
-            README: ["retrieving 8 items: {retrieval[1]:.3f} with one, {retrieval[12]:.3f} with twelve"],
-            FINDINGS: ["one head errs {retrieval[1]:.3f}, twelve {retrieval[12]:.3f}"],
             RESULTS: [
                 "{nearest_neighbour[1]:.3f}, {nearest_neighbour[3]:.3f}, {nearest_neighbour[12]:.3f}, "
                 "{nearest_neighbour[48]:.3f}, 3 seeds",

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.figures.passages import FINDINGS, Passage
+from experiments.figures.passages import RESULTS, Passage
 from experiments.tables import round_to
 from experiments.trained_models import EVIDENCE, MODELS
 
@@ -47,7 +47,7 @@ PASSAGES = [
     Passage(
         trained_values,
         {
-            FINDINGS: [
+            RESULTS: [
                 "κ of MiniLM's heads side by side is {bert[attention_output][1][0]:.1f} "
                 "({bert[attention_output][1][1]:.1f} to {bert[attention_output][1][2]:.1f} over the middle 80 % of "
                 "examples) in its second layer and {bert[attention_output][5][0]:,.0f} "

@@ -10,7 +10,8 @@ from experiments import check_figures, tables, tabulate
 from experiments.figures import PAGES
 
 
-FEWEST = {"README.md": 15, "docs/findings.md": 30, "docs/results.md": 100, "docs/gpus.md": 20}  # figures
+FEWEST = {"README.md": 8, "docs/findings.md": 60, "docs/results.md": 100, "docs/gpus.md": 20}  # figures
+FEWEST["docs/published_models.md"] = 30
 
 
 @pytest.fixture

@@ -1,0 +1,169 @@
+"""Figures on README and findings, from the values of the other modules."""
+
+from experiments.figures import afterwards, conditioning, heads, language, papers, published, shapes, tasks
+from experiments.figures.passages import FINDINGS, PUBLISHED, README, RESULTS, Passage
+
+
+OPENLM = "| {low[HIGH]} to {high[HIGH]} | {openlm[HIGH]:+.3f} | {worse[HIGH]} of {pairs[HIGH]} |"
+TRADE = "| {{short[change][{0}]:+.1f}} | {{long[change][{0}]:+.1f}} | {{wide[change][{0}]:+.1f}} |"
+PASSAGES = [
+    Passage(
+        papers.counts,
+        {
+            FINDINGS: [
+                "{saved[0]:.0f} to {saved[1]:.0f} % fewer parameters (Nyströmformer: at most {nystromformer:.0f} %)"
+            ]
+        },
+    ),
+    Passage(
+        published.values,
+        {
+            README: ["archai's, with many, show no loss | {step[64 to 32]:+.3f} |"],
+            FINDINGS: [
+                "| open_lm | {low[16]} to {high[16]} | {openlm[16]:+.3f} | {worse[16]} of {pairs[16]} pairs |",
+                *(OPENLM.replace("HIGH", str(high)) for high in (32, 48, 64, 128)),
+                OPENLM.replace("HIGH", "96").replace(":+", ":"),
+                *(
+                    f"| {{low[{high}]}} to {{end[{i}]}} | {{archai[{high}]:+.3f}} |"
+                    for i, high in enumerate((33, 67, 157))
+                ),
+                "without squares | {low[33]} to {end[0]} | {linear:+.3f} |",
+            ],
+            RESULTS: ["| {step[64 to 32].value:+.3f} nats when heads of 64 become"],
+        },
+    ),
+    Passage(
+        published.reruns_and_updates,
+        {
+            FINDINGS: [
+                "open_lm made {fewest:,} to {most:,}, archai's Transformer-XL {lm1b:,} on One Billion Word and "
+                "{wt103:,} on",
+                "| head dimensions | {held[0]:+.3f} | | and depth | {held[1]:+.3f} | | and tokens | {held[2]:+.3f} |",
+                "cost {shallow[1][0]:.3f}, {shallow[1][1]:.3f} and {shallow[1][2]:.3f} nats in three shallower models "
+                "with {shallow[0][0]:,} to {shallow[0][2]:,} updates, and {deep[1][0]:.3f} and {deep[1][1]:.3f} in two",
+                "and {deep[0][0]:,} and {deep[0][1]:,} updates",
+                "repeated one change {runs} times**",
+                "in {worse} of {runs} runs, all {studies} studies, by {mean:.4f bits per byte}, about "
+                "{nats.value:.2f} nats",
+            ],
+            PUBLISHED: [
+                "| open_lm | {fewest:,} to {most:,} | `batch`",
+                "wt103 and homogeneous | {lm1b:,}; {wt103:,} |",
+                "({count} pairs, {cells} cells)",
+                "before and after | {fits[0][updates]:+.3f} | - | - |",
+                "| and depth | {fits[1][updates]:+.3f} | {fits[1][depth]:+.3f} | - |",
+                "| and tokens | {fits[2][updates]:+.3f} | {fits[2][depth]:+.3f} | {fits[2][tokens]:+.3f} |",
+                *(
+                    f"| {depth} | 128 | {{shallow[0][{i}]:,}} | {{shallow[1][{i}]:+.3f}} |"
+                    for i, depth in enumerate((4, 8, 12))
+                ),
+                *(
+                    f"| {depth} | 512 | {{deep[0][{i}]:,}} | {{deep[1][{i}]:+.3f}} |"
+                    for i, depth in enumerate((16, 24))
+                ),
+                "{perfect[0]:+.3f}, {perfect[1]:+.3f}, {perfect[2]:+.3f}, {perfect[3]:+.3f}, {perfect[4]:+.3f} with "
+                "{counts[0]:,} to {counts[1]:,} updates. From 24 to 8 it is the other way: {other[0]:+.3f} to "
+                "{other[4]:+.3f} with {counts[2]:,} to {counts[3]:,}.",
+                "| worse | {worse} of {runs} runs, {worse_studies} of {studies} studies |",
+                "| median of runs | {median:+.4f} | | least and most | {ends[0]:+.4f}, {ends[1]:+.4f} |",
+                "| mean over studies | {mean:+.4f} |",
+                "about {nats:+.3f nats per token}, if",
+                "{deeper[2_epochs_learned_true]:+.3f} after two epochs, {deeper[1000_steps_learned_true]:+.3f} after",
+                "it is {deeper[2_epochs_rotary_true]:+.3f}. Without normalised input the deeper ones diverge, "
+                "{deeper[2_epochs_learned_false]:+.3f}.",
+            ],
+        },
+    ),
+    Passage(
+        language.language,
+        {FINDINGS: ["near the {bigram:.2f} of a bigram model"], RESULTS: ["same tokens has {bigram:.2f} on held-out"]},
+    ),
+    Passage(
+        afterwards.values,
+        {
+            README: [
+                "32 heads minus one head | {late[32][3_0]:+.0f} |",
+                "32 heads minus 4 heads; equivalent by a margin set before | {planned:+.3f} |",
+                "per doubling of heads at the same total width | {surface[0]:+.1f %} |",
+                "rank correlation of fall and gain | {causes[correlation]:.2f} ({causes[low]:.2f} to "
+                "{causes[high]:.2f}) |",
+            ],
+            FINDINGS: [
+                "all are at {plateau[0]:.2f} to {plateau[1]:.2f} nats",
+                "reaches 3.0 nats at step {arrive[3_0]:.0f}.",
+                "| steps to a training loss of 3.0 nats | {late[32][3_0]:+.0f} | | steps to 2.6 nats | "
+                "{late[32][2_6]:+.0f} |",
+                "with the learning rate at its end | {short:+.3f} |",
+                "| training loss at step 1,000 of 4,000 | {at_1000:+.3f} |",
+                "32 heads minus 4 (p = {planned_p:.4f}) | {planned:+.3f} |",
+                "held-out text and {ahead:.3f} ahead on the training text",
+                "the error by {surface[0]:+.1f %} at 120,000 and {surface[1]:+.1f %} at 270,000 parameters; "
+                "{gain} of {steps} direct steps",
+                "twice the heads give {added[fixed]:+.1f %}, pooled",
+                "added heads give {added_all:+.1f %}, pooled",
+                "the heads about {about:.0f} % of the error",
+                "| the same, over interventions | {causes[one]:+.1f} |",
+                "{better} gain, {worse} lose.",
+            ],
+        },
+    ),
+    Passage(
+        heads.longer,
+        {
+            README: ["32 heads end {single_change:.3f} nats behind 4"],
+            FINDINGS: [
+                "| held-out loss after 4,000 steps | {from_one[32]:+.3f} |",
+                "32 heads end {single_change:.3f} behind 4 heads",
+            ],
+        },
+    ),
+    Passage(
+        heads.narrow_heads,
+        {
+            FINDINGS: [
+                "32 heads lose {lost_with_rotary:.3f nats} to 4 with rotary, {lost_from_4:.3f} with learned positions. "
+                "Rank as the reason is {rule}.",
+            ],
+        },
+    ),
+    Passage(
+        shapes.trade,
+        {
+            README: ["error of half the layers alone, against all | {long[change][layers halved]:+.1f %} |"],
+            FINDINGS: [
+                f"| no heads added {TRADE.format('layers halved')}",
+                f"| a third more heads {TRADE.format('lean, MLP kept')}",
+                "the planned margin of {margin:.0f} % in {good} of {arms} comparisons",
+            ],
+        },
+    ),
+    Passage(language.gpt2_pair, {FINDINGS: ["ends {mean:+.3f nats} behind with 4 layers, in {seeds} seeds"]}),
+    Passage(
+        conditioning.heads_values,
+        {
+            FINDINGS: [
+                "κ falls {falls[0]:.0f}-fold at fixed head dimension and {falls[1]:.0f}-fold at fixed total width",
+                "Gaussian matrices, {gaussian[2]:.1f} to {gaussian[16]:.1f} and unchanged",
+            ],
+        },
+    ),
+    Passage(
+        conditioning.causes_values,
+        {
+            FINDINGS: [
+                "In {runs} runs of a small ViT",
+                "| more heads | {slope[heads]:+.1f} | | ten interventions, over seeds | {slope[interventions]:+.1f} |",
+                "That κ alone decides is {verdict} by the rule.",
+                "the slope is {gaining:+.1f}: a share",
+            ],
+        },
+    ),
+    Passage(
+        tasks.nearest,
+        {FINDINGS: ["one head of 16 errs {rank[16].value:.3f}, two of 8 err {rank[8].value:.3f}."]},
+    ),
+    Passage(
+        tasks.diagnostic,
+        {FINDINGS: ["one errs {retrieval[1]:.3f}, twelve {retrieval[12]:.3f}."]},
+    ),
+]
