@@ -244,7 +244,7 @@ def draw_delay(axes: Axes) -> None:
         axes.fill_between(list(by_step), low, high, color=color, alpha=0.15, linewidth=0)
     axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
     axes.set(xscale="log", xlabel="step")
-    axes.set_title("Training loss minus that of one head of 128, nats", fontsize=FONT - 2)
+    axes.set_title("Loss minus that of one head, nats", fontsize=FONT - 2)
     axes.minorticks_off()
     axes.set_xticks([100, 300, 1000, 4000], ["100", "300", "1,000", "4,000"])
     axes.legend(frameon=False, fontsize=FONT - 3)
