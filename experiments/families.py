@@ -32,7 +32,7 @@ from leanformer import cli, config
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
 from leanformer.conditioning.spectrum import FLOOR
-from leanformer.data import sequences, source
+from leanformer.data import sequences
 from leanformer.data.text.documents import BUNDLED, FORM_FEED
 from leanformer.runtime import files
 from leanformer.training import metrics_log
@@ -113,8 +113,7 @@ FAMILIES = {
         *("sequences", "nystromformer_retrieval:landmarks=32", TWO | {"max_length": PASSAGE}, FOUR, "pairs:{}/pairs"),
     ),
     "Nyströmformer, Pathfinder": Family(
-        *("sequences", "nystromformer_pathfinder:landmarks=32", TWO, FOUR, "pathfinder:{}/pathfinder"),
-        {"examples": 12_000},
+        *("sequences", "nystromformer_pathfinder:landmarks=32", TWO, FOUR, "pathfinder:{}"),
         batch_size=16,
     ),
 }
@@ -186,7 +185,7 @@ def build_data(c: config.ConfigDict, folder: Path) -> None:
     """Write the data of a config that are not packaged, once."""
     if not (folder / "pairs" / "new_aan_pairs.test.tsv").is_file():
         write_passages(folder)
-    source.build(c.data.name, sequences.KINDS, recipe=c.data.recipe)
+    sequences.build(c.data.name, None, c.data.recipe)
 
 
 def run(name: str, shape: str, seed: int, out: Path) -> dict[str, Any]:

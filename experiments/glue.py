@@ -23,7 +23,7 @@ from leanformer import config
 from leanformer.config.sentences import GLUE
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import artifacts, origins
+from leanformer.tasks import artifacts
 from leanformer.training import metrics_log
 
 
@@ -31,15 +31,20 @@ ORDER = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # column
 SECOND = "mnli-mm"  # the column of MNLI's other split, `eval.more.mm`
 Scores = Mapping[str, Mapping[int, float | None]]  # by column and seed; None if not finite
 
+# Keys of a model that affect no weight, or only weights above the blocks.
+FREE_KEYS = {"num_classes", "pool", "pooler_dim", "transform", "head_bias", "packed", "dropout", "drop_path", "remat"}
+FREE_KEYS |= {"unroll", "backend", "max_length"}
+
 
 def settings(run: Path | None) -> dict[str, Any]:
     """Return the config keys that follow from a pre-trained run. Raise ConfigError if the folder is not of a run."""
     if run is None:
         return {}
-    if origins.source_run(str(run)) is None:
+    if not (run / "config.json").is_file():
         raise ConfigError(f"--init_from={run} is not the folder of a run.")
-    length = artifacts.load_config(run).model.max_length
-    keys = {f"model.{key}": value for key, value in origins.required_model_keys(run).items() if value is not None}
+    model = artifacts.load_config(run).model.to_dict()
+    length = model["max_length"]
+    keys = {f"model.{key}": x for key, x in model.items() if key not in FREE_KEYS and x is not None}
     keys |= {"model.max_length": length, "data.max_length": min(length, config.load("glue").data.max_length)}
     return keys | {"init_from.path": str(run.absolute()), "init_from.new_head": True}
 

@@ -47,7 +47,6 @@ def main(f: cli.Values) -> None:
     named = artifacts.load_classes(workdir)
     if named is None:  # a run without a list of classes, or of data without classes
         named = tasks.class_names(task.data.open(c.data.train_split))
-        artifacts.warn_missing_classes(workdir, named)
     source = task.data.open(c.data.eval_split, named)
     timer = Timer()
     with Watchdog(c.hang_seconds, lambda: timer.activity):

@@ -38,7 +38,7 @@ from ml_collections import ConfigDict
 
 from leanformer import config as configs
 from leanformer.config import key_docs
-from leanformer.data import sequences, source
+from leanformer.data import sequences
 from leanformer.runtime import mesh
 from leanformer.tasks import artifacts
 from leanformer.training import metrics_log, train_setup
@@ -174,7 +174,7 @@ def write_data(base: Path) -> None:
         (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
     c = load(JOBS["lra"][2]).unlock()
     c.update_from_flattened_dict(SHORT)
-    source.build(f"listops:{base / 'listops'}", sequences.KINDS, recipe=c.data.recipe.to_dict())
+    sequences.build(f"listops:{base / 'listops'}", None, c.data.recipe.to_dict())
 
 
 def _free_port() -> int:

@@ -7,8 +7,7 @@ import numpy as np
 from random_weights import fill_weights
 
 from leanformer import config
-from leanformer.data.sequences import KINDS
-from leanformer.data.source import build
+from leanformer.data.sequences import build
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
@@ -57,7 +56,7 @@ def _xcit(folder):
 
 def _sequences(folder):
     if not (folder / "listops").exists():
-        build(f"listops:{folder / 'listops'}", KINDS, recipe=LISTOPS)
+        build(f"listops:{folder / 'listops'}", None, LISTOPS)
     c = config.sequences().unlock()
     c.data.recipe = dict(LISTOPS)
     c.data.update(name=f"listops:{folder / 'listops'}", eval_split="val", max_length=24)

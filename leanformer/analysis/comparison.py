@@ -14,7 +14,6 @@ from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.config.per_layer import split_values
 from leanformer.costs.count import format_count
-from leanformer.data import fingerprints
 from leanformer.errors import ConfigError
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
@@ -305,19 +304,18 @@ def _suggest_pooled_test(pairs: Sequence[Pair], df: int) -> list[str]:
 
 
 def _list_changed_data(runs: Sequence[Run]) -> list[str]:
-    """Return a warning for runs that recorded other evaluation data than the first; one per tokenizer, as with another
-    the same text has another fingerprint."""
-    first: dict[Any, tuple[Run, dict[str, Any]]] = {}
+    """Return a warning for runs whose evaluation split had another number of examples; one per tokenizer."""
+    first: dict[Any, tuple[Run, int]] = {}
     notes: dict[Any, str] = {}
     for run in runs:
         split, tokenizer = run.keys.get("data.eval_split", ""), run.keys.get("data.tokenizer")
-        if fingerprint := artifacts.read_fingerprint(run.workdir, split):
-            other, before = first.setdefault(tokenizer, (run, fingerprint))
-            if change := fingerprints.describe_changes(before, fingerprint):
+        if (examples := artifacts.count_examples(run.workdir, split)) is not None:
+            other, before = first.setdefault(tokenizer, (run, examples))
+            if before != examples:
                 notes.setdefault(
                     tokenizer,
-                    f"Evaluation data differ in {split}, {other.workdir.name} against {run.workdir.name}: {change}. "
-                    "Their scores may not be comparable.",
+                    f"Evaluation data differ in {split}, {other.workdir.name} against {run.workdir.name}: {before} and "
+                    f"{examples} examples. Their scores may not be comparable.",
                 )
     return [*notes.values()]
 

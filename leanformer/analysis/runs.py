@@ -147,7 +147,6 @@ def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
             raise ConfigError(f"--metric={score.name}: the final record of {workdir} does not have it, only {names}.")
     if not runs:
         raise ConfigError(f"--metric={score.name}: it is not finite in any run. There is nothing to compare.")
-    runs = _name_alike(runs)
     _check_comparable(runs, score)
     return ComparableRuns(runs, score, left_out)
 
@@ -196,24 +195,6 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     devices = [" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"]]
     made_by = f"commit {header.get('git') or 'unknown'}, {', '.join(devices)}"  # "cpu cpu" is "cpu"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
-
-
-def _name_alike(runs: Sequence[Run]) -> list[Run]:
-    """Return runs, those on the same files by another path, relative or a link, with the `data.name` of the first one.
-
-    Files are the same if the runs recorded equal digests of them, for training and for evaluation.
-    """
-    names: dict[str, str] = {}
-    result = []
-    for run in runs:
-        name = str(run.keys.get("data.name"))
-        splits = [str(run.keys.get(f"data.{split}")) for split in ("train_split", "eval_split")]
-        recorded = [artifacts.read_fingerprint(run.workdir, split) for split in splits]
-        if all(len(fingerprint) > 1 for fingerprint in recorded):  # more than the number of examples
-            name = names.setdefault(repr((name.partition(":")[0], recorded)), name)
-            run = dataclasses.replace(run, keys={**run.keys, "data.name": name})
-        result.append(run)
-    return result
 
 
 def _check_comparable(runs: Sequence[Run], score: Score) -> None:

@@ -151,10 +151,10 @@ COMMANDS = {
     "prepare": CommandLine(
         (
             CONFIG,
-            Flag("out", "Folder to write the cache to (`cache` only).", writes=True),
-            Flag("short_side", "Short side of the cached images in pixels, by default 288 (`cache` only).", int),
+            Flag("out", "Folder to write smaller images to (`shrink` only).", writes=True),
+            Flag("short_side", "Short side of the smaller images in pixels (`shrink` only).", int, default=288),
         ),
-        verbs=("check", "build", "cache"),
+        verbs=("check", "build", "shrink"),
     ),
     "convert": CommandLine(
         (

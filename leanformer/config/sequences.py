@@ -24,7 +24,7 @@ class Data(common.Data):
     eval_split: str = "test"  # evaluation split, such as "test", "val" or "eval"
     dir: str | None = None  # folder of TFDS data; $TFDS_DATA_DIR, or else ~/tensorflow_datasets, if unset
     max_length: int = 2000  # tokens kept per example; the rest is cut off
-    # parameters of a locally generated dataset: fields of listops.Recipe, or arguments of pathfinder.write
+    # parameters: fields of listops.Recipe for generated expressions; contour and seed of pathfinder.Pathfinder
     recipe: ConfigDict = field(default_factory=ConfigDict)
 
 

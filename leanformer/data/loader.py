@@ -1,23 +1,23 @@
 """Loader of batches that are a function of (seed, step), with random access to any step from any process.
 
-Position p = step · batch_size + place in the batch. Training reads the example at position p of an endless sequence
-(`shuffled_index`), and p is the key of its random augmentation. Both are defined before a process takes its slice, so
-the training data do not depend on the number of processes or workers, or on restarts.
+Position p = step · batch_size + place in the batch. Training reads the example at position p of an endless sequence of
+shuffled epochs, and p is the key of its random augmentation. Both are defined before a process takes its slice, so the
+training data do not depend on the number of processes or workers, or on restarts.
 """
 
-import concurrent.futures
 import functools
-import signal
-import sys
+import math
+import os
+import pickle
+import tempfile
 import warnings
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import Any
 
-import grain
 import numpy as np
-from absl import flags
 
-from leanformer.data.pool import SIGNALS, begin_worker, check_main_program
+from leanformer.data.pool import SHARED_FOLDER, check_main_program, folder_prefix, map_ordered
 from leanformer.data.source import Source, size
 from leanformer.errors import EXHAUSTED, CorruptExample, DataError
 
@@ -25,36 +25,7 @@ from leanformer.errors import EXHAUSTED, CorruptExample, DataError
 # function (index, example, draws) -> arrays of one example, see Batches
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
 ENDLESS = 2**62  # number of steps, or of examples, that counts as endless
-LARGE = 2**24  # from this many examples, epochs are not drawn as a whole, which takes 64 MiB per reading process
-NEIGHBOURS = 16  # consecutive unreadable examples before an error
-
-
-def shuffled_index(position: int, length: int, seed: int) -> int:
-    """Return the index of the example at a position of the shuffled order, in which each index occurs once per epoch.
-
-    Each epoch has a permutation of its own, drawn uniformly. From LARGE (2^24) examples on it is a keyed permutation,
-    which needs no memory (grain's `index_shuffle`).
-
-    Args:
-        position: position in the endless sequence of epochs, from 0.
-        length: number of examples of the source; the result is below it.
-        seed: seed of all permutations.
-    """
-    epoch, place = divmod(position, length)
-    if length < LARGE:
-        return int(_permutation(seed, epoch, length)[place])
-    return grain.experimental.index_shuffle(place, max_index=length - 1, seed=_key(seed, epoch), rounds=4)
-
-
-@functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
-def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
-    return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(length).astype(np.int32)
-
-
-@functools.lru_cache(maxsize=2)
-def _key(seed: int, epoch: int) -> int:
-    """Return the key of an epoch's permutation for large sources."""
-    return int(np.random.Generator(np.random.Philox(key=(seed, epoch))).integers(2**32))
+MAX_UNREADABLE = 16  # consecutive unreadable examples before an error
 
 
 class Batches:
@@ -98,8 +69,12 @@ class Batches:
         self.source, self.prepare, self.train, self.seed, self.repeats = source, prepare, train, seed, repeats
         self.process, self.processes = process, processes
         self._size: Any = size(source)  # None if endless
+        self._orders: dict[int, np.ndarray] = {}  # permutation by epoch, of the last two: a batch may straddle them
         if self._size is None and not train:
             raise DataError("An endless source cannot be used for evaluation. Use an evaluation split with a length.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_orders": {}}
 
     def __len__(self) -> int:
         return ENDLESS if self.train else -(-self._size // self.batch_size)
@@ -111,37 +86,36 @@ class Batches:
         return range(first, first + local)
 
     def example(self, position: int) -> int:
-        """Return the index in the source of the example at a position, step · batch_size + place in the batch."""
+        """Return the index in the source of the example at a position; in training each index occurs once per epoch."""
+        position //= self.repeats
         if not self.train or self._size is None:
-            return position // self.repeats
-        return shuffled_index(position // self.repeats, self._size, self.seed)
+            return position
+        epoch, place = divmod(position, self._size)
+        if epoch not in self._orders:
+            self._orders = {old: self._orders[old] for old in [*self._orders][-1:]}
+            order = np.random.Generator(np.random.Philox(key=(self.seed, epoch))).permutation(self._size)
+            self._orders[epoch] = order.astype(np.int32 if self._size < 2**31 else np.int64)
+        return int(self._orders[epoch][place])
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """Return this process's part of the batch of a step.
-
-        It has the arrays of `prepare`, `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of an
-        unreadable example that was replaced by its neighbour, else -1).
-        """
+        """Return this process's part of the batch of a step."""
         positions = self.positions(step)
         present = [p for p in positions if self.train or p < self._size]
         rows = [self._read(p) for p in present] or [self._read(0)]
-        batch = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-        padding = len(positions) - len(present)
-        if padding:
-            values = {key: value[: len(present)] for key, value in batch.items()}
-            batch = {k: np.pad(v, [(0, padding)] + [(0, 0)] * (v.ndim - 1)) for k, v in values.items()}
+        batch = {key: np.stack([row[key] for row in rows])[: len(present)] for key in rows[0]}
+        if padding := len(positions) - len(present):
+            batch = {key: np.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)) for key, x in batch.items()}
             batch["corrupt"][len(present) :] = -1
         batch["mask"] = np.arange(len(positions)) < len(present)
         return batch
 
     def _read(self, position: int) -> dict[str, np.ndarray | np.generic]:
         """Return the arrays of the example at a position, or of the next readable one."""
-        first = self.example(position)
-        for shift in range(NEIGHBOURS):
+        first, reason = self.example(position), None
+        for shift in range(MAX_UNREADABLE):
             index = (first + shift) % (self._size or ENDLESS)
             try:
-                example = self.source[index]
-                inputs = self.prepare(index, example, functools.partial(self._generator, position))
+                inputs = self.prepare(index, self.source[index], functools.partial(self._generator, position))
             except (CorruptExample, OSError) as error:
                 if getattr(error, "errno", None) in EXHAUSTED:
                     raise  # the example is not to blame
@@ -149,8 +123,8 @@ class Batches:
                 continue
             return {**inputs, "index": np.int64(index), "corrupt": np.int64(first if shift else -1)}
         raise DataError(
-            f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(first)} on. Fix or remove them. "
-            f"Last: {reason}."
+            f"{MAX_UNREADABLE} examples in a row are unreadable, from {self.source.name(first)} on. Fix or remove "
+            f"them. Last: {reason}."
         )
 
     def unreadable_reason(self, index: int) -> str:
@@ -165,51 +139,54 @@ class Batches:
         return np.random.Generator(np.random.Philox(key=(self.seed, position)))
 
 
-def stream(
-    batches: Batches, *, start: int = 0, stop: int | None = None, workers: int = 0, prefetch: int = 2
+def batches(
+    source: Batches, *, start: int = 0, stop: int | None = None, workers: int = 0, prefetch: int = 2
 ) -> Generator[dict[str, np.ndarray], None, None]:
     """Yield the batches of the steps from `start` to before `stop`, which are read in advance.
 
-    The result does not depend on the number of workers. Close the generator to stop the workers.
+    The result does not depend on the number of workers. The worker processes stay for later calls, and end with this
+    process.
 
     Args:
-        batches: batches by step, see `Batches` for their arrays.
+        source: batches by step, see `Batches` for their arrays.
         start: first step.
         stop: step after the last; None for all.
         workers: number of processes that read; 0 for a thread of this process.
         prefetch: number of batches that each worker, or the thread, reads in advance.
-
-    Raises:
-        ConfigError: workers could not import the main program.
     """
-    stop = len(batches) if stop is None else stop
-    steps = grain.MapDataset.source(batches)[start:stop]  # ty: ignore[invalid-argument-type] - it has __getitem__
-    threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
-    dataset = steps.to_iter_dataset(threads)
-    if workers:
-        check_main_program(workers)
-        if not flags.FLAGS.is_parsed():  # grain's worker processes read absl flags, which nothing else parses
-            flags.FLAGS.mark_as_parsed()
-        # grain's reading thread keeps the last batch in shared memory until Python exits. The resource tracker process
-        # then removes it and warns about leaks at the end of every run. It reads these options.
-        sys.warnoptions.append("ignore:resource_tracker:UserWarning")
-        # At most one worker per batch: more would only cost start-up time.
-        count = min(workers, stop - start)
-        options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)
-        dataset = dataset.mp_prefetch(options, worker_init_fn=begin_worker)
-    iterator: Any = iter(dataset)
-    try:
-        if workers:
-            with concurrent.futures.ThreadPoolExecutor(1, initializer=_block_signals) as executor:
-                yield executor.submit(lambda: next(iterator)).result()  # the first call starts the workers
-        yield from iterator
-    finally:
-        iterator.close()
+    steps = range(start, len(source) if stop is None else stop)
+    if not workers:
+        yield from map_ordered(source.__getitem__, steps, 0, ahead=prefetch, thread=True)
+        return
+    check_main_program(workers)
+    # Through files in memory, as pipes between processes are several times slower.
+    with tempfile.TemporaryDirectory(prefix=folder_prefix(os.getpid()), dir=SHARED_FOLDER) as folder:
+        path = Path(folder) / "batches"
+        path.write_bytes(pickle.dumps(source))  # sent once, not with every step
+        for header, file in map_ordered(functools.partial(_write_step, path), steps, workers, ahead=prefetch):
+            yield _take(header, file)
 
 
-def _block_signals() -> None:
-    """Block signals in this thread, in threads that it starts, and in processes that these start."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+def _write_step(path: Path, step: int) -> tuple[list[tuple[str, Any, tuple[int, ...]]], Path]:
+    """Write the arrays of a batch to a file; return their names, dtypes and shapes, and the file."""
+    batch, file = _load(path)[step], path.with_name(f"{step}")
+    with file.open("wb") as out:
+        for array in batch.values():
+            out.write(np.ascontiguousarray(array).data)
+    return [(name, array.dtype, array.shape) for name, array in batch.items()], file
+
+
+def _take(header: list[tuple[str, Any, tuple[int, ...]]], file: Path) -> dict[str, np.ndarray]:
+    """Return the arrays in a file of `_write_step`, which is removed."""
+    with file.open("rb") as content:
+        batch = {name: np.fromfile(content, dtype, math.prod(shape)).reshape(shape) for name, dtype, shape in header}
+    file.unlink()
+    return batch
+
+
+@functools.lru_cache(maxsize=4)  # training and a few evaluation splits
+def _load(path: Path) -> Batches:
+    return pickle.loads(path.read_bytes())
 
 
 class CorruptLog:
@@ -236,7 +213,7 @@ class CorruptLog:
                 f"Unreadable example replaced by its neighbour ({len(self.seen)} so far): {self._name(index)}",
                 stacklevel=2,
             )
-        self._read += len(corrupt) * self.batches.processes  # `seen` is that of all processes
+        self._read += len(corrupt) * self.batches.processes  # `seen` is of all processes
         examples = size(self.source) or self._read
         if len(self.seen) > self.max_share * examples:
             names = "\n  ".join(self._name(i) for i in sorted(self.seen)[:10])

@@ -1,21 +1,21 @@
 """Training tasks: `build(config)` returns the task that `config.task` names; the others are not imported."""
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from leanformer import config
-from leanformer.data import Source, fingerprints, open_images, quote
+from leanformer.data import Source, quote
+from leanformer.data.images import count_classes
 from leanformer.errors import ConfigError, DataError
-from leanformer.runtime import multihost, phases
+from leanformer.runtime import phases
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
 __all__ = ["KINDS", "Batch", "DataModule", "Objective", "Spec", "Task", "build", "check_names", "class_names"]
-__all__ += ["fill_num_classes", "fingerprint", "open_data", "open_run", "resolve"]
+__all__ += ["by_split", "fill_num_classes", "open_data", "open_run", "resolve"]
 
 
 def _from_config(name: str) -> Callable[[Any], Task]:
@@ -63,48 +63,16 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
         return train, {name: module.open(split, class_names(train)) for name, split in splits.items()}
 
 
-def fingerprint(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[str, dict[str, Any]]:
-    """Return {name of a split in the data, such as "train": its fingerprint}; {} except in process 0.
-
-    A fingerprint has `examples`, their number, and digests of the content, see `fingerprints.compute`.
-
-    Args:
-        c: config.
-        train, held_out: training split and evaluation splits, as `open_data` returns them.
-    """
-    splits = {c.data.train_split: train, **_by_split(c, held_out)} if multihost.is_primary() else {}
-    return {split: fingerprints.compute(source) for split, source in splits.items()}
-
-
-def warn_repeats(c: Any, train: Source, held_out: Mapping[str, Source]) -> None:
-    """Warn of files that a split lists twice, and of data that the training split shares with another split.
-
-    Also warns of an evaluation split that is the training split. Process 0 prints the warnings to the standard error.
-
-    Args:
-        c: config.
-        train, held_out: training split and evaluation splits, as `open_data` returns them.
-    """
-    others = _by_split(c, held_out)
-    same = [split for split in others if split == c.data.train_split]
-    sentences = [
-        f"split {split} is the training split, so scores on it are those of training examples" for split in same
-    ]
-    sentences += fingerprints.describe_repeats(train, {key: x for key, x in others.items() if key not in same})
-    for sentence in sentences if multihost.is_primary() else ():
-        print(f"WARNING: {c.data.name}: {sentence}.", file=sys.stderr, flush=True)
-
-
-def _by_split(c: Any, held_out: Mapping[str, Source]) -> dict[str, Source]:
-    """Return the evaluation splits that `open_data` returned, by their names in the config."""
-    return {c.eval.more[name].split if name else c.data.eval_split: source for name, source in held_out.items()}
+def by_split(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[str, Source]:
+    """Return {name of a split in the data, such as "train": the split} for the splits that `open_data` returned."""
+    names = {"": c.data.eval_split} | {name: more.split for name, more in c.eval.more.items()}
+    return {c.data.train_split: train} | {names[name]: source for name, source in held_out.items()}
 
 
 def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
     """Return the task of a config, its training split, and its evaluation splits by name, for a run in `workdir`.
 
-    model.num_classes=0 of the config is replaced in place, see `resolve`. Repeated data are warned of,
-    see `warn_repeats`.
+    model.num_classes=0 of the config is replaced in place, see `resolve`.
 
     Args:
         c: config.
@@ -114,14 +82,17 @@ def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
         ConfigError, DataError: the data do not fit the config or the run, or `workdir` has exported weights.
         WorkdirError: files of the run are damaged.
     """
-    artifacts.check_not_exported(workdir)
+    if artifacts.exported_weights(workdir) is not None:
+        raise ConfigError(
+            f"--workdir={workdir} holds exported weights. Choose another folder. To start from these weights, set "
+            f"--config.init_from.path={workdir}."
+        )
     resolve(c)
     task = build(c)
     train, held_out = open_data(task.data, c, artifacts.load_classes(workdir))
-    artifacts.check_tokenizer(workdir, train)
+    artifacts.check_tokenizer(workdir, getattr(train, "tokenizer", None))
     if not (workdir / "config.json").is_file():
         check_names(c, train)
-    warn_repeats(c, train, held_out)
     return task, train, held_out
 
 
@@ -150,8 +121,7 @@ def fill_num_classes(c: Any) -> None:
     """
     if c.task != "images" or c.model.num_classes != 0:
         return
-    shape = {"image_size": c.model.image_size, "channels": c.model.channels, "num_classes": None}
-    number = open_images(c.data.name, c.data.train_split, dir=c.data.dir, **shape).num_classes
+    number = count_classes(c.data.name, c.data.train_split, c.data.dir)
     if not number:
         raise ConfigError(
             f'model.num_classes=0: data.name="{c.data.name}" does not name its classes. Set --config.model.num_classes.'

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.config.rules import image_sides
-from leanformer.data.images import KINDS, transforms
-from leanformer.data.source import build, find
+from leanformer.data.images import KINDS, build, transforms
+from leanformer.data.source import find
 from leanformer.tasks import losses, mixup
 from leanformer.tasks.classification import LABEL, Classification, labelled
 from leanformer.tasks.task import Batch, DataModule, Spec, Task
@@ -49,7 +49,7 @@ class ImageData(DataModule):
     dir: str | None = None
 
     def build(self) -> bool:
-        return build(self.name, KINDS, self.dir)
+        return build(self.name, self.dir)
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}

@@ -19,7 +19,7 @@ from leanformer.data.sentences.encoded import join_pair, special_tokens
 from leanformer.data.source import find
 from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import losses, metrics, origins
+from leanformer.tasks import artifacts, losses, metrics
 from leanformer.tasks.classification import LABEL, Classification, labelled
 from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
@@ -76,7 +76,7 @@ class SentenceData(DataModule):
         chosen = corpus.make_tokenizer(words, texts, Path(corpus.CACHE).expanduser())
         special_tokens(chosen)
         if self.source_run is not None:
-            origins.check_source_tokenizer(self.source_run, words, chosen)
+            artifacts.check_tokenizer(self.source_run, chosen)
         if chosen.vocabulary > self.vocabulary:
             raise DataError(
                 f'data.tokenizer="{words}" has {chosen.vocabulary:,} tokens, and model.vocabulary={self.vocabulary}. '
@@ -256,13 +256,12 @@ def from_config(c: Any) -> Task:
     """Return the task of a config: regression if the model has one output, otherwise classification.
 
     Raises:
-        ConfigError: `data.name` is unknown; or `init_from.path` is a run of another model.
+        ConfigError: `data.name` is unknown.
     """
     m, d = c.model, c.data
     find(d.name, KINDS)
-    source_run = origins.source_run(c.init_from.path)
-    if source_run is not None:
-        origins.check_source_model(source_run, m)
+    start = Path(c.init_from.path or "").expanduser()
+    source_run = start if c.init_from.path and (start / "config.json").is_file() else None
     shared: dict[str, Any] = {"num_classes": m.num_classes, "length": d.max_length, "types": bool(m.get("types"))}
     keys = {name: d[name] for name in ("tokenizer", "train_split", "name", "dir")}
     objective = SentenceRegression if m.num_classes == 1 else SentenceClassification

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.config.sequences import WHOLE
-from leanformer.data.sequences import KINDS, encode, open_sequences
-from leanformer.data.source import build, find
+from leanformer.data.sequences import KINDS, build, encode, open_sequences
+from leanformer.data.source import find
 from leanformer.errors import DataError
 from leanformer.tasks import losses, mixup
 from leanformer.tasks.classification import LABEL, Classification, labelled
@@ -46,7 +46,7 @@ class SequenceData(DataModule):
     dir: str | None = None
 
     def build(self) -> bool:
-        return build(self.name, KINDS, self.dir, self.recipe)
+        return build(self.name, self.dir, self.recipe)
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         required = {"length": self.length if self.full else None, "classes": classes}

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from leanformer import conditioning, tasks
-from leanformer.data import source
+from leanformer.data.source import EXAMPLE_TYPES, no_example_error, read_content
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
 from leanformer.runtime import phases
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
@@ -164,7 +164,7 @@ class LoadedModel:
         Raises:
             CorruptExample, DataError: the example has another type, or cannot be read.
         """
-        content: Any = source.read_content(example, images=self.takes_images)
+        content: Any = read_content(example, images=self.takes_images)
         data = self.task.data
         try:
             whole = data.read_text(content, self.tokenizer) if isinstance(data, TextData) else data.read(content)
@@ -224,7 +224,7 @@ class LoadedModel:
         """
         embedding.check_model(self.model, str(self.workdir))
         several: list[Any] = (
-            list(texts) if isinstance(texts, Iterable) and not isinstance(texts, source.SINGLE) else [texts]
+            list(texts) if isinstance(texts, Iterable) and not isinstance(texts, EXAMPLE_TYPES) else [texts]
         )
         vectors, cut = embedding.embeddings(self.model, self.tokenizer, several)
         if len(cut):
@@ -291,16 +291,12 @@ class LoadedModel:
 
     def _prepare_all(self, examples: Any) -> list[dict[str, np.ndarray]]:
         array = hasattr(examples, "__array__") and not isinstance(examples, Image.Image)
-        several = np.ndim(examples) == 4 if array else not isinstance(examples, source.SINGLE)
+        several = np.ndim(examples) == 4 if array else not isinstance(examples, EXAMPLE_TYPES)
         if several and (isinstance(examples, Mapping) or not isinstance(examples, Iterable)):
-            raise DataError(
-                f"{source.describe(examples)} is not an example. {source.expected_examples(self.takes_images)}"
-            )
+            raise no_example_error(examples, images=self.takes_images)
         rows = [self.prepare(example) for example in (examples if several else [examples])]
         if not rows:
-            raise DataError(
-                f"{source.describe(examples)} contains no example. {source.expected_examples(self.takes_images)}"
-            )
+            raise DataError("There are no examples. Pass at least one.")
         return rows
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:

@@ -16,6 +16,7 @@ from leanformer.config.rules import patch_grid
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
+from leanformer.runtime import files
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.mesh import Placement
 from leanformer.runtime.sharing import Axes
@@ -100,15 +101,10 @@ class ModelSetup:
                 match the model, or they differ from the model in more than `config.init_from` allows.
         """
         from leanformer.pretrained import published  # here and below, since few runs read weights
-        from leanformer.tasks import origins
 
         grid = self._compare_settings(path, layout)
         weights = self.map_weights(read_weights(path, layout, finite=finite), layout, grid)
-        if layout == "own":  # after the shapes, whose error says more
-            origins.warn_other_model(
-                Path(path).expanduser(), self.config, models.find_class(self.config.model.name).settings
-            )
-        else:
+        if layout != "own":
             published.warn_unchecked(path)
         return weights
 
@@ -119,11 +115,14 @@ class ModelSetup:
         """
         from leanformer.pretrained import published
         from leanformer.pretrained.published import preprocessing
-        from leanformer.tasks import origins
 
         if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
-            source = origins.read_config(Path(path).expanduser())
-            return None if source is None else patch_grid(source.model)
+            from leanformer.tasks import artifacts
+
+            folder = Path(path).expanduser()
+            folder = folder if folder.is_dir() else folder.parent
+            beside = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+            return patch_grid(artifacts.load_config(folder).model) if "config" in beside else None
         c, family = self.config, models.find_class(self.config.model.name)
         model = c.model.to_dict()
         start = c.init_from
@@ -133,41 +132,20 @@ class ModelSetup:
         data = c.get("data", {})
         if "mean" in data and "std" in data:
             preprocessing.warn_normalisation(path, layout, data.mean, data.std)
-        if "tokenizer" in data and layout == "huggingface":
-            origins.warn_other_tokenizer(Path(path).expanduser(), data.tokenizer)
         return grid
 
-    def warn_other_class_order(self, classes: Sequence[str] | None) -> None:
-        """Warn on stderr if the weights of `config.init_from` have a classifier for these classes in another order.
-
-        Args:
-            classes: names of the classes of the data; None if they have no names.
-        """
-        start = self.config.init_from
-        if start.path is None or start.new_head:
-            return
-        from leanformer.pretrained import published
-        from leanformer.tasks import artifacts, origins
-
-        path = Path(start.path).expanduser()
-        theirs = artifacts.load_classes(path) if start.layout == "own" else published.class_names(path)
-        origins.warn_other_class_order(path, theirs, classes)
-
     def check_other_tokenizer(self, chosen: Any) -> None:
-        """Raise DataError if the tokenizer of the data is not that of the run or export in `config.init_from`.
+        """Raise DataError if the tokenizer of the data differs from the one beside the weights in `config.init_from`.
 
         Args:
             chosen: tokenizer of the data, `data.text.Tokenizer`; None for data without one.
         """
-        start = self.config.init_from
-        if start.path is None or start.layout != "own" or chosen is None:
+        if self.config.init_from.path is None:
             return
-        from leanformer.tasks import artifacts, origins
+        from leanformer.tasks import artifacts
 
-        path = Path(start.path).expanduser()
-        folder = path if path.is_dir() else path.parent
-        if (folder / artifacts.TOKENIZER).is_file():
-            origins.check_source_tokenizer(folder, self.config.data.tokenizer, chosen)
+        path = Path(self.config.init_from.path).expanduser()
+        artifacts.check_tokenizer(path if path.is_dir() else path.parent, chosen)
 
     def map_weights(self, tensors: Mapping[str, Any], layout: str, source_grid: tuple[int, int] | None = None) -> Any:
         """Return (parameters, batch statistics) of this model, with its shardings, from tensors of a file.

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from leanformer import data, tasks
+from leanformer import data
 from leanformer.config import Intervals
 from leanformer.costs import hardware
 from leanformer.errors import WorkdirError
@@ -59,7 +59,7 @@ class Run:
         train_step: training step with `schedule`.
         source: training split, a `data.Source`; None for a run without data.
         held_out: evaluation splits by name in `eval.more`; "" is `data.eval_split`.
-        splits: fingerprints of the data by name of the split, which show whether data have changed.
+        split_sizes: number of examples by name of the split; None if endless.
         workdir: folder of the run.
         timer: wall-clock time by phase.
         name: prefix of messages, if several runs train at once; "" for none.
@@ -82,7 +82,7 @@ class Run:
     train_step: Step
     source: Any = None
     held_out: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    splits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    split_sizes: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     workdir: Path = Path()
     timer: Timer = dataclasses.field(default_factory=Timer)
     name: str = ""
@@ -97,9 +97,8 @@ class Run:
         score = dataclasses.replace(score, name=f"{'ema_' if c.optim.ema else ''}{score.name}")
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_files.lock_workdir(self.workdir, touch=self.timer.touch))
-            run_files.warn_changes(self.workdir, c)
+            run_files.warn_changes(self.workdir, c, self.split_sizes)
             self.timer.compiled = run_files.compiled_seconds(self.workdir)
-            artifacts.warn_missing_classes(self.workdir, tasks.class_names(self.source))
             self.checkpoints = Checkpoints(self.workdir / "checkpoints", c.checkpoint.keep, score=score)
             stack.enter_context(self.checkpoints)
             self._stack = stack.pop_all()
@@ -174,7 +173,7 @@ class Run:
             start: number of steps before the first batch.
         """
         d, batches = self.config.data, self.train_batches(source)
-        return data.stream(batches, start=start, stop=self.intervals.total, workers=d.workers, prefetch=d.prefetch)
+        return data.batches(batches, start=start, stop=self.intervals.total, workers=d.workers, prefetch=d.prefetch)
 
     def batches(self) -> Generator[dict[str, Any], None, None]:
         """Yield the host batches (arrays by name) of the steps that are left, from `start` on."""
@@ -200,7 +199,6 @@ class Run:
             DataError: the tokenizer is not that of the run whose weights `config.init_from` names.
         """
         if self.source is not None:
-            self.model.warn_other_class_order(tasks.class_names(self.source))
             self.model.check_other_tokenizer(getattr(self.source, "tokenizer", None))
         return states.materialise(self.make_state, self.model.initial_weights(), self.state)
 
@@ -244,13 +242,13 @@ class Run:
         return DivergenceMonitor(optim, ceiling, names, self.checkpoints, self.recorder.write, self.name)
 
     def begin(self) -> None:
-        """Write config.json, class names, tokenizer and data fingerprints to the workdir, and delete summary.json.
+        """Write config.json, class names and tokenizer to the workdir, and delete summary.json.
 
         Only process 0 does so. Called at the first step, or at the end of a run that has none left to take, so that a
         command for a complete run, or one that is stopped before that, does not overwrite them.
         """
-        run_files.begin(self.workdir, self.config, self.timer.compiled)
-        artifacts.save(self.workdir, self.source, self.splits)
+        run_files.begin(self.workdir, self.config, self.timer.compiled, self.split_sizes)
+        artifacts.save(self.workdir, self.source)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a step that was dispatched to the device, and check completed steps and the save in the background.

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,7 @@ from leanformer.runtime import environment, files, multihost
 from leanformer.tasks import artifacts
 
 
-LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "leanformer")
 
 
 @contextlib.contextmanager
@@ -121,14 +121,15 @@ def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, An
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
-def warn_changes(workdir: Path, config: ConfigDict) -> None:
-    """Warn about each config key, and each environment variable that changes numbers, that differs from config.json.
+def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None] | None = None) -> None:
+    """Warn about each config key, environment variable that changes numbers, and number of examples that has changed.
 
     Process 0 prints the warnings to stderr. Does nothing in a new folder.
 
     Args:
         workdir: folder of the run, with its config.json.
         config: config with which the run resumes.
+        examples: number of examples by split.
 
     Raises:
         ConfigError: the run has another task or architecture.
@@ -148,12 +149,18 @@ def warn_changes(workdir: Path, config: ConfigDict) -> None:
         before, after = content["environment"], environment.numerics(os.environ)
         names = [name for name in environment.NUMERICS if before.get(name) != after.get(name)]
         changes |= {name: (before.get(name, "unset"), after.get(name, "unset")) for name in names}
+    recorded = content.get("examples", {})
+    for split, number in (examples or {}).items():
+        if recorded.get(split, number) != number:
+            changes[f"examples of {split}"] = recorded[split], number
     for key, (was, now) in changes.items() if multihost.is_primary() else ():
         warning = f"WARNING: changed since this run was started: {key}: {was} -> {now}"
         print(warning, file=sys.stderr, flush=True)
 
 
-def begin(workdir: Path, config: ConfigDict, compiled: float | None = None) -> None:
+def begin(
+    workdir: Path, config: ConfigDict, compiled: float | None = None, examples: Mapping[str, int | None] | None = None
+) -> None:
     """Write config.json, replacing an older one, and delete summary.json; only process 0 does so.
 
     A command for a complete run does not call it and keeps both. An extended run is not finished.
@@ -162,10 +169,11 @@ def begin(workdir: Path, config: ConfigDict, compiled: float | None = None) -> N
         workdir: folder of the run.
         config: config of the run.
         compiled: seconds that compilation took, stored rounded to 0.1 for `compiled_seconds`; None if unknown.
+        examples: number of examples by split.
     """
     if multihost.is_primary():
         (workdir / "summary.json").unlink(missing_ok=True)
-    write_config(workdir, config, compiled_s=compiled and round(compiled, 1))
+    write_config(workdir, config, compiled_s=compiled and round(compiled, 1), examples=dict(examples or {}))
 
 
 def compiled_seconds(workdir: Path) -> float | None:

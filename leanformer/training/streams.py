@@ -29,9 +29,9 @@ def evaluation(
         DataError: too many examples are unreadable.
     """
     names = module.specs(train=False)
-    batches = module.eval_batches(source, batch_size=c.eval.batch_size, **process())
-    corrupt = data.CorruptLog(batches, c.data.max_corrupt)
-    for host in data.stream(batches, workers=c.data.workers, prefetch=c.data.prefetch):
+    split = module.eval_batches(source, batch_size=c.eval.batch_size, **process())
+    corrupt = data.CorruptLog(split, c.data.max_corrupt)
+    for host in data.batches(split, workers=c.data.workers, prefetch=c.data.prefetch):
         corrupt(host["corrupt"])
         yield put(model, host, names)
 

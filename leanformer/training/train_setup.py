@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from leanformer import config, data, models, tasks
 from leanformer.config.rules import sharded_batches
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks import Objective, Task, artifacts
+from leanformer.tasks import Objective, Task
 from leanformer.training import freezing, model_setup, optimizers, schedules
 from leanformer.training import state as states
 from leanformer.training import step as steps
@@ -29,8 +29,6 @@ def prepare(
 ) -> Run:
     """Open the data of a run, and set up the run. Nothing is written.
 
-    Warns of data that have changed since the run started.
-
     Args:
         c: validated config.
         workdir: folder of the run, which need not exist.
@@ -44,9 +42,8 @@ def prepare(
     mesh = mesh or meshes.make_mesh(**c.mesh)
     task, source, held_out = tasks.open_run(c, workdir)
     run = build(c, examples=data.size(source), mesh=mesh, task=task)
-    splits = tasks.fingerprint(c, source, held_out)
-    artifacts.warn_changed_data(workdir, splits)
-    opened = {"source": source, "held_out": held_out, "splits": splits}
+    sizes = {split: data.size(opened) for split, opened in tasks.by_split(c, source, held_out).items()}
+    opened = {"source": source, "held_out": held_out, "split_sizes": sizes}
     return dataclasses.replace(run, **opened, workdir=workdir, timer=timer, name=name, make_loggers=make_loggers)
 
 

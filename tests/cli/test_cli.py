@@ -21,7 +21,7 @@ BAD = {  # per command: arguments that it refuses, and the parts that its messag
     "evaluate": (["--workdir=DIR"], ["--workdir=DIR", "config.json"]),
     "probe": ([], ["--workdir", "--config"]),
     "cost": (["--config=configs/nope.py"], ["configs/nope.py"]),
-    "prepare": (["--config=configs/quickstart.py"], ["check", "build", "cache"]),
+    "prepare": (["--config=configs/quickstart.py"], ["check", "build", "shrink"]),
     "convert": (["--out=DIR"], ["--weights"]),
     "predict": (["--workdir=DIR"], ["--name=value"]),
     "compare": (["DIR"], ["DIR"]),
@@ -168,4 +168,4 @@ def test_call_leaves_the_process_unchanged(in_root):
     for name in BAD:
         importlib.import_module(f"leanformer.{name}")
     defined = absl.FLAGS.flags_by_module_dict()
-    assert "grain._src.core.config" in defined and not [name for name in defined if "leanformer" in name]
+    assert defined and not [name for name in defined if "leanformer" in name]

@@ -1,20 +1,17 @@
 """Batches: order and augmentation depend on (seed, step) alone."""
 
 import functools
-import os
 import re
 import subprocess
 import sys
-import types
 import warnings
 
 import numpy as np
 import pytest
 from messages import mentions, refuses
 
-from leanformer.data import loader, pool
 from leanformer.data.images.decoding import CorruptImage
-from leanformer.data.loader import NEIGHBOURS, Batches, CorruptLog, stream
+from leanformer.data.loader import MAX_UNREADABLE, Batches, CorruptLog, batches
 from leanformer.errors import CorruptExample, DataError
 from leanformer.tasks.classification import labelled
 
@@ -139,7 +136,7 @@ def test_broken_examples_are_reported_and_too_many_are_refused():
 
 
 def test_many_consecutive_broken_examples_are_refused():
-    with refuses(NEIGHBOURS, error=DataError) as error:
+    with refuses(MAX_UNREADABLE, error=DataError) as error:
         make_batches(length=40, bad=range(40))[0]
     assert re.search(r"number \d+ .*number \d+ is broken", str(error.value), re.DOTALL)  # the first and the last
 
@@ -200,37 +197,16 @@ def test_corrupt_share_of_an_endless_source_counts_read_examples():
         CorruptLog(half, 0.25)(half[0]["corrupt"])
 
 
-def test_keyed_order_is_as_random_as_a_drawn_permutation(monkeypatch):
-    """Check correlation with position, correlation of neighbours and their mean distance, for both permutations. The
-    keyed one takes each index once per epoch, and needs no memory."""
-
-    def draw_epoch(length, epoch=0):
-        return np.array([loader.shuffled_index(place + epoch * length, length, seed=5) for place in range(length)])
-
-    length, huge = 4099, 10**11
-    permuted = draw_epoch(length)
-    places = {loader.shuffled_index(place, huge, seed=5) for place in range(1000)}
-    assert len(places) == 1000 and min(places) < huge / 50 and max(places) > huge - huge / 50
-    monkeypatch.setattr(loader, "LARGE", 0)
-    keyed = draw_epoch(length)
-    assert (keyed != draw_epoch(length, epoch=1)).any()
-    for result in (keyed, *map(draw_epoch, (1, 2, 3, 97))):
-        assert sorted(result.tolist()) == list(range(len(result)))
-    for result in (permuted, keyed):
-        assert abs(np.corrcoef(np.arange(length), result)[0, 1]) < 0.05
-        assert abs(np.corrcoef(result[:-1], result[1:])[0, 1]) < 0.05
-        assert np.abs(np.diff(result)).mean() == pytest.approx(length / 3, rel=0.05)
-
-
 def test_stream_starts_at_any_step():
     data = make_batches()
-    result = list(stream(data, start=3, stop=8))
+    result = list(batches(data, start=3, stop=8))
     assert len(result) == 5
     for step, batch in enumerate(result, 3):
         assert_same(batch, data[step])
 
 
 WORKER_SCRIPT = """
+import sys, warnings
 import numpy as np
 from leanformer import config, data
 from leanformer.tasks.images import ImageData
@@ -239,57 +215,41 @@ if __name__ == "__main__":
     shape = {"size": 28, "channels": 1, "num_classes": 10, "mean": (0.5,), "crop_fraction": 1.0}
     images = ImageData(**shape, name="bundled:fashion_mnist", augment=config.base().augment.to_dict())
     source = images.open("train")
-    batches = images.train_batches(source, batch_size=4, seed=5)
-    for workers in (1, 3):
+    batches, options = images.train_batches(source, batch_size=4, seed=5), list(sys.warnoptions)
+    for workers in (0, 2, 3):
         steps = 2
-        for batch in data.stream(batches, start=2, stop=9, workers=workers):
+        for batch in data.batches(batches, start=2, stop=9, workers=workers):
             for name, value in batches[steps].items():
                 np.testing.assert_array_equal(batch[name], value)
             steps += 1
         assert steps == 9
+    assert sys.warnoptions == options
     print("the same")
 """
 
 
 @pytest.mark.slow
 def test_workers_do_not_change_batches(tmp_path):
-    """Run in a subprocess: worker processes leave semaphores to the garbage collector, which may warn at any time."""
-    (tmp_path / "workers.py").write_text(WORKER_SCRIPT)
-    command = [sys.executable, str(tmp_path / "workers.py")]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert process.returncode == 0 and process.stdout == "the same\n", process.stderr
+    assert run_program(tmp_path, WORKER_SCRIPT) == (0, "the same\n", "")
 
 
-PROGRAM = """
-import math
-from leanformer.data import pool
-print(*pool.map_ordered(math.sqrt, [4, 9], 1))
-"""
+def run_program(folder, text, **options):
+    """Run a program in its own process, since worker processes import it, and return its status and outputs."""
+    (folder / "program.py").write_text(text)
+    command = [sys.executable, str(folder / "program.py")]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=200, **options)
+    return process.returncode, process.stdout, process.stderr
 
 
-@pytest.mark.parametrize("read_from", ["file", "stdin"])
-def test_programs_that_workers_cannot_import_are_refused(tmp_path, read_from):
-    """Without a guard the worker would begin the program again; from standard input there is nothing to import."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    piped = read_from == "stdin"
-    command = [sys.executable, *(["-"] if piped else [str(tmp_path / "program.py")])]
-    text = PROGRAM if piped else None
-    process = subprocess.run(command, input=text, capture_output=True, text=True, timeout=200)
-    assert process.returncode == 1 and not process.stdout
-    assert mentions(process.stderr, "ConfigError", "data.workers", 1, 0, "<stdin>" if piped else "__main__")
-
-
-GPU_SCRIPT = """
-import concurrent.futures, functools, multiprocessing, os
+POOL_SCRIPT = """
+import os, sys
+from pathlib import Path
 import numpy as np
 from leanformer import data
-from leanformer.data import pool
 from leanformer.data.loader import Batches
-
-VARIABLES = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0", "JAX_COORDINATOR_ADDRESS": "localhost:1"}
+from leanformer.data.pool import SHARED_FOLDER, folder_prefix
 
 class Source:
-    classes = None
     def __len__(self):
         return 8
     def __getitem__(self, index):
@@ -298,43 +258,72 @@ class Source:
         return str(index)
 
 def look(*_):
-    import jax  # as a library that a reader imports may do
-    seen = jax.default_backend() == "cpu", os.environ["CUDA_VISIBLE_DEVICES"] == "", jax.process_count() == 1
-    return {"seen": np.array([*seen, not jax.distributed.is_initialized()])}
+    names = ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS")
+    seen = [os.environ.get(name) for name in names] == ["", "cpu"]
+    loaded = [name for name in ("jax", "flax", "orbax") if name in sys.modules]
+    return {"worker": np.int64(os.getpid()), "hidden": np.bool_(seen), "loaded": np.int64(len(loaded))}
 
 if __name__ == "__main__":
-    os.environ.update(VARIABLES, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="1")
-    for batch in data.stream(Batches(Source(), look, batch_size=4, train=False), workers=1):
-        assert batch["seen"].all(), batch["seen"]
-    assert all(row["seen"].all() for row in pool.map_ordered(look, [1, 2], 1))
-    context = multiprocessing.get_context("forkserver")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=pool.begin_worker) as executor:
-        assert executor.submit(look).result()["seen"].all()
-    prepare = lambda *_: {"platform": np.array([os.environ["JAX_PLATFORMS"] == "cuda"])}
-    for batch in data.stream(Batches(Source(), prepare, batch_size=4, train=False)):  # threads of this process
-        assert batch["platform"].all()
-    print("no GPU")
+    workers, options = [], list(sys.warnoptions)
+    for _ in range(3):  # as many evaluations
+        split = Batches(Source(), look, batch_size=4, train=False)
+        for batch in data.batches(split, workers=1):
+            assert batch["hidden"].all() and not batch["loaded"].any(), batch
+            workers += batch["worker"].tolist()
+    assert len(set(workers)) == 1 and os.getpid() not in workers, workers
+    assert sys.warnoptions == options
+    assert not list(Path(SHARED_FOLDER).glob(f"{folder_prefix(os.getpid())}*"))
+    print("one worker")
 """
 
 
-@pytest.mark.slow
-def test_workers_see_no_gpu_and_no_cluster(tmp_path):
-    """Workers of grain, of pools and of a fork server; threads, which decode only, leave the process as it is."""
-    (tmp_path / "gpus.py").write_text(GPU_SCRIPT)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    command = [sys.executable, str(tmp_path / "gpus.py")]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environ)
-    assert process.returncode == 0 and process.stdout == "no GPU\n", process.stderr
+def test_evaluations_share_one_worker_without_gpu_and_jax(tmp_path):
+    assert run_program(tmp_path, POOL_SCRIPT) == (0, "one worker\n", "")
 
 
-def test_worker_hides_gpus_from_a_loaded_jax(monkeypatch):
-    changed = {}
-    jax = types.SimpleNamespace(config=types.SimpleNamespace(update=changed.__setitem__))
-    monkeypatch.setitem(sys.modules, "jax", jax)
-    monkeypatch.setattr(os, "environ", {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1"})
-    pool.hide_gpus()
-    assert changed == {"jax_platforms": "cpu"}
-    assert os.environ == {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+def test_program_without_a_guard_is_refused(tmp_path):
+    """The worker would begin the program again."""
+    text = "import math\nfrom leanformer.data import pool\nprint(*pool.map_ordered(math.sqrt, [4, 9], 1))\n"
+    status, out, err = run_program(tmp_path, text)
+    assert status == 1 and not out and mentions(err, "DataError", "data.workers", "__main__")
+
+
+def test_each_epoch_is_drawn_once_by_interleaved_batches(monkeypatch):
+    """Three runs that read in turn, as the members of an ensemble do, do not evict each other's epochs."""
+    runs = [make_batches(seed=seed) for seed in range(3)]
+    drawn = []
+    generator = np.random.Generator
+
+    def count(bits):
+        drawn.append(bits)
+        return generator(bits)
+
+    monkeypatch.setattr(np.random, "Generator", count)
+    for position in range(3 * 23):
+        for run in runs:
+            run.example(position)
+    assert len(drawn) == 3 * 3
+
+
+def test_too_many_open_files_is_no_unreadable_example():
+    class Source:
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            raise OSError(self.number, "")
+
+        def name(self, index):
+            return f"example {index}"
+
+    source = Source()
+    split = Batches(source, lambda *_: {}, batch_size=1, train=True)
+    source.number = 5  # EIO
+    with pytest.raises(DataError):
+        split[0]
+    source.number = 24  # EMFILE
+    with pytest.raises(OSError, match="24"):
+        split[0]
 
 
 def test_prepare_gets_the_index_and_repeatable_draws():

@@ -82,7 +82,7 @@ def test_pixels_of_image_files(tmp_path, rng):
 
 
 def test_missing_or_invalid_cifar_is_refused(cifar):
-    folder, records = cifar
+    folder, _ = cifar
     with (folder / "data_batch_5.bin").open("r+b") as file:
         file.truncate(SIZE - 1)
     for split in ("train", "val"):
@@ -91,9 +91,6 @@ def test_missing_or_invalid_cifar_is_refused(cifar):
     assert len(Cifar10(folder, "test")) == 10_000
     (folder / "data_batch_3.bin").unlink()
     with refuses("data_batch_3.bin", SIZE, error=DataError):
-        Cifar10(folder, "train")
-    write_cifar(folder, [("data_batch_4.bin", 123, 10, *records[0][3:])])
-    with refuses("data_batch_4.bin", "record 123", 10, error=DataError):
         Cifar10(folder, "train")
     with refuses("valid", "train", "val", "test", error=DataError):
         Cifar10(folder, "valid")

@@ -93,11 +93,11 @@ def test_malformed_qqp_lines_are_skipped_with_a_warning(download):
     write_table(file, None, lines)
     with pytest.warns(UserWarning) as warned:
         rows, _ = open_table("qqp", "train", dir=str(download))
-    assert mentions(str(warned[0].message), file, 2, 2000, 8, 901)
+    assert mentions(str(warned[0].message), file, 2, 2000, 8)
     assert len(rows) == 1997 and {7, 8, 901, 902} & {result.line for result in rows} == {7, 902}
     lines[3] = good[:4]
     write_table(file, None, lines)
-    with refuses(f"{file}, line 4", "4 columns", 6, 8, 901, error=DataError):
+    with refuses(file, 3, "2,000", error=DataError):
         open_table("qqp", "train", dir=str(download))
     lines[3], lines[900] = make_row("qqp", "who sang?", "what bear?", 7), good  # any other error is refused
     write_table(file, None, lines)
@@ -155,14 +155,13 @@ GOOD = b"sentence\tlabel\nit is good\t1\nit is bad\t0\n"
     ("content", "parts"),
     [
         (GOOD + b"short\n", ("line 4", "1 columns", 2)),
-        (GOOD + b"a\t2\n", ("line 4", "'2'", 0, 1, "SST-2")),
+        (GOOD + b"a\t2\n", ("line 4", "'2'", 0, 1)),
         (GOOD + b"  \t1\n", ("line 4",)),
         (GOOD + b"a\t \n", ("line 4", "label")),
         (b"sentence\tlabel\tlabel\na\t0\t1\n", ("line 1", "label")),
         (GOOD + b"caf\xe9\t1\n", ("line 4", "UTF-8", "0xe9")),
         (GOOD + b"a\t-1\n", ("line 4", "-1")),
-        (GOOD + b"\na\t1\n\n", ("line 4", "1 columns", 2, "line 6")),
-        (GOOD + b"x\n" * 12, ("line 4", 11, 5, 12)),
+        (GOOD + b"\na\t1\n\n", ("line 4", "1 columns", 2)),
         (b"sentence\tlabel\n", ()),
         (b"", ("line 1", "sentence", "label")),
         (b"text\tlabel\na\t1\n", ("line 1", "sentence", "text, label")),
@@ -209,7 +208,7 @@ def test_other_tables_are_read(tmp_path):
     with refuses(tmp_path / "dev.tsv", "1 (yes)", error=DataError):
         open_table(f"tsv:{tmp_path}", "dev")
     for content, parts in (
-        (b"sentence\nb\n", ("line 1", "label", "(sentence)")),
+        (b"sentence\nb\n", ("line 1", "label")),
         (GOOD + b"b\t \n", ("line 4", "label")),
     ):
         (tmp_path / "test.tsv").write_bytes(content)

@@ -70,7 +70,7 @@ def test_hidden_files_and_other_suffixes_are_ignored_and_named(texts):
         (texts / name).write_bytes(b"\x00\x05\x16\x07 \xb0")
     with pytest.warns(UserWarning) as warned:
         np.testing.assert_array_equal(read_all(load_corpus(texts, "all")), before)
-    assert mentions(str(warned[0].message), texts, "5 (._train.txt, .b.txt, .git, notes.md, train/.d.txt)")
+    assert mentions(str(warned[0].message), texts, "5 files", "._train.txt")
 
 
 def test_byte_order_mark_is_dropped(texts):
@@ -257,7 +257,7 @@ def test_texts_that_train_no_tokenizer_are_refused(texts, text, tokenizer, part)
 
 
 def test_missing_folder_is_refused(tmp_path):
-    with refuses(f"text:{tmp_path / 'texts'}", "not found", error=DataError):
+    with refuses(tmp_path / "texts", "train", error=DataError):
         load_corpus(tmp_path / "texts")
 
 

@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -47,17 +48,7 @@ def test_tokens_of_an_earlier_version_are_made_again_and_kept(texts, monkeypatch
     assert (earlier.folder / "tokens.bin").read_bytes() == b"tokens of an earlier rule"
 
 
-def test_incomplete_token_cache_is_refused(texts, monkeypatch):
-    folder = load_corpus(texts).folder
-    content = (folder / "tokens.bin").read_bytes()
-    (folder / "tokens.bin").write_bytes(content[:-2])
-    with refuses(folder / "tokens.bin", error=DataError):
-        load_corpus(texts)
-    (folder / "tokens.bin").write_bytes(content)
-    (folder / "tokens.json").unlink()
-    with refuses(folder, "tokens.json", error=DataError):
-        load_corpus(texts)
-    shutil.rmtree(folder)
+def test_failed_tokenisation_leaves_nothing(texts, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
         patch.setattr(tokenizers.Tokenizer, "encode", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
         load_corpus(texts)
@@ -65,11 +56,22 @@ def test_incomplete_token_cache_is_refused(texts, monkeypatch):
     assert len(load_corpus(texts)) == len(encode_lines(LINES))
 
 
+def test_separator_that_splits_nothing_is_named(texts):
+    """As Bash passes it, "\\n\\n" is four characters."""
+    (texts / "train.txt").write_text("a\n\nb\n\nc")
+    with pytest.warns(UserWarning, match=re.escape(r"data.separator='\\n\\n' splits none of the 1 files")):
+        assert load_corpus(texts, separator=r"\n\n").ends.size == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_corpus(texts, separator="\n\n").ends.size == 3
+        assert load_corpus(texts, separator=None).ends.size == 1
+
+
 @pytest.fixture
 def pieces(texts, monkeypatch):
     """Write a split of 211 documents in several pieces, whose documents cross piece boundaries."""
-    monkeypatch.setattr(corpora, "PIECE", 500)
-    monkeypatch.setattr(corpora, "LEAST", 1)
+    monkeypatch.setattr(corpora, "PIECE_BYTES", 500)
+    monkeypatch.setattr(corpora, "PIECES_PER_WORKER", 1)
     lines = [f"{LINES[i % 7]} {'word ' * (i % 11)}{i}" for i in range(211)]
     (texts / "train.txt").write_text("<|end|>".join(lines))
     return texts
@@ -86,12 +88,12 @@ def load_cached(texts, name, **other):
 def test_pieces_and_workers_do_not_change_the_cache(pieces, monkeypatch):
     one = load_cached(pieces, "one", workers=0)
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "count_cores", lambda: 3)
+        patch.setattr(corpora, "count_cores", lambda: 3)
         three = load_cached(pieces, "three", workers=3)
-    monkeypatch.setattr(corpora, "PIECE", 1 << 23)
+    monkeypatch.setattr(corpora, "PIECE_BYTES", 1 << 23)
     single_piece = load_cached(pieces, "whole")
     assert read_files(one) == read_files(three) == read_files(single_piece)
-    record = json.loads((one.folder / "tokens.json").read_text())
+    record = json.loads((one.folder / "recipe.json").read_text())
     documents = (pieces / "train.txt").read_text().split("<|end|>")
     np.testing.assert_array_equal(read_all(one), encode_lines(documents))
     assert (record["documents"], record["bytes"]) == (211, sum(len(text.encode()) for text in documents))
@@ -101,10 +103,9 @@ def test_pieces_and_workers_do_not_change_the_cache(pieces, monkeypatch):
 
 SCRIPT = """
 import sys
-from leanformer.data import pool
 from leanformer.data.text import corpus
-corpus.PIECE, corpus.LEAST = 500, 1
-pool.count_cores = lambda: 2
+corpus.PIECE_BYTES, corpus.PIECES_PER_WORKER = 500, 1
+corpus.count_cores = lambda: 2
 if __name__ == "__main__":
     options = {"tokenizer": "bytes", "train_split": "train", "separator": "<|end|>", "workers": 2}
     corpus.open_corpus(*sys.argv[1:3], dir=sys.argv[3], **options)

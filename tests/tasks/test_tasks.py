@@ -18,7 +18,6 @@ from messages import mentions, refuses
 from random_weights import fill_weights
 
 from leanformer import evaluate, tasks, train
-from leanformer.tasks import artifacts
 from leanformer.training import checks, metrics_log, optimizers, run_files, state, streams, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -152,15 +151,6 @@ def test_incomplete_extra_evaluation_and_unknown_task_are_refused(tiny, more):
     tiny.task = "divination"
     with refuses('task="divination"', "images, sequences"):
         tasks.build(tiny)
-
-
-def test_config_without_a_task_key_is_loaded(tiny, tmp_path):
-    run_files.write_config(tmp_path, tiny)
-    content = json.loads((tmp_path / "config.json").read_text())
-    del content["config"]["task"], content["config"]["eval"]["more"]
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    result = artifacts.load_config(tmp_path)
-    assert result.task == "images" and result.eval.more.to_dict() == {}
 
 
 @pytest.mark.slow

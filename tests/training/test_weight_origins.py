@@ -10,11 +10,10 @@ from messages import mentions, refuses
 from experiments.exports import CASES, case_config, random_weights
 from leanformer import pretrained
 from leanformer.data.text import tokenizer as tokenizers
-from leanformer.errors import WeightsError
+from leanformer.errors import DataError, WeightsError
 from leanformer.exports import folders
 from leanformer.pretrained.published import preprocessing
-from leanformer.runtime import files
-from leanformer.tasks import artifacts, origins
+from leanformer.tasks import artifacts
 from leanformer.training import model_setup, run_files
 
 
@@ -23,22 +22,6 @@ def write_own(folder, c):
     tensors = pretrained.export(jax.device_get(random_weights(model)), model.layout("own"))
     pretrained.write(folder / "weights.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps({"config": json.loads(c.to_json())}))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("epsilon", 1e-3), ("rotary", 5e5), ("activation", "gelu"), ("soft_cap", 20.0)]
-)
-def test_other_settings_than_those_of_the_run_are_warned_of(tmp_path, capsys, key, value):
-    c = case_config(*CASES["Llama"])
-    write_own(tmp_path, c)
-    model_setup.build(c).read_weights(str(tmp_path / "weights.safetensors"), "own")
-    c.model.update(dropout=0.5)
-    model_setup.build(c).read_weights(str(tmp_path), "own")
-    assert capsys.readouterr().err == ""
-    was = c.model.get(key)
-    c.model.update({key: value})
-    model_setup.build(c).read_weights(str(tmp_path), "own")
-    assert mentions(capsys.readouterr().err, "WARNING", tmp_path, f"model.{key}={was}", value)
 
 
 @pytest.mark.parametrize("size", [(4, 4), (2, 12)])
@@ -65,17 +48,6 @@ def test_positions_of_another_grid_are_resized_if_allowed(tmp_path, layout, size
     np.testing.assert_allclose(new[:, 1:], np.reshape(resized, (1, -1, grid.shape[-1])), atol=1e-6)
 
 
-def test_other_normalisation_than_that_of_the_run_is_warned_of(tmp_path, capsys):
-    c = case_config(*CASES["ViT"])
-    write_own(tmp_path, c)
-    model_setup.build(c).read_weights(str(tmp_path), "own")
-    assert capsys.readouterr().err == ""
-    was, c.data.std = c.data.std, (0.01, 0.01, 0.01)
-    model_setup.build(c).read_weights(str(tmp_path), "own")
-    err = capsys.readouterr().err
-    assert mentions(err, "WARNING", tmp_path, f"data.std={was}", "(0.01, 0.01, 0.01)") and "data.mean" not in err
-
-
 def test_other_normalisation_is_warned_of(tmp_path, capsys):
     c = case_config(*CASES["ViT"])
     model = model_setup.build(c)
@@ -99,42 +71,15 @@ def test_unreadable_preprocessing_is_ignored(tmp_path, capsys, content):
     assert capsys.readouterr().err == ""
 
 
-def test_other_tokenizer_is_warned_of(tmp_path, capsys):
-    for name, texts in (("theirs", ["a bear saw a bird"] * 3), ("other", ["so they sang of it"] * 3)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tokenizer.json").write_text(tokenizers.train_bpe(texts, 260).json())
-    theirs = tmp_path / "theirs"
-    origins.warn_other_tokenizer(theirs / "model.safetensors", str(theirs))
-    origins.warn_other_tokenizer(theirs, str(theirs / "tokenizer.json"))
-    origins.warn_other_tokenizer(tmp_path, "bpe:260")  # the weights have none
-    assert capsys.readouterr().err == ""
-    for words in ("bpe:260", None, str(tmp_path / "other"), "bytes"):
-        origins.warn_other_tokenizer(theirs, words)
-        assert mentions(capsys.readouterr().err, "WARNING", theirs / "tokenizer.json", f"data.tokenizer={words}")
-
-
-@pytest.mark.parametrize(
-    ("layout", "file", "content"),
-    [
-        ("own", "classes.json", ["dog", "cat", "cow"]),
-        ("timm", "config.json", {"label_names": ["dog", "cat", "cow"]}),
-        ("huggingface", "config.json", {"id2label": {"10": "cow", "2": "cat", "1": "dog"}}),
-    ],
-)
-def test_another_order_of_the_same_classes_is_warned_of(tmp_path, tiny, capsys, layout, file, content):
-    files.write_json(tmp_path / file, content)
-    tiny.init_from.update(path=str(tmp_path), layout=layout)
-    model = model_setup.build(tiny)
-    for same in (["dog", "cat", "cow"], ["dog", "cat", "horse"], ["dog", "cat"], None):
-        model.warn_other_class_order(same)
-    assert capsys.readouterr().err == ""
-    other = ["cat", "dog", "cow"]
-    model.warn_other_class_order(other)
-    assert mentions(capsys.readouterr().err, "WARNING", "output 0", "class dog", "it is cat", "init_from.new_head")
-    for start in ({"new_head": True}, {"new_head": False, "path": None}):
-        tiny.init_from.update(start)
-        model.warn_other_class_order(other)
-    assert capsys.readouterr().err == ""
+def test_other_tokenizer_is_refused(tmp_path):
+    names = {"theirs": ["a bear saw a bird"] * 3, "other": ["so they sang of it"] * 3}
+    chosen = {name: tokenizers.train_bpe(texts, 260) for name, texts in names.items()}
+    (tmp_path / "tokenizer.json").write_text(chosen["theirs"].json())
+    artifacts.check_tokenizer(tmp_path, chosen["theirs"])
+    artifacts.check_tokenizer(tmp_path, None)
+    artifacts.check_tokenizer(tmp_path / "none", chosen["other"])
+    with refuses(tmp_path / "tokenizer.json", "data.tokenizer", error=DataError):
+        artifacts.check_tokenizer(tmp_path, chosen["other"])
 
 
 def test_keys_that_are_younger_than_a_run_are_no_change(tmp_path, tiny, capsys):

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.data import source as names
-from leanformer.data.images.cache import Cache
+from leanformer.data.images import sources
 from leanformer.data.images.sources import BUNDLED, FASHION, Folder, Idx, Synthetic, Tfds, prepare_tfds
-from leanformer.data.source import Kind, Labelled, find
+from leanformer.data.source import Kind, Labelled, find, quote
 from leanformer.errors import DataError
 
 
@@ -35,13 +34,32 @@ class SourceSpec:
 
 
 KINDS = {  # by the part of `data.name` before the colon
-    "tfds": Kind("tfds:<name>", lambda name, split, w: Tfds(name, split, w.dir), build=lambda *a: prepare_tfds(*a[:2])),
-    "folder": Kind("folder:<path>", lambda path, split, w: Folder(Path(path).expanduser(), split, w.classes)),
-    "cache": Kind("cache:<path>", lambda path, split, w: Cache(Path(path).expanduser(), split, w.channels)),
-    "idx": Kind("idx:<path>", lambda path, split, w: Idx(Path(path).expanduser(), split)),
-    "bundled": Kind("bundled:fashion_mnist", lambda _, split, w: Idx(BUNDLED, split, FASHION)),
-    "synthetic": Kind("synthetic", lambda _, split, w: Synthetic(split, w.image_size, w.channels, w.num_classes or 0)),
+    "tfds": Kind("tfds:<name>", lambda name, split, spec: Tfds(name, split, spec.dir)),
+    "folder": Kind("folder:<path>", lambda path, split, spec: Folder(Path(path).expanduser(), split, spec.classes)),
+    "idx": Kind("idx:<path>", lambda path, split, spec: Idx(Path(path).expanduser(), split)),
+    "bundled": Kind("bundled:fashion_mnist", lambda _, split, spec: Idx(BUNDLED, split, FASHION)),
+    "synthetic": Kind(
+        "synthetic", lambda _, split, spec: Synthetic(split, spec.image_size, spec.channels, spec.num_classes or 0)
+    ),
 }
+
+
+def build(name: str, dir: str | None) -> bool:
+    """Download and prepare the data of a `data.name` of type tfds; return False for other types."""
+    find(name, KINDS)
+    return name.startswith("tfds:") and prepare_tfds(name.removeprefix("tfds:"), dir)
+
+
+def count_classes(name: str, split: str, dir: str | None = None) -> int | None:
+    """Return the number of classes of one split of a `data.name`, without listing all files; None if it is unknown.
+
+    Raises the errors of `open_images`.
+    """
+    _, what = find(name, KINDS)
+    folder = Path(what).expanduser()
+    if name.startswith("folder:") and (folder / split).is_dir():
+        return sources.count_classes(folder, split)
+    return open_images(name, split, image_size=1, channels=3, num_classes=None, dir=dir).num_classes
 
 
 def open_images(name: str, split: str, **requirements: Any) -> Labelled:
@@ -53,22 +71,19 @@ def open_images(name: str, split: str, **requirements: Any) -> Labelled:
         requirements: attributes of `SourceSpec` as keyword arguments.
 
     Raises:
-        ConfigError: the type is unknown, the name is incomplete.
+        ConfigError: the type is unknown, or the name is incomplete.
         DataError: the data are missing or incomplete, or do not fit the model. The message names the place and the
             command that gets them.
     """
-    (kind, what), w = find(name, KINDS), SourceSpec(**requirements)
-    source = kind.open(what, split, w)
+    (kind, what), spec = find(name, KINDS), SourceSpec(**requirements)
+    source, about = kind.open(what, split, spec), f'data.name="{name}", split "{split}"'
     if len(source) == 0:
-        raise DataError(f'data.name="{name}", split "{split}" has no examples. Choose another split.')
-    if w.classes and source.classes and list(w.classes) != list(source.classes):
+        raise DataError(f"{about} has no examples. Choose another split.")
+    if spec.classes and source.classes and list(spec.classes) != list(source.classes):
+        raise DataError(f"{about} has the classes {quote(source.classes)}, the model {quote(spec.classes)}.")
+    if None not in (source.num_classes, spec.num_classes) and source.num_classes > spec.num_classes:
         raise DataError(
-            f'data.name="{name}", split "{split}": found classes: {names.quote(source.classes)}. Expected, in this '
-            f"order: {names.quote(w.classes)}. Use the data that the model was trained on."
-        )
-    if None not in (source.num_classes, w.num_classes) and source.num_classes > w.num_classes:
-        raise DataError(
-            f'data.name="{name}", split "{split}" has {source.num_classes} classes, '
-            f"model.num_classes={w.num_classes}. Set --config.model.num_classes={source.num_classes}."
+            f"{about} has {source.num_classes} classes, model.num_classes={spec.num_classes}. "
+            f"Set --config.model.num_classes={source.num_classes}."
         )
     return source

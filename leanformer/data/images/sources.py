@@ -3,7 +3,6 @@
 import gzip
 import os
 import re
-import struct
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -11,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from leanformer.config.rules import image_sides
-from leanformer.data import fingerprints
-from leanformer.data import source as names
+from leanformer.data.source import listed_classes, number_classes, read_names
 from leanformer.errors import DataError
-from leanformer.runtime import files
 
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -43,25 +39,17 @@ class Folder:
         classes: class names in order; None for those in `<root>/classes.txt`, else those of this split, sorted.
 
     Raises:
-        DataError: there is no image, an image has a class that is not in `classes`, or a split file lists a path
-            outside the root.
+        DataError: there is no image, or an image has no class, or one that is not in `classes`.
     """
 
     def __init__(self, root: Path, split: str, classes: Sequence[str] | None = None):
-        if not root.is_dir():
-            raise DataError(
-                f'data.name="folder:{root}": folder not found. Set the path of the folder that contains {split}/.'
-            )
         listing = root / f"{split}.txt"
-        pairs, ignored = (_read_split_file(root, listing), []) if listing.is_file() else _scan_folders(root, split)
-        if ignored:
-            message = f"Ignored in {root}, because they are not images in the folder of a class: {names.quote(ignored)}"
-            warnings.warn(message, stacklevel=2)
-        self.root, self._listed = str(root), listing.is_file()
+        pairs = _read_split_file(listing) if listing.is_file() else _scan_folders(root, split)
+        self.root = str(root)
         present = sorted({label for _, label in pairs})
-        self.classes = list(classes or names.listed(root) or present)
+        self.classes = list(classes or listed_classes(root) or present)
         self.num_classes = len(self.classes)
-        number = names.numbers(present, self.classes, f'data.name="folder:{root}", split "{split}"')
+        number = number_classes(present, self.classes, f'data.name="folder:{root}", split "{split}"')
         # A byte array, since a million Python strings would be copied one by one into every worker.
         self._files = np.array([os.fsencode(file) for file, _ in pairs])
         self._labels = np.array([number[label] for _, label in pairs], np.int32)
@@ -70,84 +58,66 @@ class Folder:
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": files.read_input(Path(self.name(index))), "label": int(self._labels[index])}
+        return {"image": Path(self.name(index)).read_bytes(), "label": int(self._labels[index])}
 
     def name(self, index: int) -> str:
         return str(Path(self.root) / os.fsdecode(self._files[index]))
 
-    @property
-    def files(self) -> list[bytes]:
-        """File names as bytes, relative to the root, if a split file lists them; [] otherwise."""
-        return self._files.tolist() if self._listed else []
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return digests of file names, classes and file sizes by the keys "names", "classes" and "sizes of files"."""
-        sizes = fingerprints.digest_sizes(self.name, len(self))
-        return {
-            "names": fingerprints.digest(self._files),
-            "classes": fingerprints.digest(self._labels, "\n".join(self.classes).encode(errors="surrogateescape")),
-            "sizes of files": sizes,
-        }
-
-
-def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the images in `<root>/<split>/<class>/`, sorted, as pairs (file relative to root, class); and the ignored
-    entries: hidden files, such as `._x.jpg` beside `x.jpg`, files without the suffix of an image, pipes, devices, and
-    files outside class folders.
-    """
-    entries = ", ".join(sorted(p.name for p in root.iterdir())[:8]) or "nothing"
+def _scan_folders(root: Path, split: str) -> list[tuple[str, str]]:
+    """Return the images in `<root>/<split>/<class>/`, sorted, as pairs (file relative to root, class)."""
     if not (root / split).is_dir():
         raise DataError(
-            f'{root} has neither a folder "{split}" nor a split file "{split}.txt"; found {entries}. '
-            "Set data.train_split and data.eval_split to one of these."
+            f'{root} has neither a folder "{split}" nor a split file "{split}.txt". Set data.name to the folder that '
+            "contains the splits, and data.train_split and data.eval_split."
         )
-    pairs, ignored, classes = [], [], []
-    for label in sorted(entry.name for entry in os.scandir(root / split)):
-        if not (root / split / label).is_dir() or label.startswith("."):
-            ignored.append(f"{split}/{label}")
-            continue
-        classes.append(label)
-        entries = sorted(os.scandir(root / split / label), key=lambda entry: entry.name)
-        images = [entry.name for entry in entries if _is_image(entry)]
+    pairs, ignored = [], 0
+    for label in _class_folders(root / split):
+        files = sorted(path.name for path in (root / split / label).iterdir())
+        images = [file for file in files if _is_image(file)]
         pairs += [(f"{split}/{label}/{file}", label) for file in images]
-        others = [f"{split}/{label}/{file}" for file in sorted({entry.name for entry in entries} - {*images})]
-        ignored += others if images else [f"{split}/{label}", *others]  # a folder without images is not a class
+        ignored += len(files) - len(images)
     if not pairs:
         raise DataError(
-            f"{root / split} has no images in class folders ({len(classes)} class folders found). "
-            f"Expected {split}/<class>/<file> with one of {' '.join(IMAGE_SUFFIXES)}, or a split file {split}.txt."
+            f"{root / split} has no images in class folders. Expected {split}/<class>/<file> with one of "
+            f"{' '.join(IMAGE_SUFFIXES)}, or a split file {split}.txt."
         )
-    return pairs, ignored
+    if ignored:
+        warnings.warn(f"Ignored in {root / split}: {ignored} files that are not images by their names.", stacklevel=3)
+    return pairs
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry of a folder is an image by its name; False for folders, pipes and devices."""
-    if entry.name.startswith(".") or not entry.name.lower().endswith(IMAGE_SUFFIXES):
-        return False
-    if entry.is_dir():
-        return False
-    return entry.is_file() or not files.is_special(Path(entry.path))  # a link without its file is an unreadable image
+def _class_folders(folder: Path) -> list[str]:
+    """Return the folders in a folder that contain an image, sorted."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = []
+    for name in names:
+        with os.scandir(folder / name) as entries:
+            found += [name] if any(_is_image(entry.name) for entry in entries) else []
+    return found
 
 
-def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:
-    """Return (file relative to root, class) per line of a split file.
+def count_classes(root: Path, split: str) -> int:
+    """Return the number of classes of a split of a `Folder`, without reading the names of all its files."""
+    if (listed := listed_classes(root)) is not None:
+        return len(listed)
+    listing = root / f"{split}.txt"
+    return len({label for _, label in _read_split_file(listing)} if listing.is_file() else _class_folders(root / split))
 
-    Raises:
-        DataError: a path is outside the root, or an image has no class.
-    """
+
+def _is_image(name: str) -> bool:
+    """Return whether a file is an image by its name, and not hidden, such as `._x.jpg` beside `x.jpg`."""
+    return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def _read_split_file(listing: Path) -> list[tuple[str, str]]:
+    """Return (file relative to root, class) per line of a split file."""
     pairs = []
-    for number, line in enumerate(names.read_lines(listing), 1):
-        if not line.strip():
-            continue
-        file, label = _split_line(line.strip())
-        path = Path(file)
-        if path.is_absolute() or ".." in path.parts:
-            raise DataError(f"{listing}, line {number}: {file!r} is outside {root}. Use paths relative to that folder.")
-        if not (name := label.strip() or path.parent.name):
-            raise DataError(
-                f"{listing}, line {number}: {file!r} has no class, and is in no folder that would name one."
-            )
-        pairs.append((path.as_posix(), name))
+    for line in read_names(listing):
+        file, label = _split_line(line)
+        if not (name := label.strip() or Path(file).parent.name):
+            raise DataError(f"{listing}: {file!r} has no class, and is in no folder that would name one.")
+        pairs.append((Path(file).as_posix(), name))
     return pairs
 
 
@@ -177,17 +147,14 @@ class Idx:
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):
         self.folder, self.split = str(folder), split
-        self.classes = classes or names.listed(folder)
+        self.classes = classes or listed_classes(folder)
         self._images = _read_idx(folder, f"{split}-images-idx3-ubyte", axes=3)
         self._labels = _read_idx(folder, f"{split}-labels-idx1-ubyte", axes=1)
-        if len(self._images) != len(self._labels):
-            raise DataError(
-                f"{folder}, {split}: {len(self._images)} images but {len(self._labels)} labels; one file is wrong."
-            )
         seen = int(self._labels.max(initial=0)) + 1
-        if self.classes and seen > len(self.classes):
+        if len(self._images) != len(self._labels) or (self.classes and seen > len(self.classes)):
             raise DataError(
-                f"{folder}, {split}: label {seen - 1} found, but there are only {len(self.classes)} classes, from 0."
+                f"{folder}, {split}: {len(self._images)} images, {len(self._labels)} labels up to {seen - 1}, and "
+                f"{len(self.classes or range(seen))} classes do not belong together."
             )
         self.num_classes = len(self.classes or range(seen))
 
@@ -200,30 +167,23 @@ class Idx:
     def name(self, index: int) -> str:
         return f"{self.folder}, {self.split}, image {index}"
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return {"images": digest, "labels": digest} of all images and of all labels, for `data.fingerprints`."""
-        return {"images": fingerprints.digest(self._images), "labels": fingerprints.digest(self._labels)}
-
 
 def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
     """Read an IDX file of unsigned bytes: magic 0, 0, 8, axes, then big-endian sizes, then data."""
     path = next((p for p in (folder / f"{stem}.gz", folder / stem) if p.is_file()), None)
     if path is None:
-        present = ", ".join(sorted(p.name for p in folder.glob("*ubyte*"))) or "no IDX file"
-        raise DataError(f"{folder} has no {stem} or {stem}.gz; found {present}. Set data.train_split, data.eval_split.")
+        raise DataError(f"{folder} has no {stem} or {stem}.gz. Set data.train_split, data.eval_split.")
+    header = 4 + 4 * axes
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if raw[:4] != bytes((0, 0, 8, axes)):
+            raise ValueError(f"it starts {raw[:4]!r}")
+        shape = np.frombuffer(raw, ">u4", axes, offset=4)
+        return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path} is not a complete gzip file ({error}). Download it again.") from error
-    header = 4 + 4 * axes
-    if len(raw) < header or raw[:4] != bytes((0, 0, 8, axes)):
-        raise DataError(f"{path} is not an IDX file of unsigned bytes with {axes} axes: it starts {raw[:4]!r}.")
-    shape = struct.unpack(f">{axes}I", raw[4:header])
-    if len(raw) - header != np.prod(shape, dtype=np.int64):
         raise DataError(
-            f"{path} should have shape {shape} but has {len(raw) - header} bytes. It is truncated: download it again."
-        )
-    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+            f"{path} is no complete IDX file of bytes with {axes} axes: {error}. Download it again."
+        ) from error
 
 
 class Tfds:
@@ -244,40 +204,19 @@ class Tfds:
         import tensorflow_datasets as tfds  # slow to import, and needed only by this source
 
         self.dataset, self.split = dataset, split
-        looked = dir or os.environ.get("TFDS_DATA_DIR") or str(Path("~/tensorflow_datasets").expanduser())
-        looked = epath.Path(looked).expanduser()
-        prepare = f"python -m leanformer.prepare build --config=FILE --config.data.name=tfds:{dataset}"
+        about = f'data.name="tfds:{dataset}", split "{split}", data.dir={dir or "the default folder"}'
         try:
-            builder: Any = tfds.builder(dataset, data_dir=looked, file_format="array_record")
-        except tfds.core.DatasetNotFoundError as error:
-            raise DataError(
-                f'data.name="tfds:{dataset}" is not a known TFDS dataset, and not prepared in {looked}. '
-                "See the list at tensorflow.org/datasets/catalog, or use folder:<path>."
-            ) from error
-        if not epath.Path(builder.data_dir).exists() or not builder.info.splits:
-            raise DataError(
-                f'data.name="tfds:{dataset}" is not prepared. Looked in {builder.data_dir}. Prepare it once with\n'
-                f"  {prepare}\nor point to it with --config.data.dir=DIR or TFDS_DATA_DIR=DIR."
-            )
-        if split.split("[")[0] not in builder.info.splits:
-            raise DataError(
-                f'data.name="tfds:{dataset}" has no split "{split}". Found: {", ".join(builder.info.splits)}.'
-            )
-        if not {"image", "label"} <= set(builder.info.features):
-            raise DataError(
-                f'data.name="tfds:{dataset}" has the features {", ".join(builder.info.features)}; '
-                "image classification needs image and label."
-            )
-        try:
+            builder: Any = tfds.builder(dataset, data_dir=dir, file_format="array_record")
             self._examples: Any = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
-        except NotImplementedError as error:
+        except Exception as error:  # unknown, not prepared, another format, no such split: whatever TFDS raises
             raise DataError(
-                f"{builder.data_dir} holds {builder.info.file_format.value} files, which have no random access. "
-                f"Prepare it again as array_record:\n  {prepare}"
+                f"{about} cannot be read: {error}\nPrepare it once with\n  python -m leanformer.prepare build "
+                f"--config=FILE --config.data.name=tfds:{dataset}\nor set --config.data.dir or TFDS_DATA_DIR."
             ) from error
+        if not {"image", "label"} <= set(builder.info.features):
+            raise DataError(f"{about} has the features {', '.join(builder.info.features)}, not image and label.")
         label = builder.info.features["label"]
         self.num_classes, self.classes = label.num_classes, label.names
-        self._version = builder.info.full_name
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -288,10 +227,6 @@ class Tfds:
 
     def name(self, index: int) -> str:
         return f"tfds:{self.dataset}, {self.split}, example {index}"
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return the full name of the dataset with its version, {"version of the dataset": name}."""
-        return {"version of the dataset": self._version}
 
 
 def prepare_tfds(dataset: str, dir: str | None) -> bool:
@@ -309,13 +244,11 @@ def prepare_tfds(dataset: str, dir: str | None) -> bool:
     try:
         builder: Any = tfds.builder(dataset, data_dir=dir, file_format="array_record")
         builder.download_and_prepare()
-    except ImportError as error:
+    except Exception as error:  # network, disk, a missing tensorflow: whatever the dataset's own script raises
         raise DataError(
-            f"Preparing tfds:{dataset} needs a library that training does not need: {error}. "
-            "Install it (usually: pip install tensorflow) in a separate environment and run this command there."
+            f"tfds:{dataset} could not be prepared in {dir or 'the default folder'}: {error}. If a library is missing, "
+            "run this command in a separate environment that has it."
         ) from error
-    except Exception as error:  # network, disk, manual downloads: whatever the dataset's own script raises
-        raise DataError(f"tfds:{dataset} could not be prepared in {dir or 'the default folder'}: {error}") from error
     return True
 
 

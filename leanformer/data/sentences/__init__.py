@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.data import delimited
-from leanformer.data.sentences import glue, tables
 from leanformer.data.sentences.encoded import Sentences
-from leanformer.data.sentences.tables import Columns, Row
-from leanformer.data.source import Kind, find, listed, quote
+from leanformer.data.sentences.glue import TASKS
+from leanformer.data.sentences.tables import Columns, Row, class_parser, read, score_parser
+from leanformer.data.source import Kind, find, listed_classes, quote
+from leanformer.data.tables import lines
 from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
 
@@ -56,16 +56,7 @@ def open_table(name: str, split: str, **requirements: Any) -> Table:
 
 
 def open_sentences(name: str, split: str, tokenizer: Tokenizer, **requirements: Any) -> Sentences:
-    """Return the tokenised sentences of one split of a `data.name`.
-
-    The errors are those of `open_table`.
-
-    Args:
-        name: name of a GLUE task, such as "sst2", or tsv:<folder>.
-        split: stem of the file, such as "train" or "dev".
-        tokenizer: tokenizer of the texts.
-        requirements: keyword arguments of `SourceSpec`.
-    """
+    """Return the tokenised sentences of one split of a `data.name`. Like `open_table`, with a tokenizer."""
     rows, classes = open_table(name, split, **requirements)
     return Sentences(rows, tokenizer, classes)
 
@@ -93,52 +84,45 @@ class Texts:
         return (text for row in rows for text in row.texts)
 
     def identity(self) -> dict[str, Any]:
-        """Return {"texts": name and split, "sha256": SHA-256 sum of all texts}, which changes if the texts change.
-
-        The files are read for it.
-        """
+        """Return {"texts": name and split, "sha256": SHA-256 sum of all texts}, which changes if the texts change."""
         digest = hashlib.sha256("\n".join(self).encode()).hexdigest()
         return {"texts": f"{self.name} {self.split}", "sha256": digest}
 
 
-def _open_glue(task: str, _: str, split: str, w: SourceSpec) -> Table:
-    published, about = glue.TASKS[task], f'data.name="{task}"'
-    if w.dir is None:
-        raise DataError(f"{about}: the folder of GLUE's files is missing. Set --config.data.dir=FOLDER.")
-    numbers = published.classes is None
-    if w.numbers != numbers:
-        labels, setting = ("numbers", "model.num_classes=1") if numbers else ("classes", "as many model.num_classes")
-        raise DataError(f"{about} has {labels} as labels: set {setting}.")
-    files, columns = published.find(Path(w.dir).expanduser(), split)
-    if numbers:
-        label: Any = tables.score_parser(0.0, published.highest)
+def _open_glue(task: str, _: str, split: str, spec: SourceSpec) -> Table:
+    published = TASKS[task]
+    if spec.dir is None:
+        raise DataError(f'data.name="{task}": set --config.data.dir to the folder of GLUE\'s files.')
+    if spec.numbers != (published.classes is None):
+        wanted = "numbers as labels: set model.num_classes=1" if not spec.numbers else "classes: set model.num_classes"
+        raise DataError(f'data.name="{task}" has {wanted}.')
+    files, columns = published.find(Path(spec.dir).expanduser(), split)
+    if published.classes is None:
+        label: Any = score_parser(0.0, published.highest)
     else:
-        label = tables.class_parser({word: number for number, word in enumerate(published.classes)}, published.folder)
-    rows = [row for file in files for row in tables.read(file, columns, tables.refuse_hidden(label), published.torn)]
+        label = class_parser({word: number for number, word in enumerate(published.classes)})
+    rows = [row for file in files for row in read(file, columns, label, published.torn)]
     return rows, None if published.classes is None else tuple(published.classes.values())
 
 
-def _open_tsv(path: str, split: str, w: SourceSpec) -> Table:
+def _open_tsv(path: str, split: str, spec: SourceSpec) -> Table:
     file = Path(path).expanduser() / f"{split}.tsv"
     if not file.is_file():
-        names = ", ".join(sorted(path.name for path in file.parent.glob("*.tsv"))) or "none"
-        raise DataError(f"{file} not found: each split needs a file. Found in the folder: {names}.")
-    header = delimited.split_header(next(delimited.lines(file), (1, b""))[1])
-    if "sentence" in header and "label" not in header:
-        raise DataError(f"{file}, line 1 has no column label. Found: {quote(header)}. Add the column, or rename it.")
-    columns = Columns("sentence", "label", "sentence2" if "sentence2" in header else None)
-    if w.numbers:
-        return tables.read(file, columns, tables.score_parser(-math.inf, math.inf)), None
-    names = w.classes or listed(file.parent) or sorted({row.label for row in tables.read(file, columns, str)})
+        found = ", ".join(sorted(path.name for path in file.parent.glob("*.tsv"))) or "none"
+        raise DataError(f"{file} not found: each split needs a file. Found in the folder: {found}.")
+    pair = b"sentence2" in next(lines(file), (1, b""))[1].split(b"\t")
+    columns = Columns("sentence", "label", "sentence2" if pair else None)
+    if spec.numbers:
+        return read(file, columns, score_parser(-math.inf, math.inf)), None
+    names = spec.classes or listed_classes(file.parent) or sorted({row.label for row in read(file, columns, str)})
     if len(names) < 2:
         raise DataError(f"{file}: found classes: {quote(names)}. At least 2 are needed. Check the column label.")
-    label = tables.class_parser({word: i for i, word in enumerate(names)}, "training")
-    return tables.read(file, columns, label), tuple(names)
+    return read(file, columns, class_parser({word: i for i, word in enumerate(names)})), tuple(names)
 
 
 KINDS = {  # by the part of `data.name` before the colon
     word: Kind(word, functools.partial(_open_glue, word), f"GLUE's {task.folder}, in the folder data.dir")
-    for word, task in glue.TASKS.items()
+    for word, task in TASKS.items()
 } | {
     "tsv": Kind(
         "tsv:<folder>", _open_tsv, "with one .tsv file per split, with a header: sentence, optionally sentence2, label"

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data import fingerprints
 from leanformer.data.sentences.tables import Row
 from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
@@ -55,11 +54,6 @@ class Sentences:
     def name(self, index: int) -> str:
         file, line = self._lines[index]
         return f"{self._files[file]}, line {line}"
-
-    def fingerprint(self) -> dict[str, str]:
-        """Return {"tokens": digest, "labels": digest} of all tokens and of all labels, for `data.fingerprints`."""
-        arrays = [array for pair in self._tokens for array in pair]
-        return {"tokens": fingerprints.digest(*arrays), "labels": fingerprints.digest(self._labels)}
 
 
 def special_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:

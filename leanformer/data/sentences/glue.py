@@ -57,11 +57,10 @@ class Published:
         for files in ([root / f"{prefix}{name}" for name in names.get(split, ())] for prefix in ("", "cola_")):
             if files and all(file.is_file() for file in files):
                 return tuple(files), columns
-        present = ", ".join(sorted(file.name for file in root.glob("*.tsv"))[:8]) or "no .tsv"
         looked = ", ".join([*(str(files[0]) for files in tried), *names.get(split, ())])
         raise DataError(
-            f'The split "{split}" of {self.folder} was not found: looked for {looked}. Found in {root}: {present}. Set '
-            f"--config.data.dir to the folder of GLUE's download; it has the splits {', '.join(self.splits)}."
+            f'The split "{split}" of {self.folder} was not found: looked for {looked}. Set --config.data.dir to the '
+            f"folder of GLUE's download; it has the splits {', '.join(self.splits)}."
         )
 
 

@@ -5,21 +5,19 @@ A source of sequences has examples of `tokens` (and `tokens2` in pairs), int32 (
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from leanformer.data import generated, images, pool
-from leanformer.data.sequences import listops, pathfinder, texts
+from leanformer.data import images
+from leanformer.data.sequences import listops, texts
+from leanformer.data.sequences.pathfinder import Pathfinder
 from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
 from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs
-from leanformer.data.source import Kind, Source, build, find, listed
+from leanformer.data.source import Kind, Source, find, listed_classes
 from leanformer.errors import ConfigError, CorruptExample, DataError
-
-
-BUILD = "python -m leanformer.prepare build --config=FILE"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,12 +25,12 @@ class SourceSpec:
     """Requirements of a model on a source of sequences.
 
     Attributes:
-        vocabulary: largest allowed vocabulary size, that of the model.
-        num_classes: largest allowed number of classes, that of the model.
+        vocabulary: largest allowed vocabulary size, the model's.
+        num_classes: largest allowed number of classes, the model's.
         towers: 1, or 2 for pairs of sequences.
         max_length: maximum number of tokens of an example; sources of texts truncate longer ones.
         length: number of tokens that all examples must have; None if they may differ.
-        recipe: settings of a generated dataset: arguments of `listops.Recipe` or `pathfinder.write`.
+        recipe: arguments of `listops.Recipe`, or `contour` and `seed` of `Pathfinder`.
         classes: class names in the order of the model's outputs; None for those of the split.
         dir: folder of TFDS data; None for the default of `images.SourceSpec`.
     """
@@ -60,23 +58,19 @@ def open_sequences(name: str, split: str, **requirements: Any) -> Source:
             invalid, or the length of `pixels:` is not a square.
         DataError: the data are missing or incomplete, have another recipe, or do not fit the model.
     """
-    (kind, what), w = find(name, KINDS), SourceSpec(**requirements)
-    source = kind.open(what, split, w)
+    (kind, what), spec = find(name, KINDS), SourceSpec(**requirements)
+    source = kind.open(what, split, spec)
     about = f'data.name="{name}", split "{split}"'
     if len(source) == 0:
         raise DataError(f"{about} has no examples.")
-    if source.vocabulary > w.vocabulary:
-        raise DataError(
-            f"{about} has tokens up to {source.vocabulary - 1}, model.vocabulary={w.vocabulary} only up to "
-            f"{w.vocabulary - 1}. Set --config.model.vocabulary={source.vocabulary} or more."
-        )
-    if source.num_classes is not None and source.num_classes > w.num_classes:
-        raise DataError(
-            f"{about} has {source.num_classes} classes, model.num_classes={w.num_classes}. "
-            f"Set --config.model.num_classes={source.num_classes}."
-        )
-    if (w.towers == 2) != isinstance(source, Pairs):
-        raise DataError(f"{about} with model.towers={w.towers}: pairs need 2, other data 1.")
+    for key, found, allowed in (
+        ("vocabulary", source.vocabulary, spec.vocabulary),
+        ("num_classes", source.num_classes or 0, spec.num_classes),
+    ):
+        if found > allowed:
+            raise DataError(f"{about} needs --config.model.{key}={found} or more; model.{key}={allowed}.")
+    if (spec.towers == 2) != isinstance(source, Pairs):
+        raise DataError(f"{about} with model.towers={spec.towers}: pairs need 2, other data 1.")
     return source
 
 
@@ -89,87 +83,64 @@ def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
         length: number of tokens to which an image is resized, a square; not used for texts and expressions.
 
     Raises:
-        ConfigError: the type of `name` is unknown, or `length` is not a square.
         DataError: files cannot be examples of this type of source, or this one is not a valid expression.
         CorruptImage: the bytes are not an image.
     """
-    kind, _ = find(name, KINDS)
-    if kind.encode is None:
-        types = ", ".join(word for word, kind in KINDS.items() if kind.encode)
-        raise DataError(f'data.name="{name}": a file cannot be an example. Use one of {types}.')
+    word = name.partition(":")[0]
+    if word not in ENCODERS:
+        raise DataError(f'data.name="{name}": a file cannot be an example. Use one of {", ".join(ENCODERS)}.')
     try:
-        return kind.encode(raw, length)
+        return ENCODERS[word](raw, length)
     except CorruptExample:
         raise
     except ValueError as error:
         raise DataError(f"It {error}.") from error
 
 
-def _has_published_listops(folder: Path) -> bool:
-    return any(folder.glob("basic_*.tsv"))
+def build(name: str, dir: str | None, recipe: Mapping[str, Any]) -> bool:
+    """Generate ListOps expressions, or download the TFDS images of a `data.name`; return False if nothing is to do.
+
+    Args:
+        name: value of `data.name`.
+        dir: folder of TFDS data; None for the default.
+        recipe: arguments of `listops.Recipe`.
+    """
+    kind, _, what = name.partition(":")
+    if kind == "listops" and not listops.is_published(Path(what).expanduser()):
+        listops.write(what, _recipe(recipe))
+        return True
+    return kind == "pixels" and images.build(what, dir)
 
 
-def _has_published_pathfinder(folder: Path) -> bool:
-    return (folder / "pathfinder32").is_dir()
+def _recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
+    try:
+        return listops.Recipe(**recipe)
+    except TypeError as error:
+        raise ConfigError(f"data.recipe={dict(recipe)}: {error}.") from error
 
 
-def _open_listops(path: str, split: str, w: SourceSpec) -> Source:
+def _open_listops(path: str, split: str, spec: SourceSpec) -> Source:
     folder = Path(path).expanduser()
-    if _has_published_listops(folder):
+    if listops.is_published(folder):
         return listops.Published(folder, split)
-    _check_generated(folder, listops.KIND)
-    return listops.ListOps(folder, split, _parse_recipe(w.recipe))
+    return listops.ListOps(folder, split, _recipe(spec.recipe))
 
 
-def _open_pathfinder(path: str, split: str, w: SourceSpec) -> Source:
-    folder, recipe = Path(path).expanduser(), w.recipe
-    if _has_published_pathfinder(folder):
-        chosen = {name: recipe[name] for name in ("contour", "seed") if name in recipe}
-        return pathfinder.PublishedPathfinder(folder, split, **chosen)
-    _check_generated(folder, pathfinder.KIND)
-    return pathfinder.Pathfinder(folder, split, recipe)
-
-
-def _check_generated(folder: Path, kind: str) -> None:
-    record, kind = generated.record_path(folder, kind), kind.lower()
-    if not record.is_file():
-        raise DataError(
-            f"data.name={kind}:{folder}: {record} not found. Build the dataset once with\n  {BUILD}\n"
-            f"or use {KINDS[kind].about}."
-        )
-
-
-def _parse_recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
-    _check_recipe(recipe, listops.KIND, [field.name for field in dataclasses.fields(listops.Recipe)])
-    return listops.Recipe(**recipe)
-
-
-def _check_recipe(recipe: Mapping[str, Any], kind: str, names: Sequence[str]) -> None:
-    for name, value in recipe.items():
-        if name not in names:
-            raise ConfigError(f"data.recipe.{name} is unknown. A {kind} dataset has {', '.join(names)}.")
-        if not isinstance(value, int):
-            raise ConfigError(f"data.recipe.{name}={value!r} must be a whole number.")
-
-
-def _open_text(path: str, split: str, w: SourceSpec) -> LabelledText:
+def _open_text(path: str, split: str, spec: SourceSpec) -> LabelledText:
     folder = Path(path).expanduser()
-    files = sorted(path for path in folder.glob("*") if path.suffix in (".tsv", ".csv", ".jsonl"))
-    chosen = [path for path in files if path.stem == split]
-    if len(chosen) != 1:
-        names = ", ".join(path.name for path in files) or "none"
-        raise DataError(
-            f"{folder} must contain exactly one of {split}.tsv, {split}.csv and {split}.jsonl; found {names}."
-        )
-    return LabelledText(chosen[0], max_length=w.max_length, classes=w.classes or listed(folder))
+    files = [folder / f"{split}{suffix}" for suffix in texts.READERS]
+    found = [file for file in files if file.is_file()]
+    if len(found) != 1:
+        raise DataError(f"{folder} must contain exactly one of {', '.join(file.name for file in files)}.")
+    return LabelledText(found[0], max_length=spec.max_length, classes=spec.classes or listed_classes(folder))
 
 
-def _open_pixels(name: str, split: str, w: SourceSpec) -> Pixels:
-    size = _side(w.length)
+def _open_pixels(name: str, split: str, spec: SourceSpec) -> Pixels:
+    size = _side(spec.length)
     if name.startswith("cifar10:"):
         return Pixels(Cifar10(name.removeprefix("cifar10:"), split), size)
-    options = {"image_size": size, "channels": 3, "num_classes": w.num_classes, "classes": w.classes}
-    return Pixels(images.open_images(name, split, dir=w.dir, **options), size)
+    options = {"image_size": size, "channels": 3, "num_classes": spec.num_classes, "classes": spec.classes}
+    return Pixels(images.open_images(name, split, dir=spec.dir, **options), size)
 
 
 def _side(length: int) -> int:
@@ -179,59 +150,39 @@ def _side(length: int) -> int:
     return size
 
 
-def _build_listops(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
-    if missing := not _has_published_listops(Path(path).expanduser()):
-        listops.write(path, _parse_recipe(recipe))
-    return missing
-
-
-def _build_pathfinder(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
-    if missing := not _has_published_pathfinder(Path(path).expanduser()):
-        _check_recipe(recipe, pathfinder.KIND, ("contour", "seed", "examples"))
-        pathfinder.write(path, **recipe, workers=pool.count_cores())
-    return missing
-
-
-def _build_pixels(name: str, dir: str | None, recipe: Mapping[str, Any]) -> bool:
-    return not name.startswith("cifar10:") and build(name, images.KINDS, dir)
-
-
 KINDS = {  # by the part of `data.name` before the colon
     "listops": Kind(
         "listops:<path>",
         _open_listops,
-        about="a dataset of `prepare build`, or the folder of the published basic_{train,val,test}.tsv",
-        build=_build_listops,
-        encode=lambda raw, _: listops.encode(raw),
+        "a dataset of `prepare build`, or the folder of the published basic_{train,val,test}.tsv",
     ),
     "pathfinder": Kind(
         "pathfinder:<path>",
-        _open_pathfinder,
-        about="a dataset of `prepare build`, or the folder that contains the published pathfinder32/",
-        build=_build_pathfinder,
+        lambda path, split, spec: Pathfinder(path, split, **spec.recipe),
+        "the folder that contains the published pathfinder32/",
     ),
     "imdb": Kind(
         "imdb:<path>",
-        lambda path, split, w: Imdb(path, split, w.max_length),
-        about="the folder of aclImdb, with train/{neg,pos} and test/{neg,pos}",
-        encode=lambda raw, _: texts.encode(raw),
+        lambda path, split, spec: Imdb(path, split, spec.max_length),
+        "the folder of aclImdb, with train/{neg,pos} and test/{neg,pos}",
     ),
     "text": Kind(
-        "text:<path>",
-        _open_text,
-        about="a folder of files named by split, .tsv, .csv or .jsonl, with columns text and label",
-        encode=lambda raw, _: texts.encode(raw),
+        "text:<path>", _open_text, "a folder of files named by split, .tsv, .csv or .jsonl, with columns text and label"
     ),
     "pairs": Kind(
         "pairs:<path>",
-        lambda path, split, w: Pairs(Path(path).expanduser() / f"new_aan_pairs.{split}.tsv", w.max_length),
-        about="the folder of the published new_aan_pairs.{train,eval,test}.tsv",
+        lambda path, split, spec: Pairs(Path(path).expanduser() / f"new_aan_pairs.{split}.tsv", spec.max_length),
+        "the folder of the published new_aan_pairs.{train,eval,test}.tsv",
     ),
     "pixels": Kind(
         "pixels:<source>",
         _open_pixels,
-        about="cifar10:<folder of the binary version>, or any image source, such as pixels:tfds:cifar10",
-        build=_build_pixels,
-        encode=lambda raw, length: grey(raw, _side(length)),
+        "cifar10:<folder of the binary version>, or any image source, such as pixels:tfds:cifar10",
     ),
+}
+ENCODERS: Mapping[str, Callable[[Any, int], np.ndarray]] = {  # from the content of a file, and a number of tokens
+    "listops": lambda raw, _: listops.encode(raw),
+    "imdb": lambda raw, _: texts.encode(raw),
+    "text": lambda raw, _: texts.encode(raw),
+    "pixels": lambda raw, length: grey(raw, _side(length)),
 }

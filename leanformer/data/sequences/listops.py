@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from leanformer.data import delimited, generated
+from leanformer.data import generated
+from leanformer.data.tables import line_error, lines, parse_rows, shorten, split
 from leanformer.errors import ConfigError, DataError
 
 
@@ -28,8 +29,6 @@ IDS = {symbol.encode(): i for i, symbol in enumerate(SYMBOLS, 1)}
 OPENER, CLOSER = SYMBOLS.index("[MIN") + 1, SYMBOLS.index("]") + 1
 DRAWS = 4096  # expressions drawn per block, before filtering by length
 PATIENCE = 256  # consecutive blocks without a new expression before an error
-KIND = "ListOps"
-VERSION = 1  # version of the files and of the meaning of a seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +53,11 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self):
-        low = min(dataclasses.astuple(self)) < 0 or self.depth < 1 or self.max_args < 2
+        values = dataclasses.astuple(self)
+        low = not all(isinstance(x, int) and x >= 0 for x in values) or self.depth < 1 or self.max_args < 2
         if low or self.seed >= 2**64 or self.max_length < self.min_length + 2:
             raise ConfigError(
-                f"{self} is invalid: expected counts and lengths from 0, max_length at least "
+                f"{self} is invalid: expected whole numbers from 0, max_length at least "
                 "min_length + 2, depth from 1, max_args from 2 and 0 <= seed < 2^64."
             )
 
@@ -176,15 +176,15 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
         DataError: the folder has other content or a dataset of another recipe, or cannot be written.
         ConfigError: the recipe needs more distinct expressions than seem to exist.
     """
-    return generated.make(folder, KIND, VERSION, dataclasses.asdict(recipe), lambda partial: _fill(partial, recipe))
+    return generated.make(folder, dataclasses.asdict(recipe), lambda draft: _fill(draft, recipe))
 
 
 def _fill(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    counts = {split: n for split in ("test", "val", "train") if (n := getattr(recipe, split))}
+    counts = {name: n for name in ("test", "val", "train") if (n := getattr(recipe, name))}
     expressions = iter(_distinct(recipe, sum(counts.values())).items())
-    for split, count in counts.items():
-        for name, array in Expressions.join(itertools.islice(expressions, count))._asdict().items():
-            np.save(folder / f"{split}-{name}.npy", array)
+    for name, count in counts.items():
+        for field, array in Expressions.join(itertools.islice(expressions, count))._asdict().items():
+            np.save(folder / f"{name}-{field}.npy", array)
     return {}
 
 
@@ -237,24 +237,20 @@ class ListOps(ExpressionSource):
         recipe: required recipe; None accepts any.
 
     Raises:
-        DataError: the dataset or the split is missing, has another recipe, or a file was modified.
+        DataError: the dataset or the split is missing, or has another recipe.
     """
 
     def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
-        record = generated.read(self.folder, KIND, VERSION, {} if recipe is None else dataclasses.asdict(recipe))
-        for path in self._paths():
-            if path.name not in record["sha256"]:
-                splits = ", ".join(sorted({name.partition("-")[0] for name in record["sha256"]}))
-                raise DataError(f'{self.folder} has no split "{split}". Found: {splits}.')
-            generated.check_file(path, record)
-
-    def _paths(self) -> list[Path]:
-        return [self.folder / f"{self.split}-{name}.npy" for name in Expressions._fields]
+        generated.read(self.folder, {} if recipe is None else dataclasses.asdict(recipe))
+        if not (self.folder / f"{split}-labels.npy").is_file():
+            splits = ", ".join(sorted(path.name.partition("-")[0] for path in self.folder.glob("*-labels.npy")))
+            raise DataError(f'{self.folder} has no split "{split}". Found: {splits}.')
 
     @functools.cached_property
     def _data(self) -> Expressions:
-        return Expressions(*(np.load(path, mmap_mode="r") for path in self._paths()))
+        paths = [self.folder / f"{self.split}-{name}.npy" for name in Expressions._fields]
+        return Expressions(*(np.load(path, mmap_mode="r") for path in paths))
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled map is a copy of its file: worker processes map it themselves.
@@ -262,6 +258,11 @@ class ListOps(ExpressionSource):
 
     def name(self, index: int) -> str:
         return f"{self.folder}, {self.split}, expression {index}"
+
+
+def is_published(folder: Path) -> bool:
+    """Return whether a folder has the published files."""
+    return any(folder.glob("basic_*.tsv"))
 
 
 class Published(ExpressionSource):
@@ -283,25 +284,20 @@ class Published(ExpressionSource):
         folder = Path(folder).expanduser()
         self.path = folder / f"basic_{split}.tsv"
         if not self.path.is_file():
-            present = ", ".join(sorted(p.name for p in folder.glob("basic_*.tsv"))) or "no such file"
-            raise DataError(
-                f"{folder} has no basic_{split}.tsv; found {present}. Use the folder of the published files."
-            )
-        rows = delimited.lines(self.path)
-        _, header = next(rows, (1, b""))
-        if header != b"Source\tTarget":
-            problem = f"is {delimited.quote(header)} instead of the header Source, tab, Target"
-            raise delimited.error_at(self.path, 1, problem)
-        self._data = Expressions.join([parsed for _, parsed in delimited.read(self.path, rows, _parse)])
+            raise DataError(f"{self.path} not found. Use the folder of the published basic_{{train,val,test}}.tsv.")
+        rows = lines(self.path)
+        if next(rows, (1, b""))[1] != b"Source\tTarget":
+            raise line_error(self.path, 1, "is not the header Source, tab, Target")
+        self._data = Expressions.join([parsed for _, parsed in parse_rows(self.path, rows, _parse)])
 
     def name(self, index: int) -> str:
         return f"{self.path}, line {index + 2}"
 
 
 def _parse(line: bytes) -> tuple[bytes, int]:
-    source, target = delimited.split(line, 2)
+    source, target = split(line, 2)
     if len(target) != 1 or target not in b"0123456789":
-        raise ValueError(f"has the label {delimited.quote(target)} instead of a digit 0 to 9")
+        raise ValueError(f"has the label {shorten(target)} instead of a digit 0 to 9")
     return encode(source).tobytes(), int(target)
 
 
@@ -317,9 +313,9 @@ def encode(source: bytes) -> np.ndarray:
     try:
         tokens = np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)
     except KeyError as error:
-        raise ValueError(f"holds {delimited.quote(error.args[0])}, not a symbol of ListOps") from error
+        raise ValueError(f"holds {shorten(error.args[0])}, not a symbol of ListOps") from error
     if not _is_complete(tokens):
-        raise ValueError(f"is not a complete expression: {delimited.quote(source)} ... {delimited.quote(source[-20:])}")
+        raise ValueError(f"is not a complete expression: {shorten(source)} ... {shorten(source[-20:])}")
     return tokens
 
 

@@ -7,16 +7,15 @@ import csv
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from leanformer.data import delimited, fingerprints
-from leanformer.data import source as names
+from leanformer.data.source import number_classes
+from leanformer.data.tables import find_columns, line_error, lines, parse_rows, shorten, split
 from leanformer.errors import DataError
-from leanformer.runtime import files as disk
 
 
 BYTES = 257  # ids: padding, then a byte each; LRA's models have a table of 512
@@ -42,7 +41,7 @@ class Imdb:
         max_length: number of bytes of a review that are read; 4,000 in the paper.
 
     Raises:
-        DataError: a folder is missing or has no reviews, or a file is empty.
+        DataError: a folder is missing or has no reviews, or an empty one.
     """
 
     num_classes, classes, vocabulary = 2, ("neg", "pos"), BYTES
@@ -52,23 +51,18 @@ class Imdb:
         self.root, self.max_length = str(root), max_length
         files, labels = [], []
         for label, kind in enumerate(self.classes):
-            if not (root / kind).is_dir():
-                raise DataError(f"{root} has no folder {kind}. Give the folder that holds train/neg, train/pos, ...")
-            entries = [entry for entry in os.scandir(root / kind) if entry.name.endswith(".txt")]
-            entries = [entry for entry in entries if not entry.name.startswith(".")]  # such as ._1_2.txt of macOS
-            if not entries:
-                raise DataError(f"{root / kind} holds no .txt file. Unpack the reviews again.")
-            if empty := [entry.path for entry in entries if not entry.stat().st_size]:
-                raise DataError(f"{len(empty)} reviews are empty, the first {min(empty)}. Unpack the reviews again.")
-            files += sorted(os.fsencode(f"{kind}/{entry.name}") for entry in entries)
-            labels += [label] * len(entries)
+            texts = sorted((root / kind).glob("[!.]*.txt"))  # without ._1_2.txt of macOS
+            if not texts or not all(path.stat().st_size for path in texts):
+                raise DataError(f"{root / kind} has no reviews, or empty ones. Unpack aclImdb again.")
+            files += [os.fsencode(f"{kind}/{path.name}") for path in texts]
+            labels += [label] * len(texts)
         self._files, self._labels = np.array(files), np.array(labels)
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        with disk.open_input(Path(self.name(index))) as file:
+        with Path(self.name(index)).open("rb") as file:
             return {"tokens": encode(file.read(self.max_length)), "label": int(self._labels[index])}
 
     def name(self, index: int) -> str:
@@ -99,15 +93,14 @@ class LabelledText:
 
     def __init__(self, path: str | Path, *, max_length: int = 4_000, classes: Sequence[str] | None = None):
         self.path = Path(path).expanduser()
-        readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
-        if self.path.suffix not in readers or not self.path.is_file():
-            raise DataError(f"{self.path} is not a file with the suffix {', '.join(readers)}.")
-        parsed = delimited.read(self.path, readers[self.path.suffix](self.path), _labelled)
+        if self.path.suffix not in READERS or not self.path.is_file():
+            raise DataError(f"{self.path} is not a file with the suffix {', '.join(READERS)}.")
+        parsed = parse_rows(self.path, READERS[self.path.suffix](self.path), _labelled)
         lines, rows = zip(*parsed, strict=True)
         texts, labels = zip(*((text[:max_length], label) for text, label in rows), strict=True)
         self.classes = sorted_labels(set(labels)) if classes is None else list(classes)
         self.num_classes = len(self.classes)
-        number = names.numbers(labels, self.classes, str(self.path))
+        number = number_classes(labels, self.classes, str(self.path))
         self._bytes = np.frombuffer(b"".join(texts), np.uint8)
         self._offsets, self._lines = np.cumsum([0, *map(len, texts)]), np.array(lines)
         self._labels = np.array([number[name] for name in labels])
@@ -120,29 +113,17 @@ class LabelledText:
         text = self._bytes[self._offsets[index] : self._offsets[index + 1]]
         return {"tokens": text.astype(np.int32) + 1, "label": int(self._labels[index])}
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return {"texts": digest, "labels": digest} of all texts and of all labels, for `data.fingerprints`."""
-        return {
-            "texts": fingerprints.digest(self._bytes, self._offsets),
-            "labels": fingerprints.digest(self._labels),
-        }
-
     def name(self, index: int) -> str:
         return f"{self.path}, line {self._lines[index]}"
 
 
-def _labelled(row: Mapping[str, Any]) -> tuple[bytes, str]:
+def _labelled(row: tuple[Any, Any]) -> tuple[bytes, str]:
     """Return text and label of a row. Raise ValueError with a readable message if it is invalid."""
-    if absent := set(COLUMNS) - row.keys():
-        raise ValueError(f"has {', '.join(sorted(row))}, but not {', '.join(sorted(absent))}")
-    for key in COLUMNS:
-        if not isinstance(row[key], bytes):
-            raise ValueError(f"has the {key} {json.dumps(row[key]):.40}, not a string or a whole number")
-    if not row["text"]:
-        raise ValueError("has an empty text")
-    if not (label := row["label"].decode("utf-8", "backslashreplace").strip()):
-        raise ValueError("has an empty label")
-    return row["text"], label
+    text, label = (value.encode() if isinstance(value, str) else value for value in row)
+    label = str(label).encode() if isinstance(label, int) else label
+    if not (isinstance(text, bytes) and isinstance(label, bytes) and text and label.strip()):
+        raise ValueError("needs a text and a label, a word or a whole number, neither of them empty")
+    return text, label.decode("utf-8", "backslashreplace").strip()
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
@@ -153,49 +134,47 @@ def sorted_labels(labels: set[str]) -> list[str]:
         return sorted(labels)
 
 
-def _tsv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
-    rows = delimited.lines(path)
-    header = delimited.split_header(next(rows, (1, b""))[1])
-    delimited.check_header(path, header, COLUMNS)
+def _tsv(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    rows = lines(path)
+    header = next(rows, (1, b""))[1].decode("utf-8", "replace").split("\t")
+    text, label = find_columns(path, header, COLUMNS)
     for line, row in rows:
         if row:
-            yield line, _named(path, line, header, row.split(b"\t"))
+            try:
+                cells = split(row, len(header))
+            except ValueError as error:
+                raise line_error(path, line, str(error)) from error
+            yield line, (cells[text], cells[label])
 
 
-def _named(path: Path, line: int, header: list[str], values: list[bytes]) -> dict[str, bytes]:
-    if len(values) != len(header):
-        raise delimited.error_at(path, line, f"has {len(values)} columns, the header {len(header)}")
-    return dict(zip(header, values, strict=True))
-
-
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
+def _csv(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.reader(file, strict=True)
-        limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than 128 KiB
+        csv.field_size_limit(2**31 - 1)  # a text may be longer than 128 KiB
         try:
             header = next(rows, [])
-            delimited.check_header(path, header, COLUMNS)
-            for row in rows:
-                if row:
-                    values = [value.encode("utf-8", "surrogateescape") for value in row]
-                    yield rows.line_num, _named(path, rows.line_num, header, values)
+            text, label = find_columns(path, header, COLUMNS)
+            for row in filter(None, rows):
+                if len(row) != len(header):
+                    raise line_error(path, rows.line_num, f"has {len(row)} columns, the header {len(header)}")
+                cells = [row[place].encode("utf-8", "surrogateescape") for place in (text, label)]
+                yield rows.line_num, (cells[0], cells[1])
         except csv.Error as error:
-            raise delimited.error_at(path, rows.line_num, f"is no CSV ({error})") from error
-        finally:
-            csv.field_size_limit(limit)
+            raise line_error(path, rows.line_num, f"is no CSV ({error})") from error
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object), in which strings and whole numbers are bytes, and other values are as in the file."""
-    with path.open("rb") as file:
-        for line, text in enumerate(file, 1):
+def _jsonl(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    for line, text in lines(path):
+        if text.strip():
             try:
-                row = json.loads(text.decode("utf-8-sig")) if text.strip() else {}
-                row |= {key: str(value).encode() for key, value in row.items() if isinstance(value, str | int)}
-            except (ValueError, AttributeError, RecursionError) as error:
-                raise delimited.error_at(path, line, f"is no JSON object in UTF-8 ({error})") from error
-            if text.strip():
-                yield line, row
+                row = json.loads(text)
+                cells = row["text"].encode(), row["label"]
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise line_error(path, line, f"is no JSON object in UTF-8 with text and label ({error})") from error
+            yield line, cells
+
+
+READERS = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
 
 
 class Pairs:
@@ -230,7 +209,7 @@ class Pairs:
                 try:
                     _pair(row)
                 except ValueError as error:
-                    raise delimited.error_at(self.path, line, str(error)) from error
+                    raise line_error(self.path, line, str(error)) from error
                 starts.append(starts[-1] + len(row))
         return np.array(starts)
 
@@ -251,9 +230,9 @@ class Pairs:
 
 def _pair(row: bytes) -> tuple[int, bytes, bytes]:
     """Return label and both texts of a line. Raise ValueError with a readable message if it is invalid."""
-    label, _, _, first, second = delimited.split(row.rstrip(b"\r\n"), 5)
+    label, _, _, first, second = split(row.rstrip(b"\r\n"), 5)
     if label not in (b"0", b"1", b"0.0", b"1.0"):
-        raise ValueError(f"has the label {delimited.quote(label)} instead of 0 or 1")
+        raise ValueError(f"has the label {shorten(label)} instead of 0 or 1")
     if not (first and second):
         raise ValueError("has an empty text")
     return int(label[:1]), first, second

@@ -5,28 +5,27 @@ import functools
 import hashlib
 import itertools
 import json
-import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
-from leanformer.data import fingerprints, generated, pool
-from leanformer.data.text import tokenizer as tokens
+from leanformer.data import generated
+from leanformer.data.pool import count_cores, map_ordered
 from leanformer.data.text.documents import Documents, Split, find
-from leanformer.data.text.tokenizer import Tokenizer
+from leanformer.data.text.tokenizer import FILE, Tokenizer, byte_tokenizer, parse, read, train_bpe, train_wordpiece
 from leanformer.errors import DataError
 
 
 VERSION = 2  # version of tokens and vocabularies, part of their folders' names: another version is made beside them
-KIND, VOCABULARY = "Tokens", "Vocabulary"  # kinds of generated datasets
 CACHE = "~/.cache/leanformer/texts"
-PIECE = 1 << 23  # bytes of text tokenised at a time: some seconds on one core, and megabytes of tokens
-LEAST = 16  # minimum pieces per process: minutes of work, for seconds to start it
-TOGETHER = 256  # documents per call of the tokenizer
+PIECE_BYTES = 1 << 23  # of text tokenised at a time: some seconds on one core, and megabytes of tokens
+PIECES_PER_WORKER = 16  # minimum: minutes of work, for seconds to start it
+DOCUMENTS_PER_CALL = 256  # of the tokenizer
 TOKENS, ENDS = "tokens.bin", "ends.npy"
-TRAINED = {tokens.BPE: tokens.train_bpe, tokens.WORDPIECE: tokens.train_wordpiece}
+TRAINED = {"bpe": train_bpe, "wordpiece": train_wordpiece}
 
 
 def dtype(vocabulary: int) -> type[np.unsignedinteger]:
@@ -58,7 +57,7 @@ class Corpus:
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """Tokenizer that the tokens are of."""
-        return tokens.parse(self.tokenizer_json, self.name)
+        return parse(self.tokenizer_json, self.name)
 
     @functools.cached_property
     def _mapped_tokens(self) -> np.ndarray:
@@ -82,22 +81,6 @@ class Corpus:
         start, stop = places.start, min(places.stop, len(self))
         values = self._mapped_tokens[self.first + max(start, 0) : self.first + stop].astype(np.int32)
         return np.concatenate([[np.int32(self.tokenizer.end)], values]) if start < 0 else values
-
-    def digest(self) -> str:
-        """Return a digest of the split's tokens, from the checksum of the dataset and the split's range."""
-        record = json.loads(generated.record_path(self.folder, KIND).read_bytes())
-        return fingerprints.digest(f"{record['sha256'][TOKENS]} {self.first} {self.last}".encode())
-
-    def count_shared(self, other: "Corpus") -> int:
-        """Return the number of positions of the token dataset that both splits contain; 0 if their datasets differ.
-
-        Equal texts at different positions do not count. A dataset is of one combination of documents and tokenizer.
-
-        Args:
-            other: another split.
-        """
-        same = self.folder == other.folder
-        return max(0, min(self.last, other.last) - max(self.first, other.first)) if same else 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields without open files, which worker processes open themselves."""
@@ -133,20 +116,20 @@ def open_corpus(
     """
     folder = Path(dir or CACHE).expanduser()
     part = Split.of(split)
-    how: dict[str, Any] = {"separator": separator, "most": documents}
-    texts = find(name, part.stem, **how)
-    chosen = make_tokenizer(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
-    recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest()}
-    target = folder / f"tokens-{_digest(recipe)}"
-    workers = min(workers, pool.count_cores(), texts.size // (LEAST * PIECE))
+    options: dict[str, Any] = {"separator": separator, "most": documents}
+    texts = find(name, part.stem, **options)
+    chosen = make_tokenizer(tokenizer, find(name, Split.of(train_split).stem, **options), folder)
+    recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest(), "version": VERSION}
+    workers = min(workers, count_cores(), texts.size // (PIECES_PER_WORKER * PIECE_BYTES))
     fill = functools.partial(_write, texts, chosen, workers if workers > 1 else 0)
-    place = generated.make(target, KIND, VERSION, recipe, fill)
-    record = generated.read(place, KIND, VERSION, recipe)
-    generated.check_files(place, record)
-    size = (place / TOKENS).stat().st_size // np.dtype(dtype(chosen.vocabulary)).itemsize
-    if size != record["tokens"]:
-        raise DataError(
-            f"{place / TOKENS} has {size:,} tokens of {record['tokens']:,}. Remove {place} to make it again."
+    place = generated.make(folder / f"tokens-{_digest(recipe)}", recipe, fill)
+    record = generated.read(place, recipe)
+    plain = not documents and all(".txt" in file.suffixes for file in texts.files)
+    if texts.separator and plain and record["documents"] <= len(texts.files):
+        warnings.warn(
+            f"data.separator={texts.separator!r} splits none of the {len(texts.files)} files of {name}, {split}: each "
+            "is one document. In a shell, a line break is written $'\\n'.",
+            stacklevel=2,
         )
     first, last = (record["tokens"] * share // 100 for share in (part.start, part.stop))
     if first == last:
@@ -154,12 +137,8 @@ def open_corpus(
     return Corpus(place, f"{name}, {split}", chosen.json(), first, last)
 
 
-@runtime_checkable
 class Texts(Protocol):
-    """Protocol of texts that a tokenizer can be trained on.
-
-    It is an iterable of str, and `identity()` changes if the texts change.
-    """
+    """Protocol of texts that a tokenizer can be trained on: an iterable of str."""
 
     def __iter__(self) -> Iterator[str]: ...
 
@@ -180,22 +159,19 @@ def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
         DataError: the tokenizer is missing, incomplete, or cannot be trained on these texts.
     """
     kind, _, size = words.partition(":")
-    if words == tokens.BYTES:
-        return tokens.byte_tokenizer()
+    if words == "bytes":
+        return byte_tokenizer()
     if kind not in TRAINED:
-        return tokens.read(Path(words).expanduser())
+        return read(Path(words).expanduser())
     if not size.isdecimal():
         raise DataError(f'data.tokenizer="{words}": expected {kind}:<vocabulary>, such as {kind}:1024.')
-    recipe = texts.identity() | {"vocabulary": int(size)}
+    recipe = texts.identity() | {"vocabulary": int(size), "version": VERSION}
     fill = functools.partial(_train, TRAINED[kind], texts, int(size))
-    place = generated.make(folder / f"{kind}-{_digest(recipe)}", VOCABULARY, VERSION, recipe, fill)
-    generated.check_files(place, generated.read(place, VOCABULARY, VERSION, recipe))
-    return tokens.read(place / tokens.FILE)
+    return read(generated.make(folder / f"{kind}-{_digest(recipe)}", recipe, fill) / FILE)
 
 
 def _digest(recipe: Mapping[str, Any]) -> str:
-    versioned = json.dumps({"version": VERSION, **recipe}, sort_keys=True)
-    return hashlib.sha256(versioned.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folder: Path) -> dict[str, Any]:
@@ -203,13 +179,13 @@ def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folde
     if (first := next(several, None)) is None:
         raise _no_text_error(texts)
     tokenizer = train(itertools.chain([first], several), vocabulary)
-    (folder / tokens.FILE).write_text(tokenizer.json(), encoding="utf-8")
+    (folder / FILE).write_text(tokenizer.json(), encoding="utf-8")
     return {}
 
 
 def _no_text_error(texts: Any) -> DataError:
-    files = ", ".join(map(os.fspath, texts.files[:3])) + " ..." * (len(texts.files) > 3)
-    return DataError(f"{texts.name} has no text, its files are empty: {files}. Add text, or set another split.")
+    files = ", ".join(file.name for file in texts.files[:3])
+    return DataError(f"{texts.name} has no text: its files ({files}) are empty. Add text, or set another split.")
 
 
 def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> dict[str, int]:
@@ -217,7 +193,7 @@ def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> d
     encode = functools.partial(_encode, chosen.json() if workers else chosen)
     counts, size = [np.zeros(0, np.int64)], 0
     with (folder / TOKENS).open("wb") as file:
-        for piece, lengths, read in pool.map_ordered(encode, _pieces(texts), workers):
+        for piece, lengths, read in map_ordered(encode, _pieces(texts), workers):
             file.write(piece.tobytes())
             counts.append(lengths)
             size += read
@@ -229,12 +205,12 @@ def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> d
 
 
 def _pieces(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Yield groups of documents with at least PIECE bytes; the last may have fewer."""
+    """Yield groups of documents with at least PIECE_BYTES bytes; the last may have fewer."""
     piece, size = [], 0
     for text in documents:
         piece.append(text)
         size += len(text.encode())
-        if size >= PIECE:
+        if size >= PIECE_BYTES:
             yield piece
             piece, size = [], 0
     if piece:
@@ -247,10 +223,10 @@ def _encode(chosen: Tokenizer | str, texts: Sequence[str]) -> tuple[np.ndarray, 
     """
     chosen = _parse_cached(chosen) if isinstance(chosen, str) else chosen
     arrays, kind = [], dtype(chosen.vocabulary)
-    for batch in itertools.batched(texts, TOGETHER):
+    for batch in itertools.batched(texts, DOCUMENTS_PER_CALL):
         arrays += [np.append(numbers, chosen.end).astype(kind) for numbers in chosen.encode(batch)]
     lengths = np.array([len(numbers) for numbers in arrays], np.int64)
     return np.concatenate(arrays), lengths, sum(len(text.encode()) for text in texts)
 
 
-_parse_cached = functools.lru_cache(maxsize=1)(functools.partial(tokens.parse, name="the tokenizer"))
+_parse_cached = functools.lru_cache(maxsize=1)(functools.partial(parse, name="the tokenizer"))

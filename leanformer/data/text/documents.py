@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leanformer.data import source
 from leanformer.data.source import Kind
-from leanformer.errors import DataError, first_line
+from leanformer.data.source import find as find_kind
+from leanformer.errors import DataError
 
 
 SUFFIXES = (".txt", ".txt.xz", ".jsonl", ".parquet")
-ALL = "all"  # split with all files of a folder
-BLOCK = 1 << 24  # bytes per read
+ALL_FILES = "all"  # split with all files of a folder
+BLOCK_BYTES = 1 << 24  # per read
 BUNDLED = Path(__file__).parents[1] / "bundled"
 FORM_FEED = "\f"  # between the chapters of the bundled text
 # Number of the shard, number of shards, and hash of the Hugging Face hub.
@@ -117,7 +117,7 @@ def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -
         ConfigError: the type of the name is unknown.
         DataError: there is no folder, or no file of the split.
     """
-    kind, rest = source.find(name, KINDS)
+    kind, rest = find_kind(name, KINDS)
     return kind.open(rest, stem, {"separator": separator, "most": most})
 
 
@@ -130,17 +130,15 @@ def _austen(name: str, stem: str, how: Mapping[str, Any]) -> Documents:
 
 def _folder(path: str, stem: str, how: Mapping[str, Any]) -> Documents:
     folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise DataError(
-            f'data.name="text:{path}": folder not found. Set the path of the folder that contains the texts.'
-        )
-    every, ignored = _scan(folder)
-    if ignored:
-        message = f"Ignored in {folder}, because they are hidden or no texts: {source.quote(ignored)}"
+    found = [file for file in sorted(folder.rglob("*")) if not file.is_dir()]
+    texts = [file for file in found if _is_text(file, folder)]
+    if len(texts) < len(found):
+        ignored = next(file for file in found if file not in texts)
+        message = f"Ignored in {folder}, hidden or no texts: {len(found) - len(texts)} files, such as {ignored.name}"
         warnings.warn(message, stacklevel=2)
-    files = tuple(file for file in every if stem == ALL or _stem(file, folder) == stem)
+    files = tuple(file for file in texts if stem in (ALL_FILES, _stem(file, folder)))
     if not files:
-        stems = ", ".join(sorted({_stem(file, folder) for file in every})) or f"no file with {' '.join(SUFFIXES)}"
+        stems = ", ".join(sorted({_stem(file, folder) for file in texts})) or f"no file with {' '.join(SUFFIXES)}"
         raise DataError(
             f'{folder} has no text "{stem}": no {stem}.txt, .jsonl or .parquet, and no folder {stem} of these. Found: '
             f"{stems}. Set data.train_split and data.eval_split, which may be parts, such as all[:90%]."
@@ -148,25 +146,16 @@ def _folder(path: str, stem: str, how: Mapping[str, Any]) -> Documents:
     return Documents(f"{folder.resolve()} {stem}", files, **how)
 
 
+def _is_text(file: Path, folder: Path) -> bool:
+    """Return whether a file is a text by its name, and not hidden, such as `._x.txt` beside `x.txt`."""
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return not hidden and file.name.endswith(SUFFIXES)
+
+
 KINDS = {
     "text": Kind("text:<folder>", _folder, "of .txt, .jsonl or .parquet, named by split"),
     "bundled": Kind("bundled:austen", _austen, "five novels by Jane Austen"),
 }
-
-
-def _scan(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the texts in a folder and its subfolders, sorted; and the ignored entries, relative to the folder: hidden
-    ones, such as `._x.txt` beside `x.txt`, files with another suffix, and pipes, devices and links without a file.
-    """
-    every, ignored = [], set()
-    for file in sorted(path for path in folder.rglob("*") if not path.is_dir()):
-        parts = file.relative_to(folder).parts
-        hidden = next((end for end, part in enumerate(parts, 1) if part.startswith(".")), None)
-        if hidden or not file.name.endswith(SUFFIXES) or not file.is_file():
-            ignored.add("/".join(parts[:hidden]))
-        else:
-            every.append(file)
-    return every, sorted(ignored)
 
 
 def _stem(file: Path, folder: Path) -> str:
@@ -182,7 +171,7 @@ def _pieces(file: Path, separator: str | None) -> Iterator[str]:
     mark, left, done = (separator or "").encode(), b"", 0
     with (lzma.open if file.suffix == ".xz" else Path.open)(file, "rb") as content:
         try:
-            while block := content.read(BLOCK):
+            while block := content.read(BLOCK_BYTES):
                 *whole, left = (left + block).split(mark) if mark else (left + block,)
                 for piece in whole:
                     yield _decode(file, piece, done)
@@ -209,16 +198,12 @@ def _lines(file: Path) -> Iterator[str]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.decode("utf-8-sig"))
-                text = row["text"]
-                if isinstance(text, str):
-                    text.encode()  # raises for half of a surrogate pair, such as "\ud800"
-            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                text = json.loads(line.decode("utf-8-sig"))["text"]
+                text.encode()  # raises for half of a surrogate pair, such as "\ud800", and for what is no string
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise DataError(
                     f'{file}, line {number} is not a JSON object in UTF-8 with a "text" ({error}). Fix or remove it.'
                 ) from error
-            if not isinstance(text, str):
-                raise DataError(f'{file}, line {number}: "text" is {type(text).__name__}, not a string. Fix it.')
             yield text
 
 
@@ -236,7 +221,5 @@ def _rows(file: Path) -> Iterator[str]:
                     if not isinstance(text, str):
                         raise DataError(f'{file}, row {number}: "text" is {type(text).__name__}, not a string. Fix it.')
                     yield text
-    except KeyError as error:
-        raise DataError(f'{file} has no column "text". Rename the one with the texts.') from error
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} is not a complete .parquet file ({first_line(error)}). Download it again.") from error
+    except (KeyError, pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f'{file} is not a complete .parquet file with a column "text": {error}') from error

@@ -48,14 +48,6 @@ class _Rows:
     def tokenizer(self) -> Any:
         return self.corpus.tokenizer
 
-    def fingerprint(self) -> dict[str, str]:
-        return {"tokens": self.corpus.digest()}
-
-    def describe_overlap(self, other: "_Rows") -> str:
-        """Return the number of tokens that are also in another split, as text; "" if there are none."""
-        shared = self.corpus.count_shared(other.corpus)
-        return f"{shared:,} tokens" if shared else ""
-
     def _cut(self, start: int, stop: int) -> dict[str, Any]:
         """Return the padded row with targets from `start` to `stop`."""
         return _pad(_row(self.corpus, start, stop), self.length, self.tokenizer.lengths)

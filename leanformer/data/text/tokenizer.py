@@ -11,7 +11,6 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from leanformer.errors import DataError
-from leanformer.runtime import files
 
 
 FILE = "tokenizer.json"
@@ -20,7 +19,7 @@ ENDS = (END, "<|end_of_text|>", "<|im_end|>", "</s>", "[SEP]")  # its names in o
 MASKS = ("[MASK]", "<mask>", "<|mask|>")  # names of the mask token
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # first tokens of a WordPiece trained here
 BYTES, BPE, WORDPIECE = "bytes", "bpe", "wordpiece"
-FEWEST = 257  # minimum vocabulary: all bytes, and the end of a document
+BYTE_TOKENS = 257  # all bytes, and the end of a document
 # File names of GPT-2's tokenizer from its two publishers.
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
@@ -133,7 +132,7 @@ def read(path: Path) -> Tokenizer:
                 return _read_pair(*(path / name for name in names))
         path /= FILE
     try:
-        text = files.read_input(path).decode()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"There is no tokenizer {path} ({error}). Set data.tokenizer to a tokenizer.json, to a folder with one or "
@@ -163,9 +162,9 @@ def train_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     Raises:
         DataError: the vocabulary is too small for all bytes, or too large for the pairs in the texts.
     """
-    if vocabulary <= FEWEST:
+    if vocabulary <= BYTE_TOKENS:
         raise DataError(
-            f"data.tokenizer={BPE}:{vocabulary}: must be above {FEWEST}, for all bytes and the end of a document."
+            f"data.tokenizer={BPE}:{vocabulary}: must be above {BYTE_TOKENS}, for all bytes and the end of a document."
         )
     base, alphabet = _byte_level(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocabulary - 1, initial_alphabet=alphabet, show_progress=False)
@@ -212,7 +211,11 @@ def _wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
 def _check_size(kind: str, vocabulary: int, trained: int) -> None:
     """Raise DataError unless a trained vocabulary has the configured size."""
     if trained < vocabulary:
-        fix = f"Use {trained} or fewer." if (kind, trained) != (BPE, FEWEST) else f'Give more text, or use "{BYTES}".'
+        fix = (
+            f"Use {trained} or fewer."
+            if (kind, trained) != (BPE, BYTE_TOKENS)
+            else f'Give more text, or use "{BYTES}".'
+        )
         raise DataError(f"data.tokenizer={kind}:{vocabulary}: the texts have only {trained} tokens. {fix}")
     if trained > vocabulary:
         raise DataError(
