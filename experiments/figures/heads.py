@@ -184,6 +184,7 @@ PASSAGES = [
         {
             RESULTS: [
                 "is {rule}",
+                "coincides with where heads stop paying is {conditioning} by the plan's rule",
                 "32 heads of dimension 4 lose {lost:.3f nats} to 8 heads of 16",
                 "| queries and keys of dimension 32 in each head (block E) | {params[E]:.2f} | {loss[E]:.3f ±} | "
                 "{change[E]:+.3f} |",
