@@ -17,12 +17,18 @@ ATTENTION = '''
 import jax
 import jax.numpy as jnp
 
+from leanformer.config.declare import dataclass, types_of
 from leanformer.layers.context import PLAIN
 from leanformer.layers.multihead import MultiHeadAttention
 
 
+@dataclass(frozen=True)
+class Keys:
+    floor: float | None = None  # added to the weights of attention="linear"; 0 if unset
+
+
 class LinearAttention(MultiHeadAttention):
-    options = {"floor": float}
+    options = types_of(Keys)
     masks = ()
 
     def __init__(self, width, num_heads, head_dim, value_dim=None, *, floor=0.0, **common):
@@ -64,7 +70,8 @@ FAMILY = '''
 
 from flax import nnx
 
-from leanformer.layers.blocks import BlockConfig
+from leanformer.config.common import ImageKeys
+from leanformer.config.declare import dataclass
 from leanformer.layers.stack import Stack
 from leanformer.layers.context import Context
 from leanformer.layers.convolution import PatchConv
@@ -72,14 +79,19 @@ from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
 
 
+@dataclass(frozen=True)
+class Keys(ImageKeys):
+    patch_size: int = 7  # side of a patch
+
+
 class Model(Family):
-    def __init__(
-        self, *, image_size: int, patch_size: int, channels: int, num_classes: int, blocks: BlockConfig, rngs: nnx.Rngs
-    ):
-        self.patches = PatchConv(channels, blocks.width, patch_size, first=True, rngs=rngs)
+    keys = Keys
+
+    def __init__(self, keys, blocks, *, rngs):
+        self.patches = PatchConv(keys.channels, blocks.width, keys.patch_size, first=True, rngs=rngs)
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = LayerNorm(blocks.width, rngs=rngs)
-        self.head = nnx.Linear(blocks.width, num_classes, rngs=rngs)
+        self.head = nnx.Linear(blocks.width, keys.num_classes, rngs=rngs)
 
     def __call__(self, images, *, key=None, tap=None):
         x = self.patches(images)
