@@ -126,13 +126,7 @@ def measures() -> Iterator[str]:
 
 def quantities() -> Iterator[str]:
     """Yield the page of scores and costs: the words that pages, charts and the terminal use."""
-    yield from [
-        "# Scores and costs",
-        "",
-        "Names in `metrics.jsonl`, `summary.json` and `--metric=NAME`, and what they are.",
-        "",
-    ]
-    parts = {"Scores": words.SCORES, "Costs": words.COSTS, "Training": words.PROGRESS}
-    for title, entries in parts.items():
-        rows = [[f"`{name}`", q.axis, q.what, q.direction] for name, q in entries.items()]
-        yield from [f"## {title}", "", *table(["name", "in words", "meaning", "direction"], rows)]
+    yield from ["# Scores and costs", "", "Names in `metrics.jsonl`, `summary.json` and `--metric=NAME`.", ""]
+    better = {True: "higher is better", False: "lower is better", None: ""}
+    rows = [[f"`{name}`", quantity.axis, better[quantity.higher]] for name, quantity in words.QUANTITIES.items()]
+    yield from table(["name", "in words", "direction"], rows)

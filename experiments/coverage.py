@@ -25,7 +25,7 @@ import numpy as np
 
 from experiments import tables
 from leanformer.analysis import comparison, statistics, surface
-from leanformer.analysis.comparison import OUTSIDE, SAME, RunGroup
+from leanformer.analysis.comparison import OUTSIDE, SAME, Configuration
 from leanformer.analysis.dimensions import Dimensions
 
 
@@ -40,10 +40,10 @@ HELD_OUT = 40  # shapes per sweep
 Law = Callable[[Dimensions], float]
 
 
-def make_group(name: str, scores: np.ndarray) -> RunGroup:
+def make_group(name: str, scores: np.ndarray) -> Configuration:
     """Return the runs of a shape, as `compare` groups them, from scores alone."""
     runs = [SimpleNamespace(value=float(score)) for score in scores]
-    return RunGroup(name, {}, runs, {repr([seed]): run.value for seed, run in enumerate(runs)})
+    return Configuration(name, {}, runs, {repr([seed]): run.value for seed, run in enumerate(runs)})
 
 
 def interval_coverage(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:

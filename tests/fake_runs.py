@@ -47,7 +47,13 @@ def write_run(
         score_summary = {"score": value, "of": score, "higher": score != "error"}
         size = 10_000 * int(np.sum(np.broadcast_to(c.model.num_heads, layers)))
         costs = {"params": size, "forward_flops": 7 * size, "train_flops": 21 * size, "memory_bytes": 40 * size}
-        costs |= {"steps": steps[-1], "wall_s": 12.5, "goodput": 0.8, "examples_per_s": 1e3}
+        costs |= {
+            "steps": steps[-1],
+            "examples_seen": steps[-1] * c.batch_size,
+            "wall_s": 12.5,
+            "goodput": 0.8,
+            "examples_per_s": 1e3,
+        }
         summary = {"final": final, "score": score_summary, "seconds": {"steps": size / 1e5, "compile": 3.0}, **costs}
         (workdir / "summary.json").write_text(json.dumps(summary))
     return workdir

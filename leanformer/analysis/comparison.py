@@ -1,4 +1,4 @@
-"""Comparison of finished runs: runs grouped by configuration, and pairwise differences with intervals and tests."""
+"""Comparison of finished runs: runs grouped by configuration, pairwise differences and trends with intervals."""
 
 import dataclasses
 import itertools
@@ -13,20 +13,19 @@ from leanformer.analysis import statistics
 from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.config.per_layer import split_values
-from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
-from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
 
 
 MARGIN = 0.01  # default equivalence margin, as a fraction of the mean over all runs
 SAME, OUTSIDE, UNKNOWN = "yes", "no", "inconclusive"  # results of the equivalence test of two configurations
-OF_SEED = re.compile(r"[,_-]?seed=?\d+$")  # end of the name of a run's folder, such as ",seed=0"
+HEADS = "model.num_heads"
+SEED_SUFFIX = re.compile(r"[,_-]?seed=?\d+$")  # end of the name of a run's folder, such as ",seed=0"
 
 
 @dataclasses.dataclass(frozen=True)
-class RunGroup:
-    """Configuration: runs that differ only in their seeds, and in keys that `by` of `group` does not list.
+class Configuration:
+    """Runs that differ only in their seeds, and in keys that `by` of `group` does not list.
 
     Attributes:
         name: name in reports: the common name of the folders without their seeds, or KEY=VALUE,KEY=VALUE,...
@@ -56,10 +55,6 @@ class RunGroup:
         """Student's 95 % confidence interval of the mean score; infinite for one run, or if all scores are equal."""
         return statistics.mean_interval(self.scores)
 
-    def costs(self, name: str) -> list[float]:
-        """Return the values of the key `name` in the runs' summary.json, without the runs that do not have it."""
-        return [cost for run in self.runs if (cost := run.cost(name)) is not None]
-
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
@@ -69,39 +64,62 @@ class Pair:
         first, second: names of the configurations.
         difference: difference of the means in units of the metric, with its standard error.
         interval: 95 % confidence interval of the difference; infinite if it cannot be computed.
-        simultaneous_interval: confidence interval of the difference that holds for all pairs at once with at least 95 %
-            confidence (Bonferroni).
         p: two-sided p value of equal means; 1 if it cannot be computed.
         p_holm: `p` with Holm's correction for all pairs.
         same: result of the equivalence test: "yes" (SAME), "no" (OUTSIDE: the absolute difference is above the margin)
             or "inconclusive" (UNKNOWN).
-        needed: approximate number of runs per configuration for an equivalence test to succeed if the two are equal;
-            None if the test has a result, or if the number cannot be estimated.
         better: name of the better configuration; None if `p_holm` is not below 0.05.
+        runs_to_differ: approximate number of runs per configuration that would show a difference as large as the
+            observed one; None if one is shown, or if the number cannot be estimated.
+        runs_to_equate: approximate number of runs per configuration for the equivalence test to succeed if the two are
+            equal; None if the test has a result, or if the number cannot be estimated.
     """
 
     first: str
     second: str
     difference: Difference
     interval: Interval
-    simultaneous_interval: Interval
     p: float
     p_holm: float
     same: str
-    needed: int | None
     better: str | None
+    runs_to_differ: int | None
+    runs_to_equate: int | None
+
+    @property
+    def undecided(self) -> bool:
+        """True if neither a difference nor equivalence is shown."""
+        return self.better is None and self.same == UNKNOWN
 
     @property
     def verdict(self) -> str:
-        """Results of the tests of difference and of equivalence, such as "A is better, by more than the margin".
-
-        If neither test has a result, the text begins with "inconclusive", and gives the number `needed` if it is known.
-        """
+        """Results of the tests of difference and of equivalence, such as "A is better, by more than the margin"."""
+        if self.undecided:
+            return "inconclusive" if self.interval.contains(0) else "differ, but not after correction"
         parts = [f"{self.better} is better"] if self.better else []
-        if self.same == UNKNOWN:
-            more = f" (if equal, about {self.needed} runs each show it)" if self.needed else ""
-            return parts[0] if parts else f"inconclusive{more}"
-        return ", ".join([*parts, "equivalent within the margin" if self.same == SAME else "by more than the margin"])
+        parts += {SAME: ["equivalent within the margin"], OUTSIDE: ["by more than the margin"]}.get(self.same, [])
+        return ", ".join(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """Change of the score per doubling of a config key that has three or more values.
+
+    Attributes:
+        key: config key, such as "model.num_heads".
+        low, high: its smallest and its largest value.
+        slope: change per doubling in units of the metric, with its standard error. Runs of one seed, and of equal other
+            keys, form a block, whose level the slope does not depend on.
+        moving: values of the keys that change with this one, at `low` and at `high`, by key.
+        params: parameters at `high` over those at `low`.
+    """
+
+    key: str
+    low: float
+    high: float
+    slope: Difference
+    moving: Mapping[str, tuple[Any, Any]]
+    params: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,17 +130,19 @@ class Comparison:
         score: compared metric.
         margin: equivalence margin, in units of the metric: the largest difference to ignore.
         margin_by: source of the margin as text: "--margin", or the default rule.
-        shapes: configurations, best first.
+        configurations: configurations, best first.
         pairs: compared pairs: first those with the best configuration, then all others by p value.
-        left_out: reason for each run that is not counted, by the name of its folder, or by its path if several have it.
+        trends: trend of each key with three or more numbers as values.
+        left_out: reason for each run that is not counted, by its folder.
         notes: warnings that limit the conclusions, one sentence or more each.
     """
 
     score: Score
     margin: float
     margin_by: str
-    shapes: list[RunGroup]
+    configurations: list[Configuration]
     pairs: list[Pair]
+    trends: list[Trend]
     left_out: Mapping[str, str]
     notes: list[str]
 
@@ -151,26 +171,21 @@ def compare(
     """
     if margin is not None and not 0 < margin < math.inf:
         raise ConfigError(f"--margin={margin:g}: must be above 0 and finite. Give the largest difference to ignore.")
-    shapes = sorted(group(data.runs, by), key=lambda shape: -shape.mean if data.score.higher else shape.mean)
-    names = [shape.name for shape in shapes]
+    found = sorted(group(data.runs, by), key=lambda one: -one.mean if data.score.higher else one.mean)
+    names = [one.name for one in found]
     if against is not None and against not in names:
         raise ConfigError(f"--against={against}: no such configuration. Choose one of: {'; '.join(names)}.")
     chosen = margin or MARGIN * abs(float(np.mean([run.value for run in data.runs])))
     source = "--margin" if margin else f"{MARGIN:.0%} of the mean over all runs; --margin sets it"
-    couples = [(a, b) for a, b in itertools.combinations(shapes, 2) if against is None or against in (a.name, b.name)]
-    names = [path.name for path in data.left_out]
-    left_out = {
-        path.name if names.count(path.name) == 1 else str(path): reason for path, reason in data.left_out.items()
-    }
+    couples = [(a, b) for a, b in itertools.combinations(found, 2) if against is None or against in (a.name, b.name)]
     pairs = judge(couples, data.score.higher, chosen, test)
-    pairs.sort(key=lambda pair: (0, 0) if shapes[0].name == pair.first else (1, pair.p))
-    notes = _list_warnings(shapes) + _suggest_pooled_test(
-        pairs, statistics.pooled_std([shape.scores for shape in shapes])[1]
-    )
-    return Comparison(data.score, chosen, source, shapes, pairs, left_out, notes)
+    pairs.sort(key=lambda pair: (0, 0) if names[0] == pair.first else (1, pair.p))
+    trends = [] if by else find_trends(found)
+    left_out = {f"{path.parent.name}/{path.name}": reason for path, reason in data.left_out.items()}
+    return Comparison(data.score, chosen, source, found, pairs, trends, left_out, _list_warnings(found))
 
 
-def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
+def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Configuration]:
     """Group runs into configurations by the values of the keys `by`, by default all keys that differ.
 
     The groups are in the order of their first runs, and a run without a key has the value None.
@@ -180,27 +195,23 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
     keys = {key for run in runs for key in run.keys}
     for key in by:
         if key == SEED:
-            raise ConfigError(
-                f"--by={SEED}: results are averaged over seeds, so the seed does not define a configuration. Leave it "
-                "out."
-            )
+            raise ConfigError(f"--by={SEED}: results are averaged over seeds. Leave it out.")
         if key not in keys:
             similar = [name for name in keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
             hint = f" Did you mean {similar[0]}?" if similar else ""
             raise ConfigError(f"--by={key}: no run has this key, or it changes no result.{hint}")
-    vary = differing_keys(runs)
-    defining = list(by) or vary
+    defining = list(by) or differing_keys(runs)
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(repr([run.keys.get(key) for key in defining]), []).append(run)
-    rest = _list_pooled_keys([*groups.values()])
+    pooled = _list_pooled_keys([*groups.values()])
     names = _make_names([*groups.values()], defining, folders=not by)
     return [
-        RunGroup(
+        Configuration(
             name,
             {key: members[0].keys.get(key) for key in defining},
             members,
-            {repr([run.seed, *(run.keys.get(key) for key in rest)]): run.value for run in members},
+            {repr([run.seed, *(run.keys.get(key) for key in pooled)]): run.value for run in members},
         )
         for name, members in zip(names, groups.values(), strict=True)
     ]
@@ -217,25 +228,20 @@ def _list_pooled_keys(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 def _make_names(groups: Sequence[Sequence[Run]], keys: Sequence[str], folders: bool) -> list[str]:
     """Return the names of configurations: their folders without seeds if unique, otherwise KEY=VALUE lists."""
-    names = [{OF_SEED.sub("", run.workdir.name) for run in members} for members in groups]
+    names = [{SEED_SUFFIX.sub("", run.workdir.name) for run in members} for members in groups]
     unique = [next(iter(group)) for group in names if len(group) == 1]
     if folders and len(set(unique) - {""}) == len(groups):
-        return _strip_common_words(unique)
+        words = [split_values(name) for name in unique]
+        while len({parts[0] for parts in words}) == 1 and all(parts[1:] for parts in words):
+            words = [parts[1:] for parts in words]
+        return [",".join(parts) for parts in words]
     short = [key.rpartition(".")[2] for key in keys]
     labels = short if len(set(short)) == len(short) else keys
     values = [[(label, m[0].keys.get(key)) for label, key in zip(labels, keys, strict=True)] for m in groups]
     return [",".join(f"{label}={value}" for label, value in pairs) or "all runs" for pairs in values]
 
 
-def _strip_common_words(names: Sequence[str]) -> list[str]:
-    """Return names without their common leading words, unless nothing is left of one."""
-    words = [split_values(name) for name in names]
-    while len({parts[0] for parts in words}) == 1 and all(parts[1:] for parts in words):
-        words = [parts[1:] for parts in words]
-    return [",".join(parts) for parts in words]
-
-
-def judge(couples: Sequence[tuple[RunGroup, RunGroup]], higher: bool, margin: float, test: str) -> list[Pair]:
+def judge(couples: Sequence[tuple[Configuration, Configuration]], higher: bool, margin: float, test: str) -> list[Pair]:
     """Return the comparison of each pair of configurations, in the same order.
 
     Holm's correction for the number of pairs is applied separately to the p values of three tests: difference,
@@ -247,37 +253,27 @@ def judge(couples: Sequence[tuple[RunGroup, RunGroup]], higher: bool, margin: fl
         margin: equivalence margin, in units of the metric.
         test: "paired", "welch" or "pooled", as in `compare`; "pooled" uses the variance of all these configurations.
     """
-    shapes = {shape.name: shape for couple in couples for shape in couple}
-    common = statistics.pooled_std([shape.scores for shape in shapes.values()])
+    involved = {one.name: one for couple in couples for one in couple}
+    common = statistics.pooled_std([one.scores for one in involved.values()])
     differences = [TESTS[test](a, b, common) for a, b in couples]
     p = [d.p_differs() for d in differences]
-    p_within = [d.p_within(margin) for d in differences]
-    p_beyond = [d.p_beyond(margin) for d in differences]
-    p_holm, within, beyond = (statistics.holm(values) for values in (p, p_within, p_beyond))
-    alpha = 1 - LEVEL
-    pairs = []
+    p_holm = statistics.holm(p)
+    within, beyond = (
+        statistics.holm([getattr(d, name)(margin) for d in differences]) for name in ("p_within", "p_beyond")
+    )
+    alpha, pairs = 1 - LEVEL, []
     for i, (a, b) in enumerate(couples):
+        difference, each = differences[i], alpha / len(couples)
         same = SAME if within[i] < alpha else OUTSIDE if beyond[i] < alpha else UNKNOWN
-        pairs.append(
-            Pair(
-                first=a.name,
-                second=b.name,
-                difference=differences[i],
-                interval=differences[i].interval(),
-                simultaneous_interval=differences[i].interval(1 - alpha / len(couples)),
-                p=p[i],
-                p_holm=p_holm[i],
-                same=same,
-                needed=(
-                    statistics.seeds_needed(differences[i], margin, alpha / len(couples)) if same == UNKNOWN else None
-                ),
-                better=(a.name if (differences[i].value > 0) == higher else b.name) if p_holm[i] < alpha else None,
-            )
-        )
+        better = (a.name if (difference.value > 0) == higher else b.name) if p_holm[i] < alpha else None
+        to_differ = None if better else statistics.seeds_to_differ(difference, each)
+        to_equate = statistics.seeds_needed(difference, margin, each) if same == UNKNOWN else None
+        interval = difference.interval()
+        pairs.append(Pair(a.name, b.name, difference, interval, p[i], p_holm[i], same, better, to_differ, to_equate))
     return pairs
 
 
-def _compare_paired(a: RunGroup, b: RunGroup, _: tuple[float, int]) -> Difference:
+def _compare_paired(a: Configuration, b: Configuration, _: tuple[float, int]) -> Difference:
     """Return the paired difference if both have the same seeds, each once; otherwise Welch's."""
     if a.by_block.keys() == b.by_block.keys() and len(a.by_block) == len(a.runs) == len(b.runs) > 1:
         return statistics.paired(np.array([*a.by_block.values()]), np.array([b.by_block[key] for key in a.by_block]))
@@ -291,51 +287,68 @@ TESTS = {
 }
 
 
-def _suggest_pooled_test(pairs: Sequence[Pair], df: int) -> list[str]:
-    """Return a hint at the pooled test if most pairs are inconclusive and it has many more degrees of freedom."""
-    open_ = [pair for pair in pairs if pair.same == UNKNOWN and pair.better is None and pair.difference.testable]
-    least = min((pair.difference.df for pair in open_), default=df)
-    if len(open_) * 2 <= len(pairs) or df <= 3 * least:
-        return []
-    return [
-        f"{format_count(len(open_), 'pair')} inconclusive, with as few as {least:.0f} degrees of freedom. If all "
-        f"configurations can be assumed to have the same variance, use --test=pooled with {df} degrees of freedom."
-    ]
+def find_trends(configurations: Sequence[Configuration]) -> list[Trend]:
+    """Return the trend of each key that has three or more positive numbers as values.
+
+    Keys that move together, one value of each for every value of the other, have one trend, which names the first. A
+    trend compares only runs that are equal in all other keys.
+    """
+    keys = sorted(configurations[0].keys, key=lambda key: key != HEADS)  # heads before what moves with them
+    columns = {key: [one.keys[key] for one in configurations] for key in keys}
+    trends, seen = [], set()
+    for key, values in columns.items():
+        numeric = all(type(value) in (int, float) and value > 0 for value in values)
+        if key in seen or not numeric or len(set(values)) < 3:
+            continue
+        moving = [other for other in columns if other != key and _move_together(values, columns[other])]
+        seen.update(moving)
+        fixed = [other for other in columns if other not in (key, *moving)]
+        rows = [
+            (math.log2(value), run.value, (run.seed, *(one.keys[other] for other in fixed)))
+            for value, one in zip(values, configurations, strict=True)
+            for run in one.runs
+        ]
+        x, y, blocks = zip(*rows, strict=True)
+        slope = statistics.slope(np.array(x), np.array(y), blocks)
+        first, last = (configurations[values.index(end)] for end in (min(values), max(values)))
+        alike = [one for one in configurations if all(one.keys[other] == first.keys[other] for other in fixed)]
+        last = next((one for one in alike if one.keys[key] == max(values)), last)
+        params = last.runs[0].summary["params"] / first.runs[0].summary["params"]
+        changes = {other: (first.keys[other], last.keys[other]) for other in moving}
+        if not math.isnan(slope.value):
+            trends.append(Trend(key, min(values), max(values), slope, changes, params))
+    return trends
 
 
-def _list_changed_data(runs: Sequence[Run]) -> list[str]:
-    """Return a warning for runs whose evaluation split had another number of examples; one per tokenizer."""
-    first: dict[Any, tuple[Run, int]] = {}
-    notes: dict[Any, str] = {}
-    for run in runs:
-        split, tokenizer = run.keys.get("data.eval_split", ""), run.keys.get("data.tokenizer")
-        if (examples := artifacts.count_examples(run.workdir, split)) is not None:
-            other, before = first.setdefault(tokenizer, (run, examples))
-            if before != examples:
-                notes.setdefault(
-                    tokenizer,
-                    f"Evaluation data differ in {split}, {other.workdir.name} against {run.workdir.name}: {before} and "
-                    f"{examples} examples. Their scores may not be comparable.",
-                )
-    return [*notes.values()]
+def _move_together(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether each of `values` belongs to one of `others`, and the reverse."""
+    return (
+        len(set(map(repr, values)))
+        == len(set(map(repr, others)))
+        == len({repr(pair) for pair in zip(values, others, strict=True)})
+    )
 
 
-def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
+def _list_warnings(configurations: Sequence[Configuration]) -> list[str]:
     """Return warnings that limit the conclusions from the numbers."""
     notes = []
-    made_by = {run.made_by for shape in shapes for run in shape.runs}
+    made_by = {run.made_by for one in configurations for run in one.runs}
     if len(made_by) > 1:
         notes.append(f"Runs differ in commit or devices ({'; '.join(sorted(made_by))}): seconds may not be comparable.")
-    if pooled := _list_pooled_keys([shape.runs for shape in shapes]):
+    if pooled := _list_pooled_keys([one.runs for one in configurations]):
         notes.append(
             f"--by pools runs that differ in {', '.join(pooled)}: means and intervals are over these runs, not only "
             "over seeds. Add these keys to --by to separate them."
         )
-    notes += _list_changed_data([run for shape in shapes for run in shape.runs])
-    alone = [shape.name for shape in shapes if len(shape.runs) == 1]
-    if alone:
+    sizes: dict[Any, set[Any]] = {}  # with another tokenizer the same text has another number of examples
+    for run in (run for one in configurations for run in one.runs):
+        sizes.setdefault(run.keys.get("data.tokenizer"), set()).add(run.summary["final"].get("examples"))
+    for numbers in sizes.values():
+        if len(numbers) > 1:
+            notes.append(f"Runs were evaluated on different data: {' and '.join(map(str, numbers))} examples.")
+    if alone := sum(len(one.runs) == 1 for one in configurations):
         notes.append(
-            f"Configurations with only one run: {len(alone)} of {len(shapes)}. No interval can be computed for them, "
-            "and no difference shown or ruled out. Add seeds."
+            f"Configurations with only one run: {alone} of {len(configurations)}. No interval can be computed for "
+            "them, and no difference shown or ruled out. Add seeds."
         )
     return notes

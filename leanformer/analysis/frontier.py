@@ -9,67 +9,43 @@ from typing import Any
 import numpy as np
 
 from leanformer.analysis import statistics
-from leanformer.analysis.comparison import Comparison, RunGroup
+from leanformer.analysis.comparison import Comparison, Configuration
 from leanformer.analysis.runs import Run
 from leanformer.analysis.statistics import Interval
 
 
-def _total_flops(run: Run) -> float | None:
-    flops, steps, examples = (run.cost(name) for name in ("train_flops", "steps", "examples_seen"))
-    if examples is None and steps is not None:  # runs of earlier versions did not record the examples
-        examples = steps * run.keys["batch_size"]
-    return None if flops is None or examples is None else float(flops * examples)
-
-
-def _step_seconds(run: Run) -> float | None:
-    return (run.cost("seconds") or {}).get("steps")
-
-
-def _peak_memory(run: Run) -> int | None:
-    return run.cost("memory_bytes")
-
-
-# Functions from a run to its cost, by key of `quantities.COSTS`. They return None if the run did not record it.
+# Functions from a run to its cost, by name in `quantities`: parameters, training FLOPs of the run, seconds in training
+# steps, and peak bytes per device.
 COST_METRICS: dict[str, Callable[[Run], Any]] = {
-    "params": lambda run: run.cost("params"),
-    "flops": _total_flops,
-    "seconds": _step_seconds,
-    "bytes": _peak_memory,
+    "params": lambda run: run.summary["params"],
+    "flops": lambda run: float(run.summary["train_flops"] * run.summary["examples_seen"]),
+    "seconds": lambda run: run.summary["seconds"]["steps"],
+    "bytes": lambda run: run.summary["memory_bytes"],
 }
 
 
-def median_cost(shape: RunGroup, currency: str) -> float | None:
-    """Return the median of a cost over a configuration's runs; None if it is not known for any run.
-
-    Args:
-        shape: configuration.
-        currency: key of COST_METRICS: "params", "flops" (training FLOPs of a run), "seconds" (in training steps) or
-            "bytes" (peak memory per device).
-    """
-    costs = [cost for run in shape.runs if (cost := COST_METRICS[currency](run)) is not None]
-    return float(middles.median(costs)) if costs else None
+def median_cost(configuration: Configuration, cost: str) -> float:
+    """Return the median over a configuration's runs of a cost, a key of COST_METRICS."""
+    return float(middles.median(COST_METRICS[cost](run) for run in configuration.runs))
 
 
-def pareto_front(shapes: Sequence[RunGroup], higher: bool, currency: str) -> list[str]:
-    """Return the names of the Pareto-optimal configurations, cheapest first; [] if a configuration's cost is not known.
+def pareto_front(configurations: Sequence[Configuration], higher: bool, cost: str) -> list[str]:
+    """Return the names of the Pareto-optimal configurations, cheapest first.
 
     A configuration is Pareto-optimal if no other has at most its median cost and a mean score at least as good. Of
     configurations with equal cost and score, one is listed.
 
     Args:
-        shapes: configurations.
+        configurations: configurations.
         higher: True if a higher score is better; otherwise a lower one.
-        currency: key of COST_METRICS, as in `median_cost`.
+        cost: key of COST_METRICS.
     """
-    prices = {shape.name: median_cost(shape, currency) for shape in shapes}
-    if None in prices.values():
-        return []
-    names, best = [], -math.inf
-    for shape in sorted(shapes, key=lambda shape: (prices[shape.name], -shape.mean if higher else shape.mean)):
-        good = shape.mean if higher else -shape.mean
-        if good > best:
-            names.append(shape.name)
-            best = good
+    points = [(median_cost(one, cost), -one.mean if higher else one.mean, one.name) for one in configurations]
+    names, best = [], math.inf
+    for _, score, name in sorted(points, key=lambda point: point[:2]):
+        if score < best:
+            names.append(name)
+            best = score
     return names
 
 
@@ -81,35 +57,40 @@ class LearningCurve:
         steps: training steps in ascending order; empty if the runs have no evaluation step in common.
         means: mean of the metric at each step.
         intervals: 95 % confidence interval of each mean.
+        runs: values of each run at these steps.
     """
 
     steps: list[int]
     means: list[float]
     intervals: list[Interval]
+    runs: list[list[float]]
 
 
-def learning_curve(shape: RunGroup, metric: str) -> LearningCurve:
+def learning_curve(configuration: Configuration, metric: str) -> LearningCurve:
     """Return the learning curve of a configuration for `metric`, a name in its evaluation records.
 
     The curve is empty if the runs have no evaluation step in common.
     """
     by_run = [
         {r["step"]: r[metric] for r in run.records if r["kind"] == "eval" and r.get(metric) is not None}
-        for run in shape.runs
+        for run in configuration.runs
     ]
     steps = sorted(set.intersection(*map(set, by_run)))
-    scores = [np.array([values[step] for values in by_run]) for step in steps]
-    return LearningCurve(steps, [float(s.mean()) for s in scores], [statistics.mean_interval(s) for s in scores])
+    curves = [[values[step] for step in steps] for values in by_run]
+    at_step = np.array(curves).T
+    means, intervals = [float(s.mean()) for s in at_step], [statistics.mean_interval(s) for s in at_step]
+    return LearningCurve(steps, means, intervals, curves)
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreCorrelation:
-    """Rank correlation of the score with a condition number at the last probe of each run, over configurations.
+class Conditioning:
+    """Condition numbers of a matrix at the last probe of each run, and their rank correlation with the score.
 
     Attributes:
         measure: name of the measured matrix, such as "attention_output".
-        numbers: condition number of each configuration by name: median over layers, geometric mean over runs. Those
-            without a condition number are left out.
+        by_layer: condition number of each layer by configuration: median over examples or heads, geometric mean over
+            runs; NaN where it is not known.
+        numbers: condition number of each configuration by name: median over layers. Those without one are left out.
         singular: names of the configurations with a numerically singular matrix; their number is a lower bound.
         rho: Spearman's correlation of `numbers` and mean scores; NaN if it cannot be computed.
         interval: 95 % confidence interval of `rho`; -1 to 1 with fewer than five configurations, infinite if `rho` is
@@ -117,30 +98,27 @@ class ScoreCorrelation:
     """
 
     measure: str
+    by_layer: Mapping[str, list[float]]
     numbers: Mapping[str, float]
     singular: list[str]
     rho: float
     interval: Interval
 
 
-def score_correlations(comparison: Comparison) -> list[ScoreCorrelation]:
-    """Return the correlation of the score with each condition number that the last probe of every run has recorded.
+def list_conditioning(comparison: Comparison) -> list[Conditioning]:
+    """Return the condition numbers of each measure that the last probe of every run has recorded.
 
     The list is empty if a run has no probe, or if the runs have no measure in common.
     """
-    last = {shape.name: [_last_probe(run) for run in shape.runs] for shape in comparison.shapes}
+    last = {one.name: [_last_probe(run) for run in one.runs] for one in comparison.configurations}
     records = [record for group in last.values() for record in group]
-    common = [name for name in records[0] if all(name in record for record in records)]
-    means, result = {shape.name: shape.mean for shape in comparison.shapes}, []
-    for name in common:
-        medians = {shape: [_median_over_layers(record[name]) for record in group] for shape, group in last.items()}
-        numbers = {shape: _geometric_mean(values) for shape, values in medians.items()}
-        numbers = {shape: number for shape, number in numbers.items() if number is not None}
-        singular = [shape for shape, group in last.items() if any(any(record[name]["singular"]) for record in group)]
-        rho, interval = statistics.spearman(
-            np.array([*numbers.values()]), np.array([means[shape] for shape in numbers])
-        )
-        result.append(ScoreCorrelation(name, numbers, singular, rho, interval))
+    means, result = {one.name: one.mean for one in comparison.configurations}, []
+    for name in [name for name in records[0] if all(name in record for record in records)]:
+        by_layer = {one: _mean_over_runs([record[name]["median"] for record in group]) for one, group in last.items()}
+        numbers = {one: float(np.nanmedian(x)) for one, x in by_layer.items() if not np.isnan(x).all()}
+        singular = [one for one, group in last.items() if any(any(record[name]["singular"]) for record in group)]
+        rho, interval = statistics.spearman(np.array([*numbers.values()]), np.array([means[one] for one in numbers]))
+        result.append(Conditioning(name, by_layer, numbers, singular, rho, interval))
     return result
 
 
@@ -151,11 +129,9 @@ def _last_probe(run: Run) -> dict[str, Any]:
     return {name: values for name, values in last.items() if isinstance(values, dict) and "singular" in values}
 
 
-def _median_over_layers(record: Mapping[str, Any]) -> float | None:
-    values = [value for value in record["median"] if value is not None]
-    return middles.median(values) if values else None
-
-
-def _geometric_mean(values: Any) -> float | None:
-    valid = [value for value in values if value is not None and value > 0]
-    return middles.geometric_mean(valid) if valid else None
+def _mean_over_runs(values: Sequence[Sequence[float | None]]) -> list[float]:
+    """Return the geometric mean over runs of each layer's number; NaN if a run does not have a positive one."""
+    if len({len(layers) for layers in values}) > 1:  # runs of other depths, which --by pools
+        return [math.nan]
+    layers = [[x if x is not None and x > 0 else math.nan for x in layer] for layer in zip(*values, strict=True)]
+    return [float(np.exp(np.mean(np.log(layer)))) for layer in layers]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from leanformer.training import metrics_log
 
 
 SEED = "seed"
-IGNORED_KEYS = (SEED, "data.dir")  # like silent keys, these do not define a configuration
+IGNORED_KEYS = (SEED, "data.dir")  # like keys that change no result, these do not define a configuration
 # Keys that must be equal for a metric to be comparable: task and evaluation data.
 MUST_MATCH_KEYS = (
     *("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "data.separator", "mask_share"),
@@ -51,7 +50,7 @@ class Run:
     value: float
 
     def cost(self, name: str) -> Any:
-        """Return the value of a key of summary.json; None without the key, as in runs of earlier versions."""
+        """Return the value of a key of summary.json; None without the key."""
         return self.summary.get(name)
 
 
@@ -70,40 +69,24 @@ class ComparableRuns:
     left_out: dict[Path, str]
 
 
-def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
+def find_workdirs(paths: Sequence[str]) -> dict[Path, bool]:
     """Return the absolute folders of runs, each with True if it was given itself, False if inside a given folder.
 
-    A run is a folder with a config.json, and a sweep a folder with runs in it. If one of several paths is neither, such
-    as the `compare` folder of a sweep in SWEEP/*, one line on stderr says that it is skipped.
+    A run is a folder with a config.json, and a sweep a folder with runs in it. Other files and folders are skipped.
 
-    Args:
-        paths: folders of runs or of sweeps.
-
-    Raises:
-        ConfigError: a path does not exist, none contains a run, or a run is given twice.
+    Raises ConfigError if a path does not exist, or if no run is found.
     """
     result: dict[Path, bool] = {}
-    skipped: dict[str, str] = {}
     for text in paths:
         path = Path(text).expanduser()
         if not path.exists():
             raise ConfigError(f"{text}: the folder does not exist. Give folders of runs or of sweeps.")
-        if not path.is_dir():
-            skipped[text] = "it is a file, not a folder. Give folders of runs or of sweeps"
-            continue
         is_run = (path / "config.json").is_file()
-        inside = [path] if is_run else sorted(child for child in path.iterdir() if (child / "config.json").is_file())
-        if not inside:
-            skipped[text] = "neither a run nor a sweep, since there is no config.json in it or in its subfolders"
-        for workdir in inside:
-            if workdir.resolve() in result:
-                raise ConfigError(f"{workdir} is given twice. Give each run or its sweep, not both.")
-            result[workdir.resolve()] = is_run
+        inside = [path] if is_run else sorted(file.parent for file in path.glob("*/config.json"))
+        result |= {workdir.resolve(): is_run for workdir in inside}
     if not result:
-        raise ConfigError(f"{next(iter(skipped))}: {next(iter(skipped.values()))}.")
-    if skipped:
-        print(f"Skipped, neither runs nor sweeps: {', '.join(skipped)}.", file=sys.stderr)
-    return [*result.items()]
+        raise ConfigError(f"{', '.join(paths)}: no run was found, a folder with a config.json. Give runs or sweeps.")
+    return result
 
 
 def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
@@ -125,7 +108,7 @@ def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
         WorkdirError: a file of a run is corrupted.
     """
     summaries, left_out = {}, {}
-    for workdir, alone in find_workdirs(paths):
+    for workdir, alone in find_workdirs(paths).items():
         if (workdir / "summary.json").is_file():
             summaries[workdir] = _read_summary(workdir)
         elif alone:
@@ -135,20 +118,20 @@ def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
     if not summaries:
         raise ConfigError(f"Finished: 0 of {format_count(len(left_out), 'run')}. Run the same sweep again to resume.")
     score = _select_score(summaries, metric)
-    runs = []
+    result = []
     for workdir, summary in summaries.items():
-        value = summary["final"].get(score.name)
-        if isinstance(value, int | float) and math.isfinite(value):
-            runs.append(_read_run(workdir, summary, float(value)))
-        elif score.name in summary["final"]:
-            left_out[workdir] = f"{score.name} is not finite"
-        else:
+        if score.name not in summary["final"]:
             names = ", ".join(name for name in summary["final"] if name not in ("step", "kind"))
             raise ConfigError(f"--metric={score.name}: the final record of {workdir} does not have it, only {names}.")
-    if not runs:
+        value = summary["final"][score.name]
+        if isinstance(value, int | float) and math.isfinite(value):
+            result.append(_read_run(workdir, summary, float(value)))
+        else:
+            left_out[workdir] = f"{score.name} is not finite"
+    if not result:
         raise ConfigError(f"--metric={score.name}: it is not finite in any run. There is nothing to compare.")
-    _check_comparable(runs, score)
-    return ComparableRuns(runs, score, left_out)
+    _check_comparable(result, score)
+    return ComparableRuns(result, score, left_out)
 
 
 def _read_summary(workdir: Path) -> dict[str, Any]:
@@ -161,8 +144,7 @@ def _read_summary(workdir: Path) -> dict[str, Any]:
 
 def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | None) -> Score:
     """Return the metric to compare: the requested one, or the common score of all runs."""
-    by_run = {workdir: scores.read(summary.get("score", {"top1": None}))[0] for workdir, summary in summaries.items()}
-    names = {score: workdir for workdir, score in by_run.items()}
+    names = {scores.read(summary["score"])[0]: workdir for workdir, summary in summaries.items()}
     if metric is None:
         if len(names) > 1:
             listed = "; ".join(f"{score.name} of {workdir.name}" for score, workdir in names.items())
@@ -178,23 +160,20 @@ def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | Non
 
 
 def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
-    c = artifacts.load_config(workdir)
-    artifacts.load_classes(workdir)  # raises an error if the file is corrupted
-    header = files.read_json(workdir / "config.json")
+    config, header = artifacts.load_config(workdir), files.read_json(workdir / "config.json")
     records = metrics_log.read_records(workdir / "metrics.jsonl")
     if not records:
         raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, but the run is finished. Restore a copy.")
     keys = {
         name: item
-        for name, item in key_docs.iterate_keys(c)
+        for name, item in key_docs.iterate_keys(config)
         if not (name in IGNORED_KEYS or key_docs.is_run_only(name))
     }
     kind, colon, where = str(keys.get("data.name")).partition(":")
     if colon:  # a folder with and without a slash at its end is the same
         keys["data.name"] = f"{kind}:{where.rstrip('/') or where}"
-    devices = [" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"]]
-    made_by = f"commit {header.get('git') or 'unknown'}, {', '.join(devices)}"  # "cpu cpu" is "cpu"
-    return Run(workdir, c.seed, keys, made_by, summary, records, value)
+    devices = ", ".join(" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"])
+    return Run(workdir, config.seed, keys, f"commit {header.get('git')}, {devices}", summary, records, value)
 
 
 def _check_comparable(runs: Sequence[Run], score: Score) -> None:

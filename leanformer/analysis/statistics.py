@@ -6,7 +6,8 @@ three of them. All functions take arrays of scores and return plain numbers. `le
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -47,7 +48,7 @@ class Difference:
     """Estimate of `mean(a) - mean(b)`, from which intervals and p values are computed.
 
     Attributes:
-        method: "paired", "Welch", "pooled", or "Student" for a single mean.
+        method: "paired", "Welch", "pooled", "Student" for a single mean, or "slope".
         value: estimate.
         error: standard error; NaN with fewer than two scores.
         df: degrees of freedom of the standard error.
@@ -190,6 +191,28 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def slope(x: Scores, y: Scores, blocks: Sequence[Any]) -> Difference:
+    """Return the slope of a straight line in `x` with a level of its own in every block, by least squares.
+
+    `blocks` has the block of each point, such as its seed: the slope is not changed by what all points of a block
+    share. Degrees of freedom are the points minus the blocks minus 1. The slope is NaN if `x` differs in no block.
+
+    >>> slope(np.array([1.0, 2, 1, 2]), np.array([1.0, 2, 5, 6.5]), [0, 0, 1, 1]).value
+    1.25
+    """
+    inside, groups = [np.array(x, float), np.array(y, float)], [*map(repr, blocks)]
+    for group in set(groups):
+        members = np.array([other == group for other in groups])
+        for values in inside:
+            values[members] -= values[members].mean()
+    squares, df = float(inside[0] @ inside[0]), len(groups) - len(set(groups)) - 1
+    value = float(inside[0] @ inside[1]) / squares if squares else math.nan
+    residual = float(np.linalg.norm(inside[1] - value * inside[0]))
+    residual = 0.0 if residual <= ROUNDING * float(np.abs(y).max()) else residual
+    error = residual / math.sqrt(df * squares) if df > 0 and squares else math.nan
+    return Difference("slope", value, error, float(df), 1 + max(df, 0), error)
+
+
 def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL) -> int | None:
     """Return the number of seeds per configuration for an equivalence test with the power POWER.
 
@@ -205,26 +228,45 @@ def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL
     Returns:
         The number; None if the difference is not `testable`, the margin is not positive, or it is above MOST_SEEDS.
     """
-    if not difference.testable or margin <= 0:
+    return _fewest(difference, margin, alpha, lambda tail: np.maximum(0.0, 2 * tail - 1))
+
+
+def seeds_to_differ(difference: Difference, alpha: float = 1 - LEVEL) -> int | None:
+    """Return the number of seeds per configuration that show a difference as large as the observed one.
+
+    The two-sided test has the power POWER, if difference and standard deviation are as observed.
+
+    Args:
+        difference: observed difference.
+        alpha: level of the test.
+
+    Returns:
+        The number; None if the difference is not `testable` or 0, or the number is above MOST_SEEDS.
+    """
+    return _fewest(difference, abs(difference.value), alpha / 2, lambda tail: tail)
+
+
+def _fewest(difference: Difference, distance: float, alpha: float, power: Callable[[np.ndarray], Any]) -> int | None:
+    """Return the fewest seeds for which the `power`, a function of the probability of one tail, is POWER."""
+    if not difference.testable or distance <= 0:
         return None
     groups, spread = 1 if difference.method == "paired" else 2, difference.seed_std
     coarse = np.unique(np.geomspace(2, MOST_SEEDS, 60).astype(int))
-    enough = _power(coarse, groups, spread, margin, alpha) >= POWER
+    enough = power(_tail(coarse, groups, spread, distance, alpha)) >= POWER
     if not enough.any():
         return None
     first = int(np.argmax(enough))
     fine = np.arange(coarse[first - 1] + 1 if first else 2, coarse[first] + 1)
-    return int(fine[np.argmax(_power(fine, groups, spread, margin, alpha) >= POWER)])
+    return int(fine[np.argmax(power(_tail(fine, groups, spread, distance, alpha)) >= POWER)])
 
 
-def _power(n: Int[np.ndarray, "k"], groups: int, spread: float, margin: float, alpha: float) -> Float[np.ndarray, "k"]:
-    """Return the power of the equivalence test of two equal configurations with n seeds each."""
-    df, noncentrality = groups * (n - 1.0), margin * np.sqrt(n) / spread
+def _tail(n: Int[np.ndarray, "k"], groups: int, spread: float, distance: float, alpha: float) -> Float[np.ndarray, "k"]:
+    """Return the probability that a one-sided test at level alpha with n seeds each rejects at this distance."""
+    df, noncentrality = groups * (n - 1.0), distance * np.sqrt(n) / spread
     critical = stats.t.isf(alpha, df)
     # Above 35 the series may not converge, and the random numerator is negligible beside the constant.
     large = stats.chi2.cdf(df * np.square(noncentrality / critical), df)
-    tail = np.where(noncentrality > 35, large, stats.nct.sf(critical, df, np.minimum(noncentrality, 35.0)))
-    return np.maximum(0.0, 2 * tail - 1)
+    return np.where(noncentrality > 35, large, stats.nct.sf(critical, df, np.minimum(noncentrality, 35.0)))
 
 
 def spearman(x: Scores, y: Scores) -> tuple[float, Interval]:

@@ -19,7 +19,6 @@ from leanformer.conditioning import attention_matrix
 from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read, with_spectrum
 from leanformer.errors import ConfigError
 from leanformer.layers.masks import ALL, Mask
-from leanformer.quantities import Quantity
 
 
 Named = Mapping[str, Any]  # arrays by name; also "mask", a `masks.Mask`, and "soft_cap", the soft cap of logits or None
@@ -119,17 +118,6 @@ def measure(name: str) -> Measure:
     ('out',)
     """
     return (ACTIVATIONS | WEIGHTS)[name.rpartition(".")[2]]
-
-
-def quantity(name: str) -> Quantity:
-    """Return label and explanation of a measure, for reports, by its name, as "measure" or "stack.measure".
-
-    Raises KeyError for an unknown name.
-
-    >>> quantity("attention_branch").label
-    'attention branch'
-    """
-    return Quantity(name.replace("_", " "), measure(name).what)
 
 
 def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Any:

@@ -17,7 +17,6 @@ NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # largest numbers of classes for names
 TEXT_COLOR = "#333333"
 # At least 3:1 on white; pages replace them in dark mode (style.css) by lighter ones, at least 3:1 on black.
 SERIES = ("#1f6f8b", "#c2512f", "#4f7a37", "#7b5ea7", "#946c00", "#b0507f")
-TIP = "tip "  # prefix of the group id of an artist whose id is shown on hover
 
 
 def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -95,10 +94,8 @@ def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: dict[tuple[str
         points = [(r["step"], scale * r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
         if points:
             marker = "o" if kind == "eval" else None
-            (line,) = axes.plot(
-                *zip(*points, strict=True), color=color, marker=marker, markersize=4, lw=1.5, label=series
-            )
-            line.set_gid(f"{TIP}{series}: {points[-1][1]:.4g} at step {points[-1][0]:,}")
+            axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, lw=1.5, label=series)
+
             drawn += 1
     if drawn > 1:
         axes.legend(frameon=False)

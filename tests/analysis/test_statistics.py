@@ -144,3 +144,27 @@ def test_rank_correlation():
     rho, interval = statistics.spearman(x, y)
     assert rho == pytest.approx(np.corrcoef(*ranks)[0, 1], rel=1e-12) and interval.low < 0 < rho < interval.high < 1
     assert statistics.spearman(x[:4], y[:4])[1].low == -1 and math.isnan(statistics.spearman(np.ones(3), x[:3])[0])
+
+
+def test_slope_matches_linear_regression_in_one_block():
+    x, y = np.array([1.0, 2, 2, 3, 5]), np.array([0.1, 0.3, 0.2, 0.2, 0.6])
+    expected, result = stats.linregress(x, y), statistics.slope(x, y, [0] * 5)
+    assert (result.value, result.error, result.df) == pytest.approx((expected.slope, expected.stderr, 3), rel=1e-9)
+    assert result.p_differs() == pytest.approx(expected.pvalue, rel=1e-9)
+    assert math.isnan(statistics.slope(x[1:3], y[1:3], [0, 0]).value)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_runs_to_differ_are_the_minimum_of_the_t_test(groups):
+    """Power of the t test by simulation."""
+    result = Difference("paired" if groups == 1 else "Welch", 0.9, 0.1, 9.0, 10, math.sqrt(groups))
+    n = statistics.seeds_to_differ(result)
+
+    def power(n, draws=40_000):
+        rng = np.random.default_rng(n)
+        x = rng.normal(size=(groups, draws, n))
+        x[0] += 0.9
+        test = stats.ttest_1samp(x[0], 0, axis=-1) if groups == 1 else stats.ttest_ind(*x, axis=-1)
+        return np.mean(test.pvalue < 0.05)
+
+    assert power(n) > 0.79 and power(n - 1) < 0.805

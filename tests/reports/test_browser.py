@@ -1,6 +1,6 @@
 """Pages of `compare` and of the manual in a real browser, if one is installed.
 
-Console, network requests, widths, contrast, links, sorting, print. `apt-get install chromium` installs one on Debian.
+Console, network requests, widths, contrast, links. `apt-get install chromium` installs one on Debian.
 """
 
 import functools
@@ -36,7 +36,6 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     sweep = fake_runs.write_sweep(folder / "s")
     assert run_in_process(["", "", "leanformer.compare", str(sweep), f"--out={folder}"])[0] == 0
-    assert run_in_process(["", "", "leanformer.compare", str(sorted(sweep.iterdir())[0]), f"--out={folder}"])[0] == 0
     return folder
 
 
@@ -76,11 +75,10 @@ def luminance(pixels):
     return linear @ np.array([0.2126, 0.7152, 0.0722])
 
 
-@pytest.mark.parametrize("name", ["compare", "run"])
 @pytest.mark.parametrize("scheme", [*SCHEMES])
-def test_page_is_legible_and_makes_no_requests(pages, blank_page_requests, tmp_path, name, scheme):
+def test_page_is_legible_and_makes_no_requests(pages, blank_page_requests, tmp_path, scheme):
     shot = tmp_path / "shot.png"
-    console, requests = open_page(f"file://{pages / name}.html", tmp_path, scheme, f"--screenshot={shot}")
+    console, requests = open_page(f"file://{pages}/compare.html", tmp_path, scheme, f"--screenshot={shot}")
     assert console == [] and requests <= blank_page_requests
     luminances = luminance(image.imread(shot)[:, :, :3].astype(float))
     background = float(np.median(luminances))
@@ -88,16 +86,6 @@ def test_page_is_legible_and_makes_no_requests(pages, blank_page_requests, tmp_p
     contrast = (np.maximum(luminances, background) + 0.05) / (np.minimum(luminances, background) + 0.05)
     halves = np.array_split(contrast > MIN_CONTRAST, 2)  # text at the top, and charts below
     assert all(0.005 < half.mean() < 0.3 for half in halves)
-
-
-@pytest.mark.parametrize("name", ["compare", "run"])
-def test_page_prints_on_a_few_sheets(pages, tmp_path, name):
-    paper = tmp_path / "paper.pdf"
-    console, _ = open_page(
-        f"file://{pages / name}.html", tmp_path, "dark", "--no-pdf-header-footer", f"--print-to-pdf={paper}"
-    )
-    sheets = len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
-    assert console == [] and 1 < sheets < 12
 
 
 def test_requests_and_errors_of_a_page_are_detected(blank_page_requests, tmp_path):
@@ -154,10 +142,9 @@ def manual(tmp_path_factory):
 
 @pytest.mark.parametrize("scheme", [*SCHEMES])
 def test_pages_fit_have_contrast_and_their_links_resolve(pages, tmp_path, scheme):
-    every = [pages / "compare.html", pages / "run.html", *sorted(pages.glob("runs/*/run.html"))]
-    result = audit(every, tmp_path, scheme)
-    assert result["failures"] == [] and result["opened"] == len(WIDTHS) * len(every)
-    assert len(every) == 14 and result["texts"] > 500 and result["lines"] > 200 and len(result["links"]) >= 12
+    result = audit([pages / "compare.html"], tmp_path, scheme)
+    assert result["failures"] == [] and result["opened"] == len(WIDTHS)
+    assert result["texts"] > 100 and result["lines"] > 50
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES])
@@ -173,11 +160,11 @@ def test_manual_fits_has_contrast_and_its_links_resolve(manual, tmp_path, scheme
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("runs/0/run.html", "runs/0/gone.html", "no such file"),
+        ("<h1>", "<h1><a href='gone.html'>x</a>", "no such file"),
         ("--ink: #1d2730", "--ink: #bbbbbb", "text"),
         ("--series0: #1f6f8b", "--series0: #a8e05f", "line"),
         ("<h1>", "<h1 style='width: 500px'>", "scrolls to"),
-        ("minmax(min(3.64in, 100%), 1fr)", "minmax(6rem, 1fr)", "picture cut"),
+        ("minmax(min(22rem, 100%), 1fr)", "minmax(6rem, 1fr)", "picture cut"),
         ("<h2>Methods</h2>", "<h2>Methods</h2><script>missing()</script>", "CONSOLE"),
     ],
 )
@@ -189,24 +176,3 @@ def test_audit_finds_what_is_broken_on_purpose(pages, tmp_path, old, new, words)
     page.write_text(text.replace(old, new))
     failures = audit([page], tmp_path, "light")["failures"]
     assert failures and all(words in failure for failure in failures)
-
-
-def test_table_is_sorted_by_a_click(pages, tmp_path):
-    """Numbers by value, largest first, then smallest first; without JavaScript the page keeps its order."""
-    text = (pages / "compare.html").read_text()
-    click = "<script>for (let i = 0; i < CLICKS; i++) document.querySelectorAll('thead th')[3].click();</script>"
-    orders = []
-    for clicks in (0, 1, 2):
-        page = pages / "sorted.html"
-        page.write_text(text.replace("</body>", click.replace("CLICKS", str(clicks)) + "</body>"))
-        dom = subprocess.run(
-            [BROWSER, *QUIET, f"--user-data-dir={tmp_path / 'user'}", "--dump-dom", page.as_uri()],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
-        rows = re.search(r"<tbody>(.*?)</tbody>", dom, re.DOTALL)[1].split("<tr>")[1:]
-        orders.append([float(re.findall(r"<td[^>]*>(.*?)</td>", row)[3].removesuffix(" k")) for row in rows])
-    best_first, down, up = orders
-    assert sorted(best_first) == up == down[::-1]

@@ -1,4 +1,4 @@
-"""Tables of a comparison as text, and its numbers for compare.json."""
+"""Tables and sentences of a comparison, and its numbers for compare.json."""
 
 import dataclasses
 import math
@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from leanformer.analysis import frontier
-from leanformer.analysis.comparison import SAME, UNKNOWN, Comparison, Pair, RunGroup
-from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
+from leanformer.analysis.comparison import SAME, Comparison, Configuration, Pair, Trend
+from leanformer.analysis.frontier import COST_METRICS, Conditioning
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import format_count, format_number
-from leanformer.quantities import Quantity, find
+from leanformer.quantities import find
 from leanformer.runtime import text
 from leanformer.training.metrics_log import to_json
 
 
-SHOWN = 20  # maximal number of rows of a table in a terminal
+ROWS = 20  # most rows of a table; compare.json has all
 METHODS = (
     "Confidence intervals are Student's, over the runs of a configuration. Differences are the first configuration "
     "minus the second: paired by seed and by other differing keys, of independent runs (Welch), or with one variance "
     "for all configurations (pooled), as in the column test. Different: p below 0.05 after Holm's correction for all "
-    "pairs; intervals are not corrected, so that one may exclude 0 beside an undecided verdict. Equivalent: two "
-    "one-sided tests (TOST) at 5 %, with the same correction. "
-    f"Runs needed: for {POWER:.0%} power, if there is no difference and the variance is as observed. "
+    "pairs; intervals are not corrected. Equivalent: two one-sided tests (TOST) at 5 %, with the same correction. "
+    f"Runs needed: for {POWER:.0%} power, with the observed variance, to show the observed difference or, if there is "
+    "none, equivalence. Slopes: least squares on the logarithm, with a level for each seed and for all other keys. "
     "The mean of the best of many configurations is optimistic, because it was selected."
 )
 Number = Callable[[float], str]
-RIVALS = 3  # maximal number of names in a sentence
+Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
 def number(result: Comparison) -> Number:
@@ -36,15 +36,10 @@ def number(result: Comparison) -> Number:
     Fractions whose unit is % are formatted in percent.
     """
     scale = find(result.score.name).scale
-    halves = [half for shape in result.shapes if math.isfinite(half := shape.interval.high - shape.mean)]
+    halves = [half for one in result.configurations if math.isfinite(half := one.interval.high - one.mean)]
     smallest = scale * min(result.margin, *([middles.median(halves)] if halves else []), math.inf) or 1.0
     decimals = min(8, max(0, 1 - math.floor(math.log10(smallest))))
     return lambda value: f"{scale * value:.{decimals}f}"
-
-
-def score_words(result: Comparison) -> Quantity:
-    """Return name, unit and description of the compared score; whether higher is better is that of the comparison."""
-    return dataclasses.replace(find(result.score.name), higher=result.score.higher)
 
 
 def points(result: Comparison) -> str:
@@ -53,15 +48,10 @@ def points(result: Comparison) -> str:
     return {"%": " points", "": ""}.get(unit, f" {unit}")
 
 
-def with_interval(shape: RunGroup, show: Number) -> str:
-    """Format the mean score of a configuration with the half-width of its confidence interval, as "MEAN ± HALF".
-
-    Args:
-        shape: configuration.
-        show: function that formats a score, from `number`.
-    """
-    half = (shape.interval.high - shape.interval.low) / 2
-    return f"{show(shape.mean)} ± {show(half)}" if math.isfinite(half) else f"{show(shape.mean)} (no interval)"
+def with_interval(configuration: Configuration, show: Number) -> str:
+    """Format the mean score of a configuration with the half-width of its confidence interval, as "MEAN ± HALF"."""
+    half = (configuration.interval.high - configuration.interval.low) / 2
+    return f"{show(configuration.mean)} ± {show(half)}" if math.isfinite(half) else show(configuration.mean)
 
 
 def between(interval: Interval, show: Number) -> str:
@@ -70,30 +60,24 @@ def between(interval: Interval, show: Number) -> str:
 
 
 def fronts(result: Comparison) -> dict[str, list[str]]:
-    """Return the names of the Pareto-optimal configurations by cost metric, for the metrics that all runs have."""
-    all_of = {name: frontier.pareto_front(result.shapes, result.score.higher, name) for name in COST_METRICS}
-    return {name: names for name, names in all_of.items() if names}
+    """Return the names of the Pareto-optimal configurations by cost metric."""
+    return {name: frontier.pareto_front(result.configurations, result.score.higher, name) for name in COST_METRICS}
 
 
-def shapes(result: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table of configurations.
-
-    The columns are name, number of runs, mean score with interval, costs, and the costs for which it is Pareto-optimal.
-    """
-    on, show = fronts(result), number(result)
-    rows = []
-    for shape in result.shapes:
-        prices = [frontier.median_cost(shape, name) for name in COST_METRICS]
-        shown = ["-" if price is None else format_number(float(price)) for price in prices]
-        fronts_of = [find(name).label for name, names in on.items() if shape.name in names]
-        best_in = "all costs" if len(fronts_of) == len(on) > 0 else ", ".join(fronts_of)
-        rows.append([shape.name, str(len(shape.runs)), with_interval(shape, show), *shown, best_in])
+def configurations(result: Comparison) -> Table:
+    """Return the table of configurations: name, runs, mean with interval, costs, costs for which it is on the front."""
+    on, show, rows = fronts(result), number(result), []
+    for one in result.configurations:
+        costs = [format_number(frontier.median_cost(one, name)) for name in COST_METRICS]
+        best_in = [find(name).label for name, names in on.items() if one.name in names]
+        front = "all costs" if len(best_in) == len(on) else ", ".join(best_in)
+        rows.append([one.name, str(len(one.runs)), with_interval(one, show), *costs, front])
     costs = [find(name).axis for name in COST_METRICS]
     return ["configuration", "runs", find(result.score.name).axis, *costs, "Pareto-optimal in"], rows
 
 
-def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table of pairs: difference, interval, p value, test and verdict."""
+def pairs(result: Comparison) -> Table:
+    """Return the table of pairs: difference, interval, p value, test, verdict, and the runs that would decide."""
     show = number(result)
     rows = [
         [
@@ -103,22 +87,24 @@ def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
             f"{pair.p_holm:.3g}",
             pair.difference.method,
             pair.verdict,
+            f"{pair.runs_to_differ or '-'} / {pair.runs_to_equate or '-'}",
         ]
         for pair in result.pairs
     ]
     unit = points(result)
     difference = f"difference,{unit}" if unit else "difference"
-    return ["pair", difference, f"{LEVEL:.0%} interval", "p (Holm)", "test", "verdict"], rows
+    head = ["pair", difference, f"{LEVEL:.0%} interval", "p (Holm)", "test", "verdict", "runs to differ / equal"]
+    return head, rows
 
 
-def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table of condition numbers, with their rank correlation with the score.
+def conditioning(measures: Sequence[Conditioning]) -> Table:
+    """Return the table of condition numbers, with their rank correlation with the score.
 
     The columns are matrix, number of configurations, Spearman's ρ, its interval ("too few" if it is -1 to 1 or wider),
     and the number of configurations whose condition number is a lower bound.
     """
     rows = []
-    for measure in result:
+    for measure in measures:
         unbounded = measure.interval.high - measure.interval.low >= 2
         interval = "too few" if unbounded else between(measure.interval, lambda value: f"{value:+.2f}")
         rho = "-" if math.isnan(measure.rho) else f"{measure.rho:+.2f}"
@@ -127,47 +113,41 @@ def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[li
     return ["condition number of", "configurations", "Spearman's ρ", f"{LEVEL:.0%} interval", "lower bounds"], rows
 
 
-def headline(result: Comparison) -> str:
-    """Return the result in a few sentences: the best configuration, its difference from another, and pairs decided."""
-    show, best, unit = number(result), result.shapes[0], find(result.score.name).unit
-    sentences = [
-        f"Best mean: {best.name}, {find(result.score.name).label} {with_interval(best, show)}{unit and f' {unit}'}."
-    ]
+def headline(result: Comparison) -> list[str]:
+    """Return the result in a few sentences: trends, the best configuration, and its difference from the cheapest."""
+    show, best, quantity = number(result), result.configurations[0], find(result.score.name)
+    better = "higher" if result.score.higher else "lower"
+    lines = [_describe_trend(result, trend) for trend in result.trends]
+    unit = f" {quantity.unit}" * bool(quantity.unit)
+    lines.append(f"Best {quantity.label} ({better} is better): {best.name}, {with_interval(best, show)}{unit}.")
     if result.pairs:
-        telling = _most_telling(result)
-        sentences += [_describe_rivals(result, telling), describe_pair(result, telling)]
+        cheapest = min(result.configurations, key=lambda one: (one is best, frontier.median_cost(one, "params")))
+        names = {best.name, cheapest.name}
+        told = next((pair for pair in result.pairs if {pair.first, pair.second} == names), result.pairs[0])
+        lines.append(describe_pair(result, told))
     if len(result.pairs) > 1:
         differ = sum(pair.better is not None for pair in result.pairs)
         same = sum(pair.same == SAME for pair in result.pairs)
-        open_ = sum(pair.same == UNKNOWN and pair.better is None for pair in result.pairs)
-        sentences.append(
+        undecided = sum(pair.undecided for pair in result.pairs)
+        lines.append(
             f"Of {len(result.pairs)} pairs {differ} differ, {same} are equivalent within "
-            f"±{show(result.margin)}{points(result)}, {open_} are undecided."
+            f"±{show(result.margin)}{points(result)}, {undecided} are undecided."
         )
-    return " ".join(filter(None, sentences))
+    return lines
 
 
-def _describe_rivals(result: Comparison, but: Pair) -> str:
-    """Return the sentence on configurations that are not shown to be worse than the best, apart from the pair `but`."""
-    best, rivals = result.shapes[0], []
-    for pair in result.pairs:
-        if best.name not in (pair.first, pair.second) or pair.better is not None or pair is but:
-            continue
-        other = next(s for s in result.shapes if s.name in (pair.first, pair.second) and s is not best)
-        prices = [frontier.median_cost(shape, "params") for shape in (other, best)]
-        ratio = f" ({_times(prices[0] / prices[1])} parameters)" if prices[0] and prices[1] else ""
-        rivals.append(f"{other.name}{ratio}")
-    more = f" and {len(rivals) - RIVALS} more" if len(rivals) > RIVALS else ""
-    return f"Not shown to be worse: {', '.join(rivals[:RIVALS])}{more}." if rivals else ""
-
-
-def _most_telling(result: Comparison) -> Pair:
-    """Return the pair of the best configuration with the cheapest other one; the first pair without costs."""
-    best = result.shapes[0].name
-    others = {p.second if p.first == best else p.first: p for p in result.pairs if best in (p.first, p.second)}
-    prices = {s.name: frontier.median_cost(s, "params") for s in result.shapes if s.name in others}
-    known = {name: price for name, price in prices.items() if price is not None}
-    return others[min(known, key=lambda name: known[name])] if known else result.pairs[0]
+def _describe_trend(result: Comparison, trend: Trend) -> str:
+    show, name = number(result), trend.key.rpartition(".")[2]
+    interval = trend.slope.interval()
+    known = f"{LEVEL:.0%} interval {between(interval, show)}" if math.isfinite(interval.high) else "no interval"
+    changes = [f"{key.rpartition('.')[2]} goes from {low} to {high}" for key, (low, high) in trend.moving.items()]
+    while_ = f", while {' and '.join(changes)}" if changes else ""
+    sign = "+" if trend.slope.value > 0 else ""
+    return (
+        f"Per doubling of {name} ({trend.low:g} to {trend.high:g}) the {find(result.score.name).label} changes by "
+        f"{sign}{show(trend.slope.value)}{points(result)} ({known}){while_}. {name}={trend.high:g} has "
+        f"{_times(trend.params)} parameters of {name}={trend.low:g}."
+    )
 
 
 def describe_pair(result: Comparison, pair: Pair) -> str:
@@ -177,103 +157,87 @@ def describe_pair(result: Comparison, pair: Pair) -> str:
     better, other = (pair.first, pair.second) if gain else (pair.second, pair.first)
     low, high = sorted(ends if pair.difference.value > 0 else [-end for end in ends])
     interval = f"{LEVEL:.0%} interval {show(low)} to {show(high)}" if math.isfinite(high) else "no interval"
-    costs = {s.name: frontier.median_cost(s, "params") for s in result.shapes}
-    price, cheaper = costs[better], costs[other]
-    ratio = f", with {_times(price / cheaper)} parameters" if price and cheaper else ""
-    amount = f"{show(abs(pair.difference.value))}{unit} ({interval}){ratio}"
+    costs = {one.name: frontier.median_cost(one, "params") for one in result.configurations}
+    ratio = f"with {_times(costs[better] / costs[other])} parameters"
+    amount = f"{show(abs(pair.difference.value))}{unit} ({interval}), {ratio}"
     if pair.better:
         return f"{better} beats {other} by {amount}."
     if pair.same == SAME:
         return f"{better} and {other} are equivalent within ±{show(result.margin)}{unit}: they differ by {amount}."
-    needed = f"; if they are equal, about {pair.needed} runs each would show it" if pair.needed else ""
-    return f"No difference is shown between {better} and {other}: the first is ahead by {amount}{needed}."
+    number_of = pair.runs_to_differ
+    needed = f" About {number_of} runs of each would show a difference of this size." if number_of else ""
+    if pair.interval.contains(0):
+        return f"No difference is shown between {better} and {other}: the first is ahead by {amount}.{needed}"
+    correction = f"significant, but not after correction for {len(result.pairs)} pairs"
+    return f"{better} is ahead of {other} by {amount}: {correction}.{needed}"
 
 
 def _times(ratio: float) -> str:
     return "the same number of" if abs(ratio - 1) < 0.005 else f"{round(ratio, 2):g} times the"
 
 
-def format_text(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> str:
-    """Return a comparison as text for a terminal: result, tables, and warnings.
+def describe_runs(result: Comparison) -> str:
+    """Return what was compared: number of runs, models, data and length."""
+    runs = [run for one in result.configurations for run in one.runs]
+    keys, steps = runs[0].keys, sorted({run.summary["steps"] for run in runs})
+    models = " and ".join(sorted({str(run.keys.get("model.name")) for run in runs}))
+    length = " to ".join(f"{end:,}" for end in dict.fromkeys((steps[0], steps[-1])))
+    return (
+        f"{format_count(len(runs), 'run')} of {format_count(len(result.configurations), 'configuration')} of {models} "
+        f"on {keys.get('data.name')}, {keys.get('data.eval_split')}, {length} steps each."
+    )
 
-    Args:
-        result: comparison.
-        conditioning: correlations of the score with condition numbers; empty for none.
-    """
-    runs = format_count(sum(len(shape.runs) for shape in result.shapes), "run")
-    title = f"{runs} of {format_count(len(result.shapes), 'configuration')}. {score_words(result).sentence}"
-    blocks = [text.wrap(f"{title}\n{headline(result)}"), align_columns(*shapes(result))]
-    if result.pairs:
-        margin = text.wrap(f"Margin ±{number(result)(result.margin)}{points(result)}: {result.margin_by}.")
-        blocks += [f"{margin}\n{align_columns(*pairs(result))}"]
-    if conditioning:
-        blocks += [align_columns(*correlations(conditioning))]
-    blocks += [text.wrap(f"WARNING: not counted: {name}: {reason}.") for name, reason in result.left_out.items()]
-    blocks += [text.wrap(f"WARNING: {note}") for note in result.notes]
+
+def list_warnings(result: Comparison) -> list[str]:
+    """Return the runs that are not counted, and other limits of the conclusions."""
+    return [*(f"Not counted: {name}: {reason}." for name, reason in result.left_out.items()), *result.notes]
+
+
+def format_text(result: Comparison, measures: Sequence[Conditioning]) -> str:
+    """Return a comparison as text for a terminal: result, tables, and warnings."""
+    margin = f"Margin ±{number(result)(result.margin)}{points(result)}: {result.margin_by}."
+    blocks = [text.wrap("\n".join([describe_runs(result), *headline(result)])), align_columns(*configurations(result))]
+    blocks += [f"{text.wrap(margin)}\n{align_columns(*pairs(result))}"] if result.pairs else []
+    blocks += [align_columns(*conditioning(measures))] if measures and len(result.configurations) > 1 else []
+    blocks += [text.wrap(f"WARNING: {note}") for note in list_warnings(result)]
     return "\n\n".join(blocks) + "\n"
 
 
 def align_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a table for a terminal, with at most SHOWN rows and a line about the others."""
-    more = [f"  ... and {len(rows) - SHOWN} more in compare.json"] if len(rows) > SHOWN else []
-    return "\n".join([text.table(head, rows[:SHOWN]), *more])
+    """Format a table for a terminal, with at most ROWS rows and a line about the others."""
+    more = [f"  ... and {len(rows) - ROWS} more in compare.json"] if len(rows) > ROWS else []
+    return "\n".join([text.table(head, rows[:ROWS]), *more])
 
 
-def to_plain(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> dict[str, Any]:
-    """Return the content of compare.json: a comparison as plain values; unknown and infinite ones are None.
-
-    Args:
-        result: comparison.
-        conditioning: correlations of the score with condition numbers; empty for none.
-    """
-    content = {
-        "metric": result.score.name,
-        "higher_is_better": result.score.higher,
-        "level": LEVEL,
-        "margin": result.margin,
-        "margin_by": result.margin_by,
-        "correction": "Holm for p values, Bonferroni for simultaneous intervals",
-        "currencies": {name: find(name).what for name in COST_METRICS},
-        "shapes": [
-            {
-                "name": shape.name,
-                "keys": dict(shape.keys),
-                "mean": shape.mean,
-                "interval": dataclasses.astuple(shape.interval),
-                "seeds": [run.seed for run in shape.runs],
-                "scores": [run.value for run in shape.runs],
-                "prices": {name: frontier.median_cost(shape, name) for name in COST_METRICS},
-                "runs": [str(run.workdir) for run in shape.runs],
-            }
-            for shape in result.shapes
-        ],
-        "pairs": [_pair(pair) for pair in result.pairs],
-        "fronts": fronts(result),
-        "conditioning": [
-            dataclasses.asdict(measure) | {"interval": dataclasses.astuple(measure.interval)}
-            for measure in conditioning
-        ],
-        "left_out": dict(result.left_out),
-        "notes": result.notes,
-    }
-    return to_json(content)
-
-
-def _pair(pair: Pair) -> dict[str, Any]:
-    d = pair.difference
-    return {
-        "first": pair.first,
-        "second": pair.second,
-        "difference": d.value,
-        "method": d.method,
-        "standard_error": d.error,
-        "degrees_of_freedom": d.df,
-        "interval": dataclasses.astuple(pair.interval),
-        "simultaneous_interval": dataclasses.astuple(pair.simultaneous_interval),
-        "p": pair.p,
-        "p_holm": pair.p_holm,
-        "within_margin": pair.same,
-        "seeds_needed": pair.needed,
-        "better": pair.better,
-        "verdict": pair.verdict,
-    }
+def to_plain(result: Comparison, measures: Sequence[Conditioning]) -> dict[str, Any]:
+    """Return the content of compare.json: a comparison as plain values; unknown and infinite ones are None."""
+    return to_json(
+        {
+            "metric": result.score.name,
+            "higher_is_better": result.score.higher,
+            "level": LEVEL,
+            "margin": result.margin,
+            "correction": "Holm",
+            "configurations": [
+                {
+                    "name": one.name,
+                    "keys": dict(one.keys),
+                    "mean": one.mean,
+                    "interval": dataclasses.astuple(one.interval),
+                    "seeds": [run.seed for run in one.runs],
+                    "scores": [run.value for run in one.runs],
+                    "costs": {name: frontier.median_cost(one, name) for name in COST_METRICS},
+                    "runs": [str(run.workdir) for run in one.runs],
+                }
+                for one in result.configurations
+            ],
+            "pairs": [dataclasses.asdict(pair) | {"verdict": pair.verdict} for pair in result.pairs],
+            "trends": [
+                dataclasses.asdict(trend) | {"interval": dataclasses.astuple(trend.slope.interval())}
+                for trend in result.trends
+            ],
+            "fronts": fronts(result),
+            "conditioning": [dataclasses.asdict(measure) for measure in measures],
+            "warnings": list_warnings(result),
+        }
+    )
