@@ -186,15 +186,16 @@ def _plot_layers(measure: Conditioning) -> Figure:
     figure = Figure(figsize=(4.6, 3.3), dpi=150, layout="constrained")
     axes = style_axes(figure.subplots(), "layer", find("condition").label)
     axes.set_title(measure.measure.replace("_", " "), fontsize=8, color=TEXT_COLOR)
+    axes.set_yscale("log")
+    known = [value for values in measure.by_layer.values() for value in values if not math.isnan(value)]
+    if known:  # before the lines, since Matplotlib warns of values that are equal
+        axes.set_ylim(min(known) / 1.5, max(known) * 1.5)
     for i, (name, values) in enumerate(measure.by_layer.items()):
         if not np.isnan(values).all():
             color = SERIES[i % len(SERIES)] if i < NAMED else GREY
             style: dict[str, Any] = {"color": color, "ls": "--" if len(SERIES) <= i < NAMED else "-", "lw": 1.2}
             label = _shorten(name, 24) if i < NAMED else None
-            axes.semilogy(range(1, len(values) + 1), values, marker="o", markersize=3, label=label, **style)
-    known = [value for values in measure.by_layer.values() for value in values if not math.isnan(value)]
-    if known:
-        axes.set_ylim(min(known) / 1.5, max(known) * 1.5)
+            axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label=label, **style)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(measure.by_layer) > 1:
         axes.legend(frameon=False, fontsize=6)
