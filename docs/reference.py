@@ -1,6 +1,7 @@
 """Generated pages of the manual: commands, config keys, models and measures, from the code itself."""
 
 import ast
+import importlib
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from leanformer import config
 from leanformer import quantities as words
 from leanformer.__main__ import COMMANDS as SUMMARIES
 from leanformer.analysis import step
-from leanformer.cli import COMMANDS, key_docs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS
+from leanformer.config import key_docs
 from leanformer.config.loading import SHIPPED
 from leanformer.costs import count
 
@@ -47,12 +48,12 @@ def commands() -> Iterator[str]:
     yield from ["# Commands", "", "`leanformer COMMAND` and `python -m leanformer.COMMAND` are the same.", ""]
     for name, summary in SUMMARIES.items():
         doc = ast.get_docstring(ast.parse((ROOT / "leanformer" / f"{name}.py").read_text()))
-        line = COMMANDS[name]
+        line = importlib.import_module(f"leanformer.{name}").main
         yield from [f"## {name}", "", f"{summary[0].upper()}{summary[1:]}.", "", "```text", doc or "", "```", ""]
         if line.verbs or line.words:
             takes = line.words or f"one of: {', '.join(line.verbs)}"
             yield from [f"Takes {takes}.", ""]
-        yield from table(["flag", "meaning"], [[f"`{flag.shown}`", _explain(flag)] for flag in line.all_flags])
+        yield from table(["flag", "meaning"], [[f"`{flag}`", _explain(flag)] for flag in line.flags])
 
 
 def _explain(flag: Any) -> str:

@@ -131,7 +131,7 @@ def report(results: list[Effect], small: list[Effect]) -> None:
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the effects and the picture.", writes=True),
+    cli.Flag("out", "Folder for the effects and the picture."),
     cli.Flag("write", "Write the picture of docs/ and the table of the package.", bool, default=False),
 )
 def main(f: cli.Values) -> None:

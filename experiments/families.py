@@ -290,7 +290,7 @@ def report(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 @cli.command(
-    cli.Flag("out", "Folder for data and runs; without it the table is printed.", writes=True),
+    cli.Flag("out", "Folder for data and runs; without it the table is printed."),
     cli.Flag("seeds", "Seeds of each shape.", int, default=3),
 )
 def main(f: cli.Values) -> None:

@@ -80,7 +80,7 @@ def compare(path: Path | str, fewest: str = "2", most: str = "16") -> dict[str, 
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the runs and the table.", required=True, writes=True),
+    cli.Flag("out", "Folder for the runs and the table.", required=True),
     cli.Flag("heads", "Numbers of heads, divisors of 96.", list, default=["2", "4", "8", "16"]),
     cli.Flag("seeds", "Seeds of each.", int, default=3),
     cli.Flag("epochs", "Epochs of training.", float, default=3.0),

@@ -31,7 +31,7 @@ def report(scores: dict[str, np.ndarray]) -> str:
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the data and the runs.", required=True, writes=True),
+    cli.Flag("out", "Folder for the data and the runs.", required=True),
     cli.Flag("seeds", "Seeds of each shape.", int, default=3),
     cli.Flag("landmarks", "Landmarks of Nyström attention; 0 is exact attention.", int, default=0),
 )

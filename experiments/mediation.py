@@ -344,7 +344,7 @@ def report(records: Records) -> Verdict:
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the runs and the results.", writes=True),
+    cli.Flag("out", "Folder for the runs and the results."),
     cli.Flag("table", "mediation.csv of finished runs to report, instead of training."),
     cli.Flag("seeds", "Seeds of each condition and rate.", int, default=10),
     cli.Flag("steps", "Training steps.", int, default=250),

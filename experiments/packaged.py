@@ -119,7 +119,7 @@ def blocks(name: str) -> dict[str, Any]:
 
 @cli.command(
     cli.Flag("name", "Weights to read.", tuple(PACKAGED), required=True),
-    cli.Flag("out", "Folder to write to.", default="packaged", writes=True),
+    cli.Flag("out", "Folder to write to.", default="packaged"),
 )
 def main(f: cli.Values) -> None:
     name, out = f.name, Path(f.out).expanduser()

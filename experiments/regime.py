@@ -275,7 +275,7 @@ def draw(shapes: Sequence[Shape], reference: int, results: Sequence[TaskErrors],
     cli.Flag("value_dim", "Channels of values of a head; head_dim if not given.", int),
     cli.Flag("steps", "Training steps on each task.", int, default=1000),
     cli.Flag("seeds", "Seeds of each shape and task.", int, default=3),
-    cli.Flag("out", "Folder for the runs and regime.png.", required=True, writes=True),
+    cli.Flag("out", "Folder for the runs and regime.png.", required=True),
 )
 def main(f: cli.Values) -> None:
     require(f.seeds >= 2, f"--seeds={f.seeds}: at least 2 are needed.")

@@ -87,7 +87,7 @@ def _columns(label: str, trained: bool, row: dict[str, Any]) -> dict[str, Any]:
     return cells | {"shape": shape and "x".join(map(str, shape)), "bounds": " ".join(bounds)}
 
 
-@cli.command(cli.Flag("out", "File to write the table to.", default=str(EVIDENCE), writes=True))
+@cli.command(cli.Flag("out", "File to write the table to.", default=str(EVIDENCE)))
 def main(f: cli.Values) -> None:
     rows = [
         _columns(label, trained, row)

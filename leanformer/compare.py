@@ -14,26 +14,34 @@ form a configuration. The report contains:
 Writes compare.html (self-contained), compare.json and the plots as PNG, for several runs or for one.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("compare")  # imports this module again, once the command line is parsed
-
-
 from pathlib import Path
 
 from leanformer import cli
-from leanformer.analysis import comparison, runs
 from leanformer.errors import ConfigError
-from leanformer.reports import comparison as reports
 
 
-TESTS = tuple(comparison.TESTS)
+TESTS = ("paired", "welch", "pooled")  # of a difference: analysis.comparison.TESTS
 FOLDER = "compare"  # default output folder, inside the compared folder
 
 
-@cli.body("compare")
+@cli.command(
+    cli.Flag("by", "Config keys that define a configuration; by default all keys that differ.", list, default=()),
+    cli.Flag("metric", "NAME[:higher|lower] of the last evaluation; by default the score of the runs."),
+    cli.Flag("margin", "Equivalence margin: largest difference to ignore, in units of the metric.", float),
+    cli.Flag("against", "Name of a configuration to compare all others with; by default all pairs are compared."),
+    cli.Flag(
+        "test",
+        "Test of a difference: paired by seed, Welch's (separate variances), or pooled (one variance).",
+        TESTS,
+        default="paired",
+    ),
+    cli.Flag("out", "Folder to write to; by default compare/ in the compared folder."),
+    words="folders of runs or of sweeps",
+)
 def main(flags: cli.Values) -> None:
+    from leanformer.analysis import comparison, runs
+    from leanformer.reports import comparison as reports
+
     if flags.out is None and len(flags.words) > 1:
         raise ConfigError(f"{len(flags.words)} folders are compared, so there is no default for --out. Pass --out=DIR.")
     out = Path(flags.out or Path(flags.words[0]) / FOLDER).expanduser()
@@ -41,3 +49,7 @@ def main(flags: cli.Values) -> None:
         runs.read(flags.words, flags.metric), by=flags.by, margin=flags.margin, against=flags.against, test=flags.test
     )
     reports.write_and_print(compared, out)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -19,34 +19,21 @@ B height width C) or tokens (B T); the logits are B V or B T V. The largest diff
 largest logit, is computed in float32 and printed. If it is more than rounding, the exit status is 2.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("convert")  # imports this module again, once the command line is parsed
-
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from leanformer import cli, pretrained
+from leanformer import cli
 from leanformer.errors import ConfigError, WeightsError
-from leanformer.exports import folders, head_padding, stablehlo, verification
-from leanformer.pretrained import storage
-from leanformer.tasks import artifacts
-from leanformer.training import inference, model_setup, restoring
-from leanformer.training.model_setup import ModelSetup
-from leanformer.training.restoring import RestoredWeights
 
 
 STABLEHLO = "stablehlo"
+LAYOUTS = ("own", "timm", "huggingface")  # names of pretrained.layouts.LAYOUTS, and our own
 
 
-def check_reference(model: ModelSetup, weights: Any, reference: pretrained.Tensors, path: str) -> float:
+def check_reference(model: Any, weights: Any, reference: dict[str, np.ndarray], path: str) -> float:
     """Return the largest difference between the model's and the reference's logits, relative to the largest logit.
 
     Args:
@@ -60,6 +47,11 @@ def check_reference(model: ModelSetup, weights: Any, reference: pretrained.Tenso
         WeightsError: `input` or `logits` is missing or has the wrong shape, or the logits are not finite or differ by
             more than float32 rounding.
     """
+
+    import jax.numpy as jnp
+
+    from leanformer.exports import verification
+
     missing = {"input", "logits"} - reference.keys()
     if missing:
         raise WeightsError(
@@ -92,6 +84,10 @@ def _check_tokens(tokens: np.ndarray, path: str) -> np.ndarray:
 
 def _sources(f: cli.Values) -> tuple[str, bool]:
     """Return the path of the weights, and whether it is a run's folder. Raises ConfigError for invalid flags."""
+
+    from leanformer.tasks import artifacts
+    from leanformer.training import restoring
+
     if len(f.words) + (f.weights is not None) != 1:
         raise ConfigError(
             f"{' '.join(f.words) or '--weights'}: expected exactly one source of weights. Pass the folder of one run, "
@@ -114,10 +110,16 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
     return path, of_run
 
 
-def _write(
-    f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None, restored: RestoredWeights | None
-) -> Iterator[str]:
+def _write(f: cli.Values, model: Any, weights: Any, workdir: Path | None, restored: Any) -> Iterator[str]:
     """Write the folder that --to names, and yield lines about it."""
+
+    import jax
+
+    from leanformer import pretrained
+    from leanformer.exports import folders, head_padding, stablehlo, verification
+    from leanformer.pretrained import storage
+    from leanformer.tasks import artifacts
+
     folder, largest = (
         Path(f.out).expanduser(),
         None if f.max_shard_size is None else storage.parse_size(f.max_shard_size),
@@ -144,8 +146,27 @@ def _write(
         yield f"Wrote {target}: {model.config.model.name}, layout {f.to}.{opened}"
 
 
-@cli.body("convert")
+@cli.command(
+    cli.OPTIONAL_CONFIG,
+    cli.Flag("from", "Layout of --weights.", LAYOUTS, default="own"),
+    cli.Flag("to", "Format to write.", (*LAYOUTS, STABLEHLO), default="own"),
+    cli.Flag("weights", "safetensors file, index of several files, folder with either, or run folder."),
+    cli.Flag("step", "Checkpoint step of the run to convert; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Convert the run's best checkpoint by validation score.", bool, default=False),
+    cli.Flag("out", "New folder to write to.", required=True),
+    cli.Flag("max_shard_size", "Maximal size per file, such as 5GB or 500MiB; writes several files with an index."),
+    cli.Flag("pad_heads", "Fill the width with heads and channels of zeros, for BERT and GPT-2.", bool, default=False),
+    cli.Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
+    words="the folder of a run, and flags as --name=value",
+    optional_words=True,
+)
 def main(f: cli.Values) -> None:
+    from leanformer import pretrained
+    from leanformer.exports import folders, head_padding
+    from leanformer.pretrained import storage
+    from leanformer.tasks import artifacts
+    from leanformer.training import inference, model_setup
+
     path, of_run = _sources(f)
     if f.max_shard_size is not None:
         storage.parse_size(f.max_shard_size)
@@ -169,3 +190,7 @@ def main(f: cli.Values) -> None:
     if reference is not None:
         worst = check_reference(model, weights, reference, f.reference)
         print(f"Largest difference from the logits in {f.reference}: {worst:.1e} of the largest logit.")
+
+
+if __name__ == "__main__":
+    cli.run(main)

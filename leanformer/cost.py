@@ -4,23 +4,12 @@ Parameters are exact. FLOPs are those of matmuls, 2 per multiply-add, per exampl
 step at the configured batch size, compiled for this machine's devices; nothing is allocated.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("cost")  # imports this module again, once the command line is parsed
-
-
 import json
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from leanformer import cli
-from leanformer.analysis import step
-from leanformer.costs import count
-from leanformer.costs.memory import peak_memory
-from leanformer.reports import costs as pages
-from leanformer.runtime import phases
 
 
 def cost(config: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
@@ -36,6 +25,11 @@ def cost(config: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
     Raises:
         ConfigError: the config does not fit the devices.
     """
+
+    from leanformer.analysis import step
+    from leanformer.costs import count
+    from leanformer.costs.memory import peak_memory
+
     run = step.build(config)
     forward, training = run.flops_per_example
     return {
@@ -49,8 +43,15 @@ def cost(config: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
     }
 
 
-@cli.body("cost")
+@cli.command(
+    cli.CONFIG,
+    cli.Flag("against", "Config file to compare with.", cli.ConfigDict),
+    cli.Flag("json", "Print one JSON object instead of a table.", bool, default=False),
+)
 def main(flags: cli.Values) -> None:
+    from leanformer.reports import costs as pages
+    from leanformer.runtime import phases
+
     config, against, name = flags.config, flags.against, flags.files["config"]
     with phases.announce("Compiling the training step"):
         costs = cost(config)
@@ -62,3 +63,7 @@ def main(flags: cli.Values) -> None:
         print(json.dumps(costs))
     else:
         print(pages.table(name, costs, other, flags.files.get("against", "")))
+
+
+if __name__ == "__main__":
+    cli.run(main)

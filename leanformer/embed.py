@@ -9,12 +9,6 @@ order, N D. A vector is the mean over the tokens of a text, normalised to length
 cosine similarity. --weights are computed in float32. In Python: `leanformer.tasks.embedding.embeddings`.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("embed")  # imports this module again, once the command line is parsed
-
-
 import json
 import sys
 from pathlib import Path
@@ -23,13 +17,8 @@ from typing import Any
 import numpy as np
 
 from leanformer import cli
-from leanformer.data.text import Tokenizer
-from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError
-from leanformer.runtime import files, phases
-from leanformer.tasks import artifacts
-from leanformer.tasks.embedding import embeddings
-from leanformer.training import inference, model_setup
+from leanformer.runtime import files
 
 
 def read_texts(path: str) -> list[str]:
@@ -46,7 +35,7 @@ def read_texts(path: str) -> list[str]:
     return lines
 
 
-def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
+def open_model(f: cli.Values) -> tuple[Any, Any]:
     """Return the model that the flags give, with its weights, and its tokenizer.
 
     The model is that of a run (--workdir, with EMA weights if it keeps them), or of a config with weights (--config and
@@ -62,6 +51,11 @@ def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
         WeightsError: the weights cannot be read, do not fit the model, or are not finite.
         WorkdirError: the run's config.json is broken.
     """
+
+    from leanformer.data.text import tokenizer as tokenizers
+    from leanformer.tasks import artifacts
+    from leanformer.training import inference, model_setup
+
     if (f.workdir is None) == (f.config is None) or (f.config is None) != (f.weights is None):
         raise ConfigError("The model is not specified. Pass --workdir=DIR, or --config=FILE with --weights=FILE.")
     if f.workdir is None and (f.best or f.step is not None):
@@ -81,8 +75,20 @@ def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
     return model.merge(model.initial_weights()), tokenizer
 
 
-@cli.body("embed")
+@cli.command(
+    cli.OPTIONAL_CONFIG,
+    cli.Flag("workdir", "Folder of a run."),
+    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+    cli.Flag("weights", "safetensors file with the parameters of --config."),
+    cli.Flag("tokenizer", "tokenizer.json or its folder; by default that of the run, or config.data.tokenizer."),
+    cli.Flag("texts", "File with one text per line.", required=True),
+    cli.Flag("out", "File .npy to write to instead of printing."),
+)
 def main(f: cli.Values) -> None:
+    from leanformer.runtime import phases
+    from leanformer.tasks.embedding import embeddings
+
     texts = read_texts(f.texts)
     if f.out is not None:
         if not f.out.endswith(".npy"):
@@ -102,6 +108,10 @@ def main(f: cli.Values) -> None:
         for text, vector in zip(texts, vectors.tolist(), strict=True):
             print(json.dumps({"text": text, "embedding": vector}, ensure_ascii=False))
         return
-    with files.atomic_user_write(f.out) as draft, draft.open("wb") as file:
+    with files.atomic_write(Path(f.out).expanduser()) as draft, draft.open("wb") as file:
         np.save(file, vectors)
     print(f"Wrote {f.out}: {len(vectors):,} vectors of dimension {vectors.shape[1]}.")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -6,41 +6,45 @@ available. Writes `evaluation.json` with the accuracy per class, `confusion.csv`
 workdir, or to --out.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("evaluate")  # imports this module again, once the command line is parsed
-
-
 import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from leanformer import cli, tasks
+from leanformer import cli
 from leanformer.analysis import confusion
 from leanformer.errors import first_line
-from leanformer.reports import plots
-from leanformer.runtime import determinism, multihost, phases
-from leanformer.runtime import mesh as meshes
-from leanformer.runtime.watchdog import Watchdog
-from leanformer.tasks import artifacts
-from leanformer.training import inference, progress, run_files, streams
-from leanformer.training import step as steps
-from leanformer.training.timer import Timer
+from leanformer.training import progress
 
 
 SHOWN = 5  # printed classes, and printed errors
 
 
-@cli.body("evaluate")
+@cli.command(
+    cli.Flag("workdir", "Folder of the run.", required=True),
+    cli.Flag("step", "Checkpoint step to evaluate; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Evaluate the best checkpoint by validation score.", bool, default=False),
+    cli.Flag("split", "Split of the data; by default the run's evaluation split."),
+    cli.Flag("out", "Folder to write to; by default WORKDIR."),
+    multi_process=True,
+)
 def main(f: cli.Values) -> None:
+    import jax
+
+    from leanformer import tasks
+    from leanformer.runtime import determinism, multihost, phases
+    from leanformer.runtime import mesh as meshes
+    from leanformer.runtime.watchdog import Watchdog
+    from leanformer.tasks import artifacts
+    from leanformer.training import inference, streams
+    from leanformer.training import step as steps
+    from leanformer.training.timer import Timer
+
     workdir = inference.run_folder(f.workdir)
     c = artifacts.load_config(workdir)
     determinism.require(c.get("deterministic", False))
-    mesh = meshes.make_fitting_mesh(**c.mesh)
+    mesh = meshes.make_mesh()
     run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
     c, task = run.config, run.task
     meshes.check_batches(mesh, {"eval.batch_size": c.eval.batch_size})
@@ -90,6 +94,10 @@ def record(
     Raises:
         OSError: `out` is given and cannot be written.
     """
+
+    from leanformer.reports import plots
+    from leanformer.training import run_files
+
     folder = out or workdir
     chart = None if matrix is None else folder / "plots" / "confusion.png"
     by_class = {} if matrix is None else {"accuracy": dict(zip(classes, confusion.accuracy(matrix), strict=True))}
@@ -125,3 +133,7 @@ def format_errors(matrix: np.ndarray, classes: list[str], chart: Path | None) ->
     rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}
     plot = f" (plot: {chart})" if chart else ""
     return progress.format_page(f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors{plot}", rows)
+
+
+if __name__ == "__main__":
+    cli.run(main)

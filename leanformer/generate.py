@@ -7,34 +7,24 @@ The completion of a --prompt is streamed until the end of the document or the mo
 prompt per line; the output is one JSON line per prompt, {"prompt": ..., "text": ...}, at the end.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("generate")  # imports this module again, once the command line is parsed
-
-
 import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
 
 from leanformer import cli
-from leanformer.costs.count import format_count
-from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
-from leanformer.runtime import files, phases
-from leanformer.tasks import artifacts, generation
-from leanformer.tasks.generation import NOTHING, Sampling
-from leanformer.training import inference
+from leanformer.runtime import files
 
 
 BROKEN = "�"  # an incomplete character decodes to this
 
 
-def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+def stream_text(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     """Yield the text of tokens, piece by piece as they arrive; a piece never ends within a character.
 
     Args:
@@ -72,8 +62,28 @@ def read_prompts(f: cli.Values) -> list[str]:
     return [line for line in files.lines(f.prompts, "--prompts") if line.strip()]
 
 
-@cli.body("generate")
+@cli.command(
+    cli.Flag("workdir", "Folder of the run.", required=True),
+    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+    cli.Flag("prompt", "Text to complete; empty for a new document."),
+    cli.Flag("prompts", "File with one prompt per line."),
+    cli.Flag("tokens", "Maximal number of generated tokens; by default up to the model's length.", int, minimum=1),
+    cli.Flag("temperature", "Sampling temperature; 0 takes the most likely token (greedy).", float, default=1.0),
+    cli.Flag("top_k", "Sample from this many of the most likely tokens.", int),
+    cli.Flag("top_p", "Sample from the most likely tokens that have this total probability.", float),
+    cli.Flag("seed", "Seed of the sampling.", int, default=0, minimum=0, maximum=2**31 - 1),
+    cli.Flag("out", "File to write the completions of --prompts to instead of printing them."),
+)
 def main(f: cli.Values) -> None:
+    import jax
+
+    from leanformer.costs.count import format_count
+    from leanformer.runtime import phases
+    from leanformer.tasks import artifacts, generation
+    from leanformer.tasks.generation import NOTHING, Sampling
+    from leanformer.training import inference
+
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors=sys.stdout.errors)
     prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
@@ -104,6 +114,10 @@ def main(f: cli.Values) -> None:
     if f.out is None:
         print("\n".join(lines))
     else:
-        with files.atomic_user_write(f.out) as draft:
+        with files.atomic_write(Path(f.out).expanduser()) as draft:
             draft.write_text("\n".join([*lines, ""]), encoding="utf-8")
         print(f"Wrote {f.out}: {format_count(len(lines), 'text')}, step {model.step} of {f.workdir}.")
+
+
+if __name__ == "__main__":
+    cli.run(main)

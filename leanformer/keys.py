@@ -4,19 +4,22 @@ A section is model, data, optim, ..., or a single key. Without --config the keys
 defaults.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("keys")
-
-
 from leanformer import cli
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError
 
 
-@cli.body("keys")
+@cli.command(
+    cli.OPTIONAL_CONFIG,
+    words="at most one section, such as model",
+    optional_words=True,
+    validated=False,
+)
 def main(f: cli.Values) -> None:
     if len(f.words) > 1:
         raise ConfigError(f"{' '.join(f.words)}: name at most one section.")
     print(key_docs.help_page(f.config, *f.words))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -17,12 +17,6 @@ Without runs nothing is ranked; the printed architectures are spread over all si
 than counting parameters on three of six tables (experiments/planner.py).
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("plan")  # imports this module again, once the command line is parsed
-
-
 import dataclasses
 import functools
 import math
@@ -216,7 +210,20 @@ def _parse_over(texts: Sequence[str]) -> dict[str, list[int]]:
     return result
 
 
-@cli.body("plan")
+@cli.command(
+    cli.CONFIG,
+    cli.Flag("budget", "params:N or flops:N; a second one may be memory:BYTES.", required=True, many=True),
+    cli.Flag("slack", "Fraction of the budget that may be unused.", float, default=0.05, minimum=0, maximum=1),
+    cli.Flag("over", "model.KEY=NUMBER,...: sizes to enumerate for this key.", default=(), many=True),
+    cli.Flag("runs", "Folders of finished sweeps or runs to fit the response surface to.", list, default=()),
+    cli.Flag("extrapolate", "Also rank architectures outside the sizes of the runs, separately.", bool, default=False),
+    cli.Flag("proxies", "Number of proxy architectures to train first in OUT/proxies.", int, default=0, minimum=0),
+    cli.Flag("set", "KEY=VALUE: config key of the proxy runs, such as total_epochs=5.", default=(), many=True),
+    cli.Flag("seeds", "Seeds per proxy architecture.", int, default=2, minimum=1),
+    cli.Flag("metric", "NAME[:higher|lower] that the surface predicts; by default the score of the runs."),
+    cli.Flag("best", "Number of architectures to print and to write.", int, default=5, minimum=1),
+    cli.Flag("out", "Folder for config files of the printed architectures."),
+)
 def main(f: cli.Values) -> None:
     c, budget = f.config, Budget.parse(f.budget)
     model_dimensions(c.model.to_dict(), 0)  # raises an error for models with stages before anything is counted
@@ -310,3 +317,7 @@ def _make_groups(
         (f"Extrapolated: {outer} outside these sizes.\n", "extrapolated_", beyond),
     ]
     return [group for group in groups[: 1 + extrapolate] if group[2]]
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -7,12 +7,6 @@ most likely classes with probabilities, as one JSON line per file or as CSV with
 reported, the others are classified, and the exit status is 2.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("predict")  # imports this module again, once the command line is parsed
-
-
 import csv
 import io
 import itertools
@@ -25,12 +19,8 @@ from typing import IO, Any
 import numpy as np
 
 from leanformer import cli
-from leanformer.data import source
-from leanformer.data.images.sources import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, CorruptExample, DataError
-from leanformer.runtime import files, phases
-from leanformer.training import inference
-from leanformer.training.inference import LoadedModel
+from leanformer.runtime import files
 
 
 BATCH = 32
@@ -45,6 +35,9 @@ def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
     Raises:
         ConfigError: a path does not exist, or a folder contains no such file.
     """
+
+    from leanformer.data import source
+
     listed, skipped = [], []
     for path in (Path(path).expanduser() for path in paths):
         if not path.exists():
@@ -53,7 +46,7 @@ def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
         if path.is_dir():
             visible = [file for file in sorted(path.rglob("*")) if not _is_hidden(file.relative_to(path))]
             visible = [file for file in visible if not file.is_dir()]
-            inside = [file for file in visible if file.suffix.lower() in suffixes and not files.is_special(file)]
+            inside = [file for file in visible if file.suffix.lower() in suffixes]
             skipped += [str(file) for file in sorted({*visible} - {*inside})]
         if not inside:
             raise ConfigError(f"{path} contains no file with one of the suffixes {' '.join(suffixes)}.")
@@ -68,7 +61,7 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def classify_files(model: LoadedModel, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
+def classify_files(model: Any, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
     """Yield a record per file: {"file": ..., "classes": [...]}, or {"file": ..., "error": ...} if it is unreadable.
 
     Args:
@@ -80,7 +73,7 @@ def classify_files(model: LoadedModel, paths: Sequence[Path], top: int) -> Itera
         rows: list[Any] = []
         for path in group:
             try:
-                rows.append(model.prepare(files.read_input(path)))
+                rows.append(model.prepare(path.read_bytes()))
             except (CorruptExample, DataError, OSError) as error:
                 rows.append(error)
         read = [row for row in rows if isinstance(row, dict)]
@@ -123,8 +116,20 @@ def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase | IO[st
     return failed
 
 
-@cli.body("predict")
+@cli.command(
+    cli.Flag("workdir", "Folder of the run.", required=True),
+    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+    cli.Flag("top", "Number of classes per file.", int, default=5, minimum=1),
+    cli.Flag("format", "Output format.", ("json", "csv"), default="json"),
+    cli.Flag("out", "File to write to instead of printing."),
+    words="files or folders, and flags as --name=value",
+)
 def main(f: cli.Values) -> int:
+    from leanformer.data.images.sources import IMAGE_SUFFIXES
+    from leanformer.runtime import phases
+    from leanformer.training import inference
+
     if f.out is not None:
         files.check_output_file(f.out)
     model = inference.load(f.workdir, step=f.step, best=f.best)
@@ -137,8 +142,12 @@ def main(f: cli.Values) -> int:
     if f.out is None:
         failed = write(lines, f.format, sys.stdout)
     else:
-        how: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": files.ESCAPED}
-        with files.atomic_user_write(f.out) as draft, draft.open("w", **how) as out:
+        how: dict[str, Any] = {"newline": "", "encoding": "utf-8"}
+        with files.atomic_write(Path(f.out).expanduser()) as draft, draft.open("w", **how) as out:
             failed = write(lines, f.format, out)
         print(f"Wrote {f.out}: {len(paths) - failed} of {len(paths)} files, step {model.step} of {f.workdir}.")
     return USER_ERROR if failed else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

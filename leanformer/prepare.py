@@ -11,12 +11,6 @@
 detected early, and measures the number of training examples per second that one core prepares.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("prepare")  # imports this module again, once the command line is parsed
-
-
 import time
 from pathlib import Path
 from typing import Any
@@ -24,11 +18,10 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import cli, data, tasks
+from leanformer import cli, data
 from leanformer.config.rules import image_sides
 from leanformer.data.images import shrink
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import DataModule
 from leanformer.training import progress
 
 
@@ -45,6 +38,9 @@ def check(config: ConfigDict) -> dict[str, dict[str, Any]]:
     Raises:
         DataError: data are missing or unreadable, or do not fit the model; the message says how to fix it.
     """
+
+    from leanformer import tasks
+
     module = tasks.build(config).data
     train, held_out = tasks.open_data(module, config)
     tasks.check_names(config, train)
@@ -56,7 +52,9 @@ def check(config: ConfigDict) -> dict[str, dict[str, Any]]:
     return facts
 
 
-def _read_some(module: DataModule, source: Any) -> dict[str, Any]:
+def _read_some(module: Any, source: Any) -> dict[str, Any]:
+    from leanformer import tasks
+
     names, labels = tasks.class_names(source), []
     batches = module.eval_batches(source, batch_size=1, process=0, processes=1)
     for index in np.linspace(0, len(source) - 1, min(EXAMPLES_READ, len(source))).astype(int).tolist():
@@ -70,7 +68,7 @@ def _read_some(module: DataModule, source: Any) -> dict[str, Any]:
     return {"examples": len(source)} | ({"classes": classes, "labels seen": labels} if labels else {})
 
 
-def examples_per_core(config: ConfigDict, module: DataModule, train: data.Source) -> float:
+def examples_per_core(config: ConfigDict, module: Any, train: Any) -> float:
     """Return the training examples that one core reads and augments per second of its time, measured on one batch."""
     batches = module.train_batches(train, batch_size=EXAMPLES_TIMED, seed=config.seed, process=0, processes=1)
     batches[0]  # the first batch includes one-time setup
@@ -86,6 +84,9 @@ def write_smaller(config: ConfigDict, folder: Path, short_side: int) -> None:
         ConfigError: the data are not images, or `short_side` is less than the model's image size.
         DataError: the source is missing, or has no encoded images.
     """
+
+    from leanformer import tasks
+
     if "image_size" not in config.model or short_side < max(image_sides(config.model.image_size)):
         raise ConfigError(f"--short_side={short_side}: prepare shrink requires images, of at most this image_size.")
     train, held_out = tasks.open_data(tasks.build(config).data, config)
@@ -99,8 +100,15 @@ def write_smaller(config: ConfigDict, folder: Path, short_side: int) -> None:
     print(f"To train on them, pass --config.data.name=folder:{folder}")
 
 
-@cli.body("prepare")
+@cli.command(
+    cli.CONFIG,
+    cli.Flag("out", "Folder to write smaller images to (`shrink` only)."),
+    cli.Flag("short_side", "Short side of the smaller images in pixels (`shrink` only).", int, default=288),
+    verbs=("check", "build", "shrink"),
+)
 def main(f: cli.Values) -> None:
+    from leanformer import tasks
+
     if f.verb == "shrink":
         if f.out is None:
             raise ConfigError("prepare shrink requires a folder for the images. Pass --out=DIR.")
@@ -110,3 +118,7 @@ def main(f: cli.Values) -> None:
         print(f"{f.config.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(f.config).items():
         print(progress.format_page(f"{f.config.data.name}, {split}", facts))
+
+
+if __name__ == "__main__":
+    cli.run(main)

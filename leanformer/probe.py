@@ -13,31 +13,16 @@ Prints tables, and writes them with shapes, theory and versions to DIR/probe.jso
 examples are the first of the evaluation split. Weights are not averaged (no EMA). Activations have the config's dtype.
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("probe")  # imports this module again, once the command line is parsed
-
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer import cli, config, tasks
-from leanformer.conditioning import charts, tables
+from leanformer import cli, config
 from leanformer.errors import CheckpointError, ConfigError
-from leanformer.runtime import determinism, files, multihost, phases, text
-from leanformer.runtime import mesh as meshes
-from leanformer.runtime.watchdog import Watchdog
-from leanformer.tasks import artifacts
-from leanformer.training import inference, model_setup, probing, restoring, run_files, streams
-from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.model_setup import ModelSetup
-from leanformer.training.timer import Timer
-from leanformer.watching.weights import watch_weights
+from leanformer.runtime import text
 
 
-def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
+def iterate_models(model: Any, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
     """Yield (step, description, weights) of each model to probe.
 
     These are checkpoints of the run: all with --all, else that of --step, by default the newest. Without a run it is
@@ -53,6 +38,10 @@ def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> It
         CheckpointError: a checkpoint does not exist or is damaged.
         WeightsError: weights cannot be read, do not fit the model, or are not finite without --allow_nonfinite.
     """
+
+    from leanformer.training import inference, restoring
+    from leanformer.training.checkpoint import Checkpoints
+
     finite = not f.allow_nonfinite
     if workdir is None:
         description = f"weights of {f.weights}" if f.weights else f"initialisation, seed {model.config.seed}"
@@ -124,9 +113,12 @@ def probe_weights(f: cli.Values) -> None:
         WeightsError: the file cannot be read.
         WorkdirError: the folder to write to is not writable.
     """
+
+    from leanformer.training import run_files
+    from leanformer.watching.weights import watch_weights
+
     check_alone(f, ("step", "all", "heads", "examples", "allow_nonfinite"), "--workdir or --config")
     out = Path(f.out or "probe").expanduser()
-    files.check_writable(out)
     w = watch_weights(f.weights, heads=f.num_heads, kv_heads=f.kv_heads, head_dim=f.head_dim, measures=f.measures)
     print(f"Conditioning of the matrices of {f.weights}\n\n{w.table()}\n")
     out.mkdir(parents=True, exist_ok=True)
@@ -151,6 +143,9 @@ def draw(
         swept: result of `probing.sweep`; None without --heads.
         title: title of the plot over steps.
     """
+
+    from leanformer.conditioning import charts
+
     last, steps = snapshots[-1], [snapshot["step"] for snapshot in snapshots]
     figures = {
         "by_layer": charts.plot_by_layer(last["measures"], last["of"]),
@@ -168,15 +163,43 @@ def draw(
     return list(drawn)
 
 
-@cli.body("probe")
+@cli.command(
+    cli.OPTIONAL_CONFIG,
+    cli.Flag("workdir", "Folder of a run, to probe its checkpoints."),
+    cli.Flag("step", "Checkpoint step to probe; the newest if neither --step nor --all is given.", int),
+    cli.Flag("all", "Probe all saved checkpoints.", bool, default=False),
+    cli.Flag("weights", "safetensors file with the parameters of --config; alone, a file or folder of any model."),
+    cli.Flag("num_heads", "Number of heads of --weights alone; by default that of its config.json.", int, minimum=1),
+    cli.Flag("kv_heads", "Number of key and value heads of --weights alone; likewise.", int, minimum=1),
+    cli.Flag("head_dim", "Head dimension of --weights alone; likewise.", int, minimum=1),
+    cli.Flag("out", "Folder to write to; by default WORKDIR/probe, or ./probe without --workdir."),
+    cli.Flag(
+        "measures",
+        "Names of measures; by default config.probe.measures and the existing ones of W_Q, W_K, W_V, W_O.",
+        list,
+    ),
+    cli.Flag("examples", "Number of examples; by default config.probe.examples.", int),
+    cli.Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
+    cli.Flag("seeds", "Initialisations per number of heads (--heads).", int, default=3),
+    cli.Flag("allow_nonfinite", "Also probe weights that contain NaN or infinity.", bool, default=False),
+    multi_process=True,
+)
 def main(f: cli.Values) -> None:
+    from leanformer import tasks
+    from leanformer.conditioning import tables
+    from leanformer.runtime import determinism, multihost, phases
+    from leanformer.runtime import mesh as meshes
+    from leanformer.runtime.watchdog import Watchdog
+    from leanformer.tasks import artifacts
+    from leanformer.training import inference, model_setup, probing, run_files, streams
+    from leanformer.training.timer import Timer
+
     if f.weights and f.workdir is None and f.config is None:
         probe_weights(f)
         return
     heads = check_flags(f)
     workdir = inference.run_folder(f.workdir) if f.workdir else None
     out = Path(f.out).expanduser() if f.out else (workdir or Path()) / "probe"
-    files.check_writable(out)
     c = artifacts.load_config(workdir) if workdir else f.config
     if workdir:
         artifacts.use_saved_tokenizer(workdir, c)
@@ -188,7 +211,7 @@ def main(f: cli.Values) -> None:
     c.probe.examples = c.probe.examples if f.examples is None else f.examples
     config.check(c)
     probing.head_plans(c.model, heads)
-    mesh = meshes.make_fitting_mesh(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
+    mesh = meshes.make_mesh() if workdir else meshes.make_mesh(**c.mesh)
     task = tasks.build(c)
     model = model_setup.build(c, mesh=mesh)
     names = f.measures if f.measures is not None else [*c.probe.measures, *probing.projections(model)]
@@ -221,3 +244,7 @@ def main(f: cli.Values) -> None:
     if multihost.is_primary():
         names = ["probe.json", *draw(out, snapshots, spectra, swept, f.workdir)]
         print(text.wrap(f"Wrote {', '.join(names)} to {out}."))
+
+
+if __name__ == "__main__":
+    cli.run(main)

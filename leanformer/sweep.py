@@ -15,33 +15,27 @@ Ctrl-C or SIGTERM the active runs save before the sweep ends. At the end the run
 DIR/compare/compare.html (`leanformer.compare`).
 """
 
-if __name__ == "__main__":
-    from leanformer.__main__ import run
-
-    run("sweep")  # imports this module again, once the command line is parsed
-
-
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from leanformer import cli
-from leanformer.analysis import comparison as analysis
-from leanformer.analysis import runs
 from leanformer.errors import ConfigError
-from leanformer.reports import comparison
-from leanformer.runtime import stopping, text
-from leanformer.sweeps import executor
-from leanformer.sweeps.grid import SweepRun, make_runs
-from leanformer.training import run_files
+from leanformer.runtime import text
 
 
-def table(all_runs: Sequence[SweepRun]) -> str:
+def table(all_runs: Sequence[Any]) -> str:
     """Format one line per finished run of a sweep: name, final score and loss. Other runs have none."""
     return "\n".join(text.wrap(f"  {run.workdir.name}  {run.final_score}", "    ") for run in all_runs if run.finished)
 
 
-def _compare(folder: Path, all_runs: Sequence[SweepRun]) -> None:
+def _compare(folder: Path, all_runs: Sequence[Any]) -> None:
     """Compare the finished runs and write the report, or print the reason if they cannot be compared."""
+
+    from leanformer.analysis import comparison as analysis
+    from leanformer.analysis import runs
+    from leanformer.reports import comparison
+
     if not any(member.finished for member in all_runs):
         return
     try:
@@ -51,17 +45,44 @@ def _compare(folder: Path, all_runs: Sequence[SweepRun]) -> None:
         print(f"Not compared: {error}")
 
 
-@cli.body("sweep")
+@cli.command(
+    cli.Flag("config", "Config files, each with an optional argument: FILE[:ARGUMENT],FILE.", list, default=()),
+    cli.Flag("over", "KEY=VALUE,VALUE,...: config key to vary, with its values.", default=(), many=True),
+    cli.Flag("set", "KEY=VALUE: config key with the same value in all runs.", default=(), many=True),
+    cli.Flag("seeds", "Number of seeds per point of the grid, counted from 0.", int, default=1, minimum=1),
+    cli.Flag("workdir", "Folder that holds one folder per run.", required=True),
+    cli.Flag(
+        "cluster", "Run on this machine (local) or as a SLURM job array (slurm).", ("local", "slurm"), default="local"
+    ),
+    cli.Flag(
+        "parallel",
+        "Runs in parallel: processes on this machine, or tasks of the SLURM array.",
+        int,
+        default=1,
+        minimum=1,
+    ),
+    cli.Flag("slurm", "KEY=VALUE: parameter of SLURM's sbatch.", default=(), many=True),
+    cli.Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24, minimum=1),
+)
 def main(f: cli.Values) -> int:
+    from leanformer.runtime import signals
+    from leanformer.sweeps import executor
+    from leanformer.sweeps.grid import make_runs
+    from leanformer.training import run_files
+
     folder = Path(f.workdir).expanduser().absolute()
     all_runs = make_runs(f.config, f.over, f.set, f.seeds, folder)
     try:
         failed = executor.finish(all_runs, folder, f)
     except KeyboardInterrupt as stopped:
-        return stopping.STATUS[stopped.args[0]]
+        return signals.STATUS[stopped.args[0]]
     print(table(all_runs))
     executor.print_failures(failed)
     content = {"members": [member.workdir.name for member in all_runs], "failed": [m.workdir.name for m in failed]}
     run_files.write_json(folder / "sweep.json", content)
     _compare(folder, all_runs)
     return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

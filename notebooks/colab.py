@@ -6,7 +6,6 @@ the session has to be restarted, or if JAX would compute on the CPU of a GPU run
 """
 
 import importlib.metadata
-import os
 import shutil
 import subprocess
 import sys
@@ -35,11 +34,8 @@ def install(*, gpu: bool) -> None:
 def check(*, gpu: bool) -> None:
     """Print versions and devices.
 
-    Raises RuntimeError if JAX does not see the GPU of a GPU runtime, and ConfigError if its CUDA packages cannot work.
+    Raises RuntimeError if JAX does not see the GPU of a GPU runtime.
     """
-    from leanformer.runtime import cuda
-
-    cuda.check(os.environ)
     import jax
 
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)

@@ -1,4 +1,4 @@
-"""Set-up of notebooks on Colab, without installing anything; stress/colab.py runs it in an old environment."""
+"""Set-up of notebooks on Colab, without installing anything."""
 
 import importlib.metadata
 import importlib.util
@@ -6,9 +6,7 @@ import subprocess
 
 import pytest
 from commands import ROOT
-from messages import mentions, refuses
-
-from leanformer.runtime import cuda
+from messages import mentions
 
 
 @pytest.fixture
@@ -43,14 +41,6 @@ def test_failed_installation_ends_the_cell(colab, monkeypatch):
     with pytest.raises(RuntimeError) as caught:
         colab.install(gpu=False)
     assert mentions(str(caught.value), colab.NUMPY)
-
-
-def test_cuda_packages_are_compared_before_jax_is_used(colab, monkeypatch):
-    monkeypatch.setattr(cuda, "gpus", lambda: 1)
-    monkeypatch.setattr(cuda, "packages", lambda: {"jax-cuda12-plugin": "0.1"})
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    with refuses("jax-cuda12-plugin==0.1", ".[cuda12]"):
-        colab.check(gpu=True)
 
 
 def test_cpu_backend_on_a_gpu_runtime_is_refused(colab, capsys):

@@ -1,5 +1,6 @@
 """Checks of README and docs: command lines, config keys, links, length and Python blocks."""
 
+import importlib
 import re
 import shlex
 
@@ -8,7 +9,8 @@ import pytest
 from commands import ROOT, command, run_in_process
 from PIL import Image
 
-from leanformer.cli.commands import COMMANDS
+from leanformer import cli
+from leanformer.__main__ import COMMANDS
 from leanformer.errors import LeanformerError
 
 
@@ -41,7 +43,7 @@ def test_command_lines_parse(monkeypatch):
     parsed = []
     for page, name, words in find_command_lines():
         try:
-            COMMANDS[name].parse(words)
+            cli.parse(importlib.import_module(f"leanformer.{name}").main.flags, words)
         except LeanformerError as error:
             pytest.fail(f"{page}: leanformer {name} {shlex.join(words)}\n{error}")
         parsed.append((page, name))

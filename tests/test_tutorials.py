@@ -12,7 +12,7 @@ import pytest
 from commands import ROOT
 from PIL import Image
 
-from leanformer import cli
+from leanformer.__main__ import COMMANDS as SUMMARIES
 
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ BUNDLED = ROOT / "leanformer" / "data" / "bundled"
 IMAGES = "model.image_size=32 model.patch_size=16 model.width=32 model.depth=1 model.mlp_dim=32 dtype=float32"
 IMAGES += " batch_size=32 eval.batch_size=32 total_epochs=2 optim.warmup_epochs=0 data.workers=0"
 TEXT = "total_steps=4 optim.warmup_steps=0 model.depth=1 model.mlp_dim=32 model.max_length=64 eval.examples=64"
-COMMANDS = {f"leanformer.{name}": importlib.import_module(f"leanformer.{name}") for name in cli.COMMANDS}
+COMMANDS = {f"leanformer.{name}": importlib.import_module(f"leanformer.{name}") for name in SUMMARIES}
 SMALLER = {  # config changes by workdir, added to command lines of the pages that train at full size
     "runs/flowers": IMAGES,
     "runs/heads": IMAGES,

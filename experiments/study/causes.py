@@ -193,7 +193,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"Conditioning is the cause of what heads gain: {decide(slopes)}"
 
 
-@cli.command(cli.Flag("out", "Folder for the runs; without it the rows are reported.", writes=True))
+@cli.command(cli.Flag("out", "Folder for the runs; without it the rows are reported."))
 def main(f: cli.Values) -> None:
     if f.out:
         for condition in CONDITIONS:

@@ -146,7 +146,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the runs; without it the rows are reported.", writes=True),
+    cli.Flag("out", "Folder for the runs; without it the rows are reported."),
     cli.Flag("texts", "Folder of train.txt, the prose; TinyStories if missing."),
     cli.Flag("tokenizer", "Folder of GPT-2's tokenizer.", default="data/gpt2"),
     cli.Flag("sources", "Folder of the unpacked packages; writes the prose to --texts."),

@@ -270,7 +270,7 @@ def record(arm: Arm, row: dict[str, Any], path: Path = ROWS, fields: Sequence[st
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the runs.", required=True, writes=True),
+    cli.Flag("out", "Folder for the runs.", required=True),
     cli.Flag(
         "blocks",
         "Blocks of PLAN.md to train, in order; BLOCK:HEADS for one arm.",

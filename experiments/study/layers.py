@@ -134,7 +134,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the runs; without it the rows are reported.", writes=True),
+    cli.Flag("out", "Folder for the runs; without it the rows are reported."),
     cli.Flag("arms", "Arms to train, in order.", list, default=[*PRIMARY]),
 )
 def main(f: cli.Values) -> None:

@@ -154,7 +154,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the images and the runs; without it the rows are reported.", writes=True),
+    cli.Flag("out", "Folder for the images and the runs; without it the rows are reported."),
     cli.Flag("heads", "Numbers of heads.", list, default=["2", "3", "4", "8", "16"]),
     cli.Flag("seeds", "Seeds of each.", int, default=5),
     cli.Flag("steps", "Steps of training before κ is measured.", int, default=0),

@@ -161,7 +161,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 @cli.command(
-    cli.Flag("out", "Folder for the runs; without it the rows are reported.", writes=True),
+    cli.Flag("out", "Folder for the runs; without it the rows are reported."),
     cli.Flag("images", "Folder of Fashion-MNIST's four files; needed with --out."),
     cli.Flag("width", "Width of the arms: 48, 96 or 192.", int, default=48),
     cli.Flag("epochs", "Epochs of training.", float, default=5.0),

@@ -34,7 +34,10 @@ def most_confused(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, 
 
 def write_csv(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]) -> None:
     """Write counts V V (labels x predictions) as CSV, with the names of the V classes in the first row and column."""
-    with files.atomic_write(path) as draft, draft.open("w", newline="", encoding="utf-8", errors=files.ESCAPED) as file:
+    with (
+        files.atomic_write(path) as draft,
+        draft.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         table = csv.writer(file)
         table.writerow(["label \\ predicted", *classes])
         table.writerows([name, *row] for name, row in zip(classes, matrix.tolist(), strict=True))

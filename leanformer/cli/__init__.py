@@ -1,181 +1,168 @@
-"""Command-line interface shared by all commands: flags, configs from the command line, and error messages.
+"""Command-line interface: flags, configs, help pages and error messages of a command.
 
-A command is a function of the values of its flags, its body. `main(argv)` of its module parses the flags, calls the
-body and returns the exit status. It keeps no state and may be called repeatedly in one process. `run(main)` is for a
-process that only runs this command.
-
-Modules that need JAX take a second to import, so the command line comes first: `cli.commands` has the flags of
-leanformer's commands, and `main_of` imports the module of one only after its command line was parsed.
+A command is a function of the values of its flags, decorated with `command`, in a module whose docstring is its help
+page. Such a module imports JAX inside its functions, so that the help page is fast, and spawned data workers, which run
+the main module again, do not load JAX.
 """
 
-import ast
+import dataclasses
 import faulthandler
 import gc
-import importlib
-import importlib.util
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from absl import logging
 from ml_collections import ConfigDict
 
-from leanformer import config
-from leanformer.cli.commands import COMMANDS
-from leanformer.cli.flags import CONFIG, CommandLine, Flag, Values, parse
+from leanformer import config as configs
+from leanformer.cli.flags import CONFIG, OPTIONAL_CONFIG, Flag, Values, parse
 from leanformer.config import key_docs
-from leanformer.errors import USER_ERROR, user_message
-from leanformer.runtime import environment, malloc, terminal
+from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 
 
-__all__ = ["COMMANDS", "CONFIG", "CommandLine", "ConfigDict", "Flag", "Values"]
-__all__ += ["body", "command", "main_of", "parse", "run"]
+__all__ = ["CONFIG", "OPTIONAL_CONFIG", "Command", "ConfigDict", "Flag", "Values", "command", "parse", "run"]
 
 Body = Callable[[Values], int | None]
-Main = Callable[..., int]
 
 HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 COMMON_KEYS = {"model.num_heads": 16, "batch_size": 256, "optim.lr": 1e-3, "total_epochs": 10.0, "seed": 1}
+MULTIHOST_FLAGS = (  # flags of commands that may run in several processes
+    Flag("coordinator", "Address host:port of process 0 of a multi-process run."),
+    Flag("processes", "Number of processes of a multi-process run.", int),
+    Flag("process", "Index of this process in a multi-process run, from 0.", int),
+    Flag("connect_seconds", "Time limit for all processes to connect, in seconds.", int, default=300, minimum=1),
+)
 
 
-def command(*flags: Flag, **options: Any) -> Callable[[Body], Main]:
-    """Return a decorator that turns a body into a command with these flags and options of `CommandLine`.
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """Command line of a function: call it with the words after its name to get the exit status.
 
-    A body takes the values of the flags and returns the exit status, or None for 0. The command takes argv, the words
-    after its name (by default those of this process), and returns the exit status. With --help it prints the help page.
-    Configs are validated (`leanformer.training.checks.check`) before the body is called. User-fixable errors, including
-    errors of the file system (`errors.user_message`), are printed to stderr as a message, and the exit status is 2.
-    """
-    return lambda function: _make_main(CommandLine(flags, **options), function.__module__, lambda: function)
-
-
-def body(name: str) -> Callable[[Body], Main]:
-    """Return a decorator that turns a body into the command `name` of `COMMANDS`.
-
-    A body takes the values of the flags and returns the exit status, or None for 0. The command is a function
-    `main(argv)`, as from `command`; its attribute `body` is the body.
-    """
-
-    def decorate(function: Body) -> Main:
-        main: Any = _make_main(COMMANDS[name], function.__module__, lambda: function)
-        main.body = function
-        return main
-
-    return decorate
-
-
-def main_of(name: str) -> Main:
-    """Return the command `name` of `COMMANDS`, a function `main(argv)` that returns the exit status.
-
-    The module `leanformer.NAME` is imported once the command line is parsed.
-    """
-    module = f"leanformer.{name}"
-
-    def load() -> Body:
-        function = importlib.import_module(module).main.body
-        gc.freeze()  # collecting garbage among the imported objects takes 5 % of the tracing time
-        return function
-
-    return _make_main(COMMANDS[name], module, load)
-
-
-def _make_main(line: CommandLine, module: str, load: Callable[[], Body]) -> Main:
-    """Return `main(argv)` of a command.
-
-    Args:
-        line: flags and words of the command.
-        module: module of the command; its docstring heads the help page.
-        load: function that returns the body.
+    Attributes:
+        body: function that takes the values of the flags and returns the exit status, or None for 0.
+        flags: flags of the command.
+        verbs: words of which the command takes exactly one, as `values.verb`.
+        words: description of other words that the command takes, as `values.words`; empty if it takes none.
+        optional_words: True if the other words may be left out.
+        multi_process: True if the command may run in several processes, as given by flags or the environment.
+        validated: False if configs are not validated; the command then does not import JAX.
     """
 
-    def main(argv: Sequence[str] | None = None) -> int:
-        given = sys.argv[1:] if argv is None else argv
-        if HELP & set(given):
-            print(_format_help(_docstring(module), line.all_flags))
+    body: Body
+    flags: tuple[Flag, ...] = ()
+    verbs: tuple[str, ...] = ()
+    words: str = ""
+    optional_words: bool = False
+    multi_process: bool = False
+    validated: bool = True
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Parse the words, connect the processes, validate the configs, call the body, and return its exit status.
+
+        With --help, print the help page. A LeanformerError is printed to stderr as a message, with exit status 2.
+
+        Args:
+            argv: words after the name of the command; those of this process if None.
+        """
+        argv = sys.argv[1:] if argv is None else argv
+        if HELP & set(argv):
+            print(self.help_page())
             return 0
         try:
-            values = line.parse(given)
-            if not line.checked:
-                return load()(values) or 0
-            execution = _import_execution()
-        except Exception as error:
-            if (text := user_message(error)) is None:
-                raise
-            print(f"\nError: {text}", file=sys.stderr, flush=True)
+            values = parse(self.flags, argv)
+            self._check_words(values.words)
+            if self.validated and "jax" not in sys.modules:
+                print("Loading JAX.", file=sys.stderr, flush=True)  # takes seconds
+            if self.multi_process:
+                from leanformer.runtime import distributed
+
+                distributed.start(**{flag.name: getattr(values, flag.name) for flag in MULTIHOST_FLAGS})
+            if self.validated:
+                for name in values.files:
+                    validate(getattr(values, name))
+            return self.body(values) or 0
+        except LeanformerError as error:
+            print(f"\nError: {error}", file=sys.stderr, flush=True)
             return USER_ERROR
-        return execution.execute(line, values, load)
 
-    return main
+    def _check_words(self, given: Sequence[str]) -> None:
+        """Raise ConfigError if words other than flags are missing, or given to a command that does not take them."""
+        fit = len(given) == 1 and given[0] in self.verbs if self.verbs else bool(given) == bool(self.words)
+        if not fit and not (self.optional_words and not given):
+            choice = f"one of: {', '.join(self.verbs)}" if self.verbs else "only flags, as --name=value"
+            raise ConfigError(f"This command takes {self.words or choice}. Found: {' '.join(given) or 'nothing'}.")
+
+    def help_page(self) -> str:
+        """Return the help page: docstring of the module, flags, and how to set and to list the keys of a config."""
+        lines = [(sys.modules[self.body.__module__].__doc__ or "").rstrip(), "", "Flags:"]
+        for flag in self.flags:
+            default = "" if flag.default in (None, False, ()) else f" Default: {flag.default}."
+            required = " Required." if flag.required else ""
+            lines.append(f"  {flag!s:<24} {flag.help}{default}{required}")
+        if any(flag.kind is ConfigDict for flag in self.flags):
+            texts = key_docs.help_texts(configs.base())
+            lines += ["", "Every key of a config can be set. Common ones:", ""]
+            lines += [f"  {f'--config.{key}={value}':<29} {texts[key]}" for key, value in COMMON_KEYS.items()]
+            lines += ["", "All keys, with values and help: leanformer keys [SECTION] [--config=FILE]"]
+        return "\n".join(lines)
 
 
-def _import_execution() -> Any:
-    """Return the module that executes commands, which imports JAX. Raises ConfigError if the environment is wrong."""
-    if "jax" not in sys.modules:
-        print("Loading JAX.", file=sys.stderr, flush=True)  # within a second; the import takes several
-        environment.check(os.environ)
-    try:
-        return importlib.import_module("leanformer.cli.execution")
-    except ValueError as error:
-        if (explained := environment.explain_import(error, os.environ)) is None:
-            raise
-        raise explained from error
+def command(
+    *flags: Flag,
+    verbs: tuple[str, ...] = (),
+    words: str = "",
+    optional_words: bool = False,
+    multi_process: bool = False,
+    validated: bool = True,
+) -> Callable[[Body], Command]:
+    """Return a decorator that turns a function into a `Command`, whose attributes are the arguments."""
+    flags = (*flags, *MULTIHOST_FLAGS) if multi_process else flags
+    return lambda body: Command(body, flags, verbs, words, optional_words, multi_process, validated)
 
 
-def run(main: Main) -> NoReturn:
+def validate(config: ConfigDict) -> None:
+    """Fill in what a config derives from its data, and raise ConfigError if it is invalid."""
+    from leanformer import tasks
+    from leanformer.runtime import determinism
+    from leanformer.training import checks
+
+    tasks.resolve(config)
+    checks.check(config)
+    determinism.require(config.deterministic)
+
+
+def run(main: Command) -> NoReturn:
     """Run a command as the only task of this process, and exit with its status.
 
-    It sets up the streams, memory allocation, environment, warnings and logging of the process.
-
-    Args:
-        main: command, from `command`, `body` or `main_of`; it is called without arguments.
+    The status is 130 after Ctrl-C, and 1 for an error that is no LeanformerError.
     """
-    terminal.open_streams(result=True)  # unless the command did
+    from leanformer.runtime import malloc
+
     malloc.keep_freed()
-    environment.prepare()
-    gc.freeze()
+    os.environ["MPLBACKEND"] = "agg"  # one inherited from a notebook does not exist here
     faulthandler.enable()
     warnings.formatwarning = _format_warning  # ty: ignore[invalid-assignment] - a function of fewer arguments
-    # Orbax logs every step of a save, and the traceback of errors that are reported here
-    logging.set_verbosity(logging.FATAL)
-    status = main()
+    logging.set_verbosity(logging.FATAL)  # Orbax logs every step of a save
+    gc.freeze()  # collecting garbage among the imported objects takes 5 % of the tracing time
     try:
-        sys.stdout.flush()  # here, so that an error of the output is an error of the command
-    except OSError as error:
-        if (text := user_message(error)) is None:
-            raise
-        print(f"\nError: {text}", file=sys.stderr, flush=True)
-        status = USER_ERROR
+        status = main()
+        failed = status == USER_ERROR
+    except KeyboardInterrupt:
+        status, failed = 130, True
+    except Exception:
+        traceback.print_exc()
+        status, failed = 1, True
+    if "jax" in sys.modules:
+        from leanformer.runtime import distributed
+
+        distributed.finish(status, failed=failed)
     gc.freeze()  # so that the exit does not look for garbage among the imported objects
     sys.exit(status)
 
 
-def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:
+def _format_warning(message: Warning | str, *_: object, **__: object) -> str:
     return f"WARNING: {message}\n"
-
-
-def _docstring(module: str) -> str:
-    """Return the docstring of a module, without importing it."""
-    if module in sys.modules:
-        return sys.modules[module].__doc__ or ""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return ""
-    return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
-
-
-def _format_help(doc: str, flags: Sequence[Flag]) -> str:
-    """Return the help page of a command: description, flags, and how to set and to list the keys of a config."""
-    lines = [doc.rstrip(), "", "Flags:"]
-    for flag in flags:
-        default = "" if flag.default in (None, False, ()) else f" Default: {flag.default}."
-        required = " Required." if flag.required else ""
-        lines.append(f"  {flag.shown:<24} {flag.help}{default}{required}")
-    if any(flag.kind is ConfigDict for flag in flags):
-        texts = key_docs.help_texts(config.base())
-        lines += ["", "Every key of a config can be set. Common ones:", ""]
-        lines += [f"  {f'--config.{key}={value}':<29} {texts[key]}" for key, value in COMMON_KEYS.items()]
-        lines += ["", "All keys, with values and help: python -m leanformer.keys [SECTION] [--config=FILE]"]
-    return "\n".join(lines)

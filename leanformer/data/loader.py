@@ -5,6 +5,7 @@ shuffled epochs, and p is the key of its random augmentation. Both are defined b
 training data do not depend on the number of processes or workers, or on restarts.
 """
 
+import errno
 import functools
 import math
 import os
@@ -19,11 +20,12 @@ import numpy as np
 
 from leanformer.data.pool import SHARED_FOLDER, check_main_program, folder_prefix, map_ordered
 from leanformer.data.source import Source, size
-from leanformer.errors import EXHAUSTED, CorruptExample, DataError
+from leanformer.errors import CorruptExample, DataError
 
 
 # function (index, example, draws) -> arrays of one example, see Batches
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # a limit of the process or host, whichever file is opened
 ENDLESS = 2**62  # number of steps, or of examples, that counts as endless
 MAX_UNREADABLE = 16  # consecutive unreadable examples before an error
 

@@ -74,7 +74,7 @@ def _widen(x: np.ndarray) -> np.ndarray:
 
 def _check_not_pickle(path: Path) -> None:
     try:
-        with files.open_input(path) as file:
+        with path.open("rb") as file:
             head = file.read(9)
     except OSError as error:
         raise WeightsError(f"The weights {path} cannot be read: {error.strerror or error}.") from error

@@ -16,7 +16,7 @@ from leanformer.config.rules import LENGTHS
 from leanformer.costs import count, hardware
 from leanformer.costs.memory import memory_limit, peak_memory
 from leanformer.quantities import find
-from leanformer.runtime import files, multihost, text
+from leanformer.runtime import multihost, text
 from leanformer.training import progress, restoring, run_files
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
@@ -217,8 +217,7 @@ def summarise(run: Run, state: TrainState, memory: int) -> None:
     run_files.write_json(workdir / "summary.json", summary)
     from leanformer.reports import plots  # imports matplotlib, which is slow and needed only here
 
-    with files.name_file_in_errors(workdir / "plots"):
-        drawn = plots.plot_run(records, workdir / "plots")
+    drawn = plots.plot_run(records, workdir / "plots")
     final = progress.format_scores(
         {key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")}
     )

@@ -125,8 +125,7 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title
         path: path of the file.
         title: title of the plot.
     """
-    with files.name_file_in_errors(path):
-        make_confusion_plot(matrix, classes, title).savefig(path)
+    make_confusion_plot(matrix, classes, title).savefig(path)
 
 
 def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:

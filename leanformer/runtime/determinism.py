@@ -10,12 +10,19 @@ deterministic. The number of devices and processes, the GPU type and the library
 """
 
 import os
+from collections.abc import Mapping
 
 from leanformer.errors import ConfigError
 from leanformer.runtime.jax_internals import backends_are_initialized
 
 
 NAME = "--xla_gpu_deterministic_ops"
+NUMERICS = (  # variables that may change the numbers of a run, and are written to its config.json
+    "JAX_DEFAULT_PRNG_IMPL",
+    "JAX_THREEFRY_PARTITIONABLE",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "NVIDIA_TF32_OVERRIDE",
+)
 
 
 def is_required() -> bool:
@@ -43,3 +50,8 @@ def require(deterministic: bool) -> None:
             f"deterministic=True cannot be set: devices are already in use. Start with XLA_FLAGS={NAME}=true."
         )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {NAME}=true".strip()
+
+
+def numerics(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return {name: value} of the variables in NUMERICS that are set."""
+    return {name: environ[name] for name in NUMERICS if name in environ}

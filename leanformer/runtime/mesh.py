@@ -6,10 +6,11 @@ the same examples. The compiler inserts the collectives (Auto axes), so models d
 """
 
 import functools
-import itertools
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,14 +21,17 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from leanformer.config.rules import check_shares, nearest_divisors
 from leanformer.errors import ConfigError
-from leanformer.runtime import cuda
 from leanformer.runtime.sharing import Axes
 
 
 AXES = ("data", "fsdp", "tensor")  # the last axis communicates most, so its devices are the closest
 BATCH = ("data", "fsdp")
-ALONE = 2**20  # bytes of a gradient or of a gathered parameter from which its collective is not combined with others
-SMALL = 2**12  # leaves with fewer elements are not split by fsdp: communication would cost more than the memory saved
+UNCOMBINED_BYTES = (
+    2**20
+)  # bytes of a gradient or of a gathered parameter from which its collective is not combined with others
+MIN_FSDP_ELEMENTS = (
+    2**12
+)  # leaves with fewer elements are not split by fsdp: communication would cost more than the memory saved
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -38,18 +42,17 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
         devices: devices of the mesh; None for all devices of all processes.
 
     Raises:
-        ConfigError: the mesh does not fit the devices (the message names the nearest meshes that do), `tensor` spans
-            processes, or JAX runs on the CPU although the host has GPUs (`cuda.check_platform`).
+        ConfigError: the mesh does not fit the devices, or `tensor` spans processes.
     """
     if devices is None:
         devices = jax.devices()
-        cuda.check_platform(devices[0].platform, os.environ | {"JAX_PLATFORMS": jax.config.jax_platforms or ""})
+        _warn_unused_gpus(devices[0])
     requested, count = (data, fsdp, tensor), len(devices)
     rest = count // math.prod(size for size in requested if size != -1)
     shape = tuple(rest if size == -1 else size for size in requested)
     if math.prod(shape) != count:
         keys = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, requested, strict=True))
-        raise ConfigError(f"{keys} does not fit {count} devices. Nearest that fit: {_nearest(requested, count)}.")
+        raise ConfigError(f"{keys} does not fit {count} devices: their product must be {count}. -1 fits one axis.")
     local = sum(device.process_index == jax.process_index() for device in devices)
     if local % tensor:
         raise ConfigError(
@@ -57,6 +60,17 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
             f"examples. Choose a divisor of {local}, or fewer processes with more devices each."
         )
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def _warn_unused_gpus(device: jax.Device) -> None:
+    """Warn if JAX computes on the CPU although this host has NVIDIA GPUs that no variable excludes."""
+    excluded = jax.config.jax_platforms or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    if device.platform == "cpu" and not excluded and any(Path("/dev").glob("nvidia[0-9]*")):
+        warnings.warn(
+            "This host has NVIDIA GPUs, but JAX computes on the CPU. Install leanformer[cuda12] or [cuda13], whichever "
+            "fits the driver, and check nvidia-smi; JAX_PLATFORMS=cpu silences this warning.",
+            stacklevel=2,
+        )
 
 
 class Placement(NamedTuple):
@@ -93,35 +107,6 @@ def place(mesh: Mesh, device: Any, axes: Mapping[str, Axes], batches: Mapping[st
     return Placement(batch_sharding(mesh), replicated_sharding(mesh), count_batch_shards(mesh), options)
 
 
-def make_fitting_mesh(**sizes: Any) -> Mesh:
-    """Return a mesh of the requested sizes, or one with all devices along `data` if those do not fit the devices.
-
-    In the second case a line on the standard output says so.
-
-    Args:
-        sizes: arguments of `make_mesh`.
-    """
-    try:
-        return make_mesh(**sizes)
-    except ConfigError as error:
-        print(f"The mesh of the run is not used: {error} All devices shard the batch instead.", flush=True)
-        return make_mesh()
-
-
-def _nearest(requested: Sequence[int], count: int) -> str:
-    """Return the two meshes of `count` devices closest to the requested one, by the ratios of their sizes."""
-    sizes = [n for n in range(1, count + 1) if count % n == 0]
-    shapes = itertools.product(sizes, repeat=len(AXES))
-    shapes = [shape for shape in shapes if math.prod(shape) == count and requested[-1] % shape[-1] == 0]
-
-    def distance(shape: tuple[int, ...]) -> float:
-        pairs = zip(shape, requested, strict=True)
-        return sum(abs(math.log(size / target)) for size, target in pairs if target > 0)
-
-    best = sorted(shapes, key=distance)[:2]
-    return " or ".join(",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True)) for shape in best)
-
-
 def count_batch_shards(mesh: Mesh) -> int:
     """Return the number of shards of a batch on a mesh: the devices along `data` times those along `fsdp`."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
@@ -147,9 +132,9 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axe
     """Return a tree with the NamedSharding of every leaf of a training state.
 
     `tensor` splits the axis that a layer declares, if it divides it. `fsdp` splits the largest axis that it divides and
-    that `tensor` does not split, except for leaves of fewer than SMALL (4,096) elements. The axis of stacked layers is
-    not split, because a scan reads its slices one after the other. Optimizer moments and EMA weights, whose names end
-    with the full name of their parameter, are sharded like it.
+    that `tensor` does not split, except for leaves of fewer than 4,096 elements (MIN_FSDP_ELEMENTS). The axis of
+    stacked layers is not split, because a scan reads its slices one after the other. Optimizer moments and EMA weights,
+    whose names end with the full name of their parameter, are sharded like it.
 
     Args:
         mesh: mesh of the state.
@@ -211,7 +196,7 @@ def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int])
     # Grouped key and value heads may be fewer than the devices, which then each hold all of them.
     if "tensor" in parts and over is not None and shape[over] > 1 and shape[over] % parts["tensor"] == 0:
         spec[over] = "tensor"
-    if "fsdp" in parts and math.prod(shape) >= SMALL:
+    if "fsdp" in parts and math.prod(shape) >= MIN_FSDP_ELEMENTS:
         stacked = declared is not None and declared.stacked
         free = [axis for axis in range(stacked, len(shape)) if spec[axis] is None]
         if free := [axis for axis in free if shape[axis] % parts["fsdp"] == 0]:
@@ -293,8 +278,8 @@ def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
     """Return {option of XLA: value} for a step on this mesh; {} on one device or without GPUs.
 
     The options overlap communication with computation: they turn on XLA's latency-hiding scheduler, and collectives of
-    ALONE (1 MiB) or more are not combined. By default XLA combines those of one scan iteration (one layer) at its end,
-    when there is nothing left to overlap them with; one that is not combined starts as soon as its input is ready.
+    1 MiB (UNCOMBINED_BYTES) or more are not combined. By default XLA combines all of a scan iteration (one layer) at
+    its end, when there is nothing left to overlap them with; one that is not combined starts when its input is ready.
     launch/SCALING.md lists the overlap. Options that the environment variable XLA_FLAGS names are left to it.
 
     Args:
@@ -305,9 +290,9 @@ def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
         return {}
     options = {
         "xla_gpu_enable_latency_hiding_scheduler": True,
-        "xla_gpu_all_reduce_combine_threshold_bytes": ALONE,
-        "xla_gpu_all_gather_combine_threshold_bytes": ALONE,
-        "xla_gpu_reduce_scatter_combine_threshold_bytes": ALONE
+        "xla_gpu_all_reduce_combine_threshold_bytes": UNCOMBINED_BYTES,
+        "xla_gpu_all_gather_combine_threshold_bytes": UNCOMBINED_BYTES,
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": UNCOMBINED_BYTES
         // mesh.shape["fsdp"],  # XLA counts the bytes per device
     }
     flags = os.environ.get("XLA_FLAGS", "")

@@ -45,7 +45,7 @@ def finish(members: Sequence[SweepRun], folder: Path, flags: cli.Values) -> dict
     Args:
         members: runs of the sweep.
         folder: folder of the sweep; logs are written to folder/logs.
-        flags: flags of a command, with those of `cli.commands.SWEEP_FLAGS`.
+        flags: flags of a command, with those of `sweep`.
 
     Returns:
         The failed runs, each with the last lines of its log.
@@ -113,7 +113,6 @@ def _run_here(pending: Sequence[SweepRun], logs: Path, environment: Mapping[str,
     """Execute runs on this machine. After a stop signal, let the active runs save, then raise KeyboardInterrupt."""
     free, waiting, begun = divide_gpus(environment, flags.parallel), [*pending], time.monotonic()
     running: dict[subprocess.Popen[bytes], tuple[SweepRun, dict[str, str]]] = {}
-    signals.install()
     for number in signals.handled():
         signal.signal(number, _stop)
     try:

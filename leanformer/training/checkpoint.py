@@ -228,8 +228,8 @@ class Checkpoints:
             )
         return CheckpointError(
             f"A checkpoint could not be saved in {self.folder}: {first_line(error)}\n"
-            f"Complete checkpoints: {self.steps or 'none'}. {files.find_remedy(self.folder, str(error))} Then run the "
-            "same command to resume."
+            f"Complete checkpoints: {self.steps or 'none'}. Remove the cause, then run the same command "
+            "to resume."
         )
 
     def restore(self, like: Any, step: int | None = None) -> restoring.Restored | None:

@@ -105,11 +105,10 @@ class Recorder:
         self.records.append(record)
         if self._silent:
             return
-        with files.name_file_in_errors(self.path):
-            line = memoryview(json.dumps(record).encode() + b"\n")
-            while line:
-                line = line[self._file.write(line) :]
-            os.fsync(self._file.fileno())
+        line = memoryview(json.dumps(record).encode() + b"\n")
+        while line:
+            line = line[self._file.write(line) :]
+        os.fsync(self._file.fileno())
         self._logger.log(step, kind, values)
         self._progress.print(step, kind, values)
 

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from leanformer import models
 from leanformer.errors import ConfigError, WorkdirError
-from leanformer.runtime import environment, files, multihost
+from leanformer.runtime import determinism, files, multihost
 from leanformer.tasks import artifacts
 
 
@@ -104,7 +104,7 @@ def provenance() -> dict[str, Any]:
             versions[name] = None
     devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
     commit = git.stdout.strip() or None
-    return {"git": commit, "versions": versions, "devices": devices, "environment": environment.numerics(os.environ)}
+    return {"git": commit, "versions": versions, "devices": devices, "environment": determinism.numerics(os.environ)}
 
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
@@ -146,8 +146,8 @@ def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int |
             )
     content = files.read_json(workdir / "config.json")
     if "environment" in content:  # not in old runs
-        before, after = content["environment"], environment.numerics(os.environ)
-        names = [name for name in environment.NUMERICS if before.get(name) != after.get(name)]
+        before, after = content["environment"], determinism.numerics(os.environ)
+        names = [name for name in determinism.NUMERICS if before.get(name) != after.get(name)]
         changes |= {name: (before.get(name, "unset"), after.get(name, "unset")) for name in names}
     recorded = content.get("examples", {})
     for split, number in (examples or {}).items():

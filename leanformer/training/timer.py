@@ -32,13 +32,13 @@ class Activity(NamedTuple):
         since: start of the activity, in seconds of time.monotonic().
         name: description of the activity, such as "evaluation".
         step: current step; None before the first step.
-        steps: number of steps that this process has started.
+        first: True while it happens for the first time in this process, which includes compilation.
     """
 
     since: float
     name: str
     step: int | None
-    steps: int
+    first: bool
 
 
 class Timer:
@@ -56,8 +56,9 @@ class Timer:
         self._before: dict[str, float] = {}
         self._spent: dict[str, float] = collections.defaultdict(float)
         self._at_lap: dict[str, float] = {}
+        self._steps = 0  # steps that this process has started
         self.compiled: float | None = None
-        self.activity = Activity(self._began, "start-up", None, 0)
+        self.activity = Activity(self._began, "start-up", None, first=True)
 
     def resume(self, seconds: Mapping[str, float]) -> None:
         """Continue from the seconds by phase that a checkpoint contains, which `seconds` and `total` then include."""
@@ -86,14 +87,17 @@ class Timer:
 
     def begin_step(self, step: int) -> None:
         """Report the start of step number `step` to the watchdog."""
-        self.activity = self.activity._replace(step=step, steps=self.activity.steps + 1)
+        self._steps += 1
+        self.activity = self.activity._replace(step=step, first=self._steps == 1)
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Count the time within a `with` block as `phase`."""
+        first = phase not in self._spent
         self.touch(phase)
+        self.activity = self.activity._replace(first=first)
         before = time.monotonic()
-        slow = phase in ANNOUNCED and phase not in self._spent
+        slow = phase in ANNOUNCED and first
         with phases.announce(ANNOUNCED[phase], self.compiled if phase == "compile" else None) if slow else NOTHING:
             yield
         seconds = time.monotonic() - before
@@ -101,6 +105,7 @@ class Timer:
         if phase == "compile":
             self.compiled = seconds
         self.touch(DEVICE)
+        self.activity = self.activity._replace(first=self._steps <= 1)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds by phase since the run began, including those of the checkpoint from which it resumed.

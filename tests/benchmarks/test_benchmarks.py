@@ -13,7 +13,7 @@ import pytest
 from commands import ROOT, run_in_process, subprocess_environment
 from messages import mentions
 
-from leanformer.cli.commands import COMMANDS
+from leanformer import cli, train
 from leanformer.costs import count
 from leanformer.training import model_setup
 
@@ -128,7 +128,7 @@ def test_commands_of_the_study_are_accepted(gpu, tmp_path):
     status, _, err = run_in_process([*commands.pop("gpt2"), "--arms=none"])  # ends before it trains
     assert status == 2 and mentions(err, "--arms=none", "4x16_wide")
     for name, command in commands.items():
-        c = COMMANDS["train"].parse(command[3:]).config
+        c = cli.parse(train.main.flags, command[3:]).config
         counts.add(count.parameters(model_setup.abstract_model(c)[2][0]))
         assert c.seed == int(name[-1])
     assert len(counts) == 1  # whatever the rank

@@ -1,13 +1,9 @@
 """Two local processes over gloo, started by the ordinary commands: same results as with one process."""
 
-import errno
 import json
-import os
 import shutil
 import signal
-import socket
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +12,6 @@ from processes import find_free_port, read_records_by_step, start_processes, wai
 
 from leanformer import quantities
 from leanformer.runtime import distributed, multihost
-from leanformer.runtime.cluster import Cluster
 from leanformer.training import train_setup
 
 
@@ -194,104 +189,68 @@ def test_two_processes_evaluate_and_probe_a_saved_run(resumed_run, cache):
 
 
 @pytest.mark.slow
-def test_failed_process_ends_the_other_with_its_status(tmp_path, cache):
+def test_failed_process_ends_the_other(tmp_path, cache):
     begin = time.monotonic()
     running = start_processes(
         "train", tmp_path, cache, config=SMALL, processes=2, last=["--config.data.name=folder:/no/such/folder"]
     )
     statuses, _, err = wait_for_processes(running)
-    assert statuses == [2, 2], err
+    assert statuses[1] == 2 and statuses[0] not in (0, 75), err
     assert mentions(err[1], "/no/such/folder") and "Traceback" not in err[1]
-    assert mentions(err[0], "Process 0", "process 1", "/no/such/folder")
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 90
 
 
-@pytest.mark.parametrize(
-    ("address", "process", "parts"),
-    [
-        ("localhost:1", 1, [os.strerror(errno.ECONNREFUSED)]),
-        ("no-such-host.invalid:1", 1, ["no-such-host.invalid"]),
-        ("localhost:TAKEN", 1, ["process 0"]),
-        ("localhost:TAKEN", 0, [2]),
-    ],
-)
-def test_diagnosis_of_a_failed_connection(address, process, parts):
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        server.listen()
-        address = address.replace("TAKEN", str(server.getsockname()[1]))
-        assert mentions(distributed._diagnose(Cluster("flags", 3, process, address)), *parts)
+# As printed by `srun env` on two nodes; the second node has fewer tasks.
+STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "7", "SLURM_STEP_NUM_TASKS": "7"}
+STEP |= {"SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_NODEID": "1", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+PER_NODE = {
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+MPI = {"OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3"}
+COORDINATOR = {"JAX_COORDINATOR_ADDRESS": "run-0.run:55527", "JAX_NUM_PROCESSES": "4"}
+TWO = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "a100:2"}
+LAYOUTS = {  # environment variables, and address, processes, process, GPUs (None: JAX chooses; (): all); None if single
+    "no variables": ({}, None),
+    "pod": (POD, None),
+    "pod of a JobSet": (POD | COORDINATOR, ("run-0.run:55527", 4, 3, ())),
+    "environment": (COORDINATOR | {"JAX_PROCESS_ID": "2"}, ("run-0.run:55527", 4, 2, ())),
+    "SLURM": (STEP, (None, 7, 5, None)),
+    "SLURM, 6 GPUs / 3 tasks": (STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"}, (None, 7, 5, (2, 3))),
+    "SLURM, GPU bound": (STEP | {"CUDA_VISIBLE_DEVICES": "0"}, (None, 7, 5, ())),
+    "SLURM, 2 GPUs per task bound": (STEP | TWO, (None, 7, 5, ())),
+    "SLURM, node = task": (STEP | PER_NODE, (None, 2, 1, ())),
+    "SLURM, chosen GPUs": (STEP | PER_NODE | {"JAX_LOCAL_DEVICE_IDS": "1"}, (None, 2, 1, None)),
+    "SLURM, single task": (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, None),
+    "SLURM, batch script": ({key: value for key, value in STEP.items() if "STEP" not in key}, None),
+    "Open MPI": (MPI, (None, 6, 4, None)),
+    "Open MPI, 3 GPUs": (MPI | {"CUDA_VISIBLE_DEVICES": "4,5,6"}, (None, 6, 4, (1,))),
+    "Open MPI in SLURM": (MPI | STEP | {"SLURM_STEP_NUM_TASKS": "3"}, (None, 6, 4, None)),
+}
 
 
-NODES = {"SLURM_STEP_NODELIST": "here,there[1-2]"}
-SLURM, FLAGS = Cluster("SLURM", 3, 1), Cluster("flags", 3, 1, "there1:5")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_of_a_launcher(name):
+    environ, expected = LAYOUTS[name]
+    found = distributed.detect(environ)
+    assert (found and tuple(found.values())) == expected
+    flags = distributed.detect(environ, "host:1", 2, 0)
+    assert flags and [*flags.values()][:3] == ["host:1", 2, 0]
 
 
-@pytest.mark.parametrize(("cluster", "host"), [(SLURM, "here"), (FLAGS, "there1")])
-def test_name_of_another_host_that_resolves_to_this_one_is_refused(cluster, host, monkeypatch):
-    for name, value in NODES.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(socket, "gethostname", lambda: "there2.cluster")
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    with refuses(host, "127.0.1.1", "there2.cluster", "/etc/hosts"):
-        distributed._check_address(cluster)
-    monkeypatch.setattr(socket, "gethostname", lambda: host)
-    distributed._check_address(cluster)  # its own name
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.7")
-    monkeypatch.setattr(socket, "gethostname", lambda: "there2")
-    distributed._check_address(cluster)
+@pytest.mark.parametrize(("environ", "flags"), [({}, {"processes": 2}), ({"JAX_COORDINATOR_ADDRESS": "host:1"}, {})])
+def test_incomplete_layout_is_refused(environ, flags):
+    with refuses("--process", "JAX_PROCESS_ID"):
+        distributed.detect(environ, **flags)
 
 
-@pytest.mark.parametrize("address", ["localhost:5", "127.0.0.1:5", "no-such-host.invalid:5"])
-def test_local_and_unknown_addresses_are_left_to_the_connection(address):
-    distributed._check_address(Cluster("flags", 2, 1, address))
-
-
-def test_missing_processes_are_named(tmp_path, monkeypatch):
-    """From the connections to the coordinator's port 1234 (0x04D2): 10.0.0.7, 10.0.0.9 over IPv6, and this host."""
-    row = "   0: {}:{:04X} {}:C000 {} 00000000:00000000 00:00000000\n"
-    lines = [
-        ("0100000A", 1234, "0700000A", "01"),
-        ("0100000A", 1234, "0800000A", "0A"),
-        ("0100007F", 1234, "0100007F", "01"),
-    ]
-    (tmp_path / "tcp").write_text(
-        "head\n" + "".join(row.format(*line) for line in [*lines, ("0100000A", 9, "0600000A", "01")])
-    )
-    mapped = "0000000000000000FFFF00000900000A"
-    (tmp_path / "tcp6").write_text("head\n" + row.format(mapped, 1234, mapped, "01"))
-    find = distributed._connected_hosts
-    assert find(1234, tmp_path) == ["10.0.0.7", "10.0.0.9"] and find(5, tmp_path / "none") == []
-    monkeypatch.setattr(distributed, "_connected_hosts", lambda port: find(port, tmp_path))
-    monkeypatch.setattr(distributed, "_addresses", lambda name: {{"there1": "10.0.0.9"}.get(name, "10.0.0.5")})
-    monkeypatch.setattr(distributed, "coordinator_address", lambda: "here:1234")
-    for name, value in NODES.items():
-        monkeypatch.setenv(name, value)
-    message = distributed._diagnose(Cluster("SLURM", 3, 0))
-    assert mentions(message, 2, "10.0.0.7", "10.0.0.9", "there2") and "there1" not in message
-
-
-def test_connections_of_this_host_are_read():
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        server.listen()
-        with socket.create_connection(server.getsockname()):
-            assert distributed._connected_hosts(server.getsockname()[1]) == []  # from this host itself
-        (line,) = [
-            x for x in Path("/proc/net/tcp").read_text().splitlines() if f":{server.getsockname()[1]:04X} 00000000" in x
-        ]
-        assert line.split()[3] == "0A"
-
-
-@pytest.mark.parametrize(("port", "parts"), [("FREE", [1]), ("TAKEN", [os.strerror(errno.EADDRINUSE)])])
 @pytest.mark.slow
-def test_connection_failure_is_reported(tmp_path, cache, port, parts):
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        server.listen()
-        address = f"localhost:{server.getsockname()[1] if port == 'TAKEN' else find_free_port()}"
-        flags = [f"--coordinator={address}", "--processes=2", "--process=0", "--connect_seconds=3"]
-        statuses, _, err = wait_for_processes(start_processes("train", tmp_path, cache, config=SMALL, extra=flags))
-    assert statuses == [2] and mentions(err[0], *parts), err
-    assert mentions(err[0], "Process 0", 2, "flags", address)
-    assert "Traceback" not in err[0] and not list(tmp_path.iterdir())
+def test_missing_process_is_reported(tmp_path, cache):
+    address = f"localhost:{find_free_port()}"
+    flags = [f"--coordinator={address}", "--processes=2", "--process=0", "--connect_seconds=3"]
+    statuses, _, err = wait_for_processes(start_processes("train", tmp_path, cache, config=SMALL, extra=flags))
+    assert statuses[0] not in (0, 75) and not list(tmp_path.iterdir()), err

@@ -11,7 +11,8 @@ import pytest
 from messages import mentions
 from processes import ROOT, find_free_port
 
-from leanformer.runtime.stopping import STATUS, Stopped, StopRequest
+from leanformer.runtime.signals import STATUS
+from leanformer.runtime.stopping import Stopped, StopRequest
 
 
 pytestmark = pytest.mark.usefixtures("not_under_nohup")
@@ -80,7 +81,7 @@ PROGRAM = """
             time.sleep(generator.uniform(0, 0.01))
             if calls % 20 == 0:
                 multihost.all_gather_host(calls)  # like a collective: no process runs far ahead
-    distributed.leave()
+    distributed.finish(stop.status, failed=False)
     print(calls, stop.status, file=sys.stderr, flush=True)
 """
 

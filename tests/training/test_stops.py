@@ -19,15 +19,15 @@ from leanformer.training import metrics_log, restoring, timer
 
 
 # The phase in which the signal comes, from step 2 on, and the step of the saved state: the next step that ends.
-PHASES = {"compile": None, "data wait": 2, "evaluation": 2, "probe": 3, "checkpoint": 3}
+PHASES = {"data wait": 2, "evaluation": 2, "probe": 3, "checkpoint": 3}
 PROGRAM = """
 import os, sys
 sys.path.insert(0, "tests/training")
 from test_stops import signal_in
-from leanformer.__main__ import run
+from leanformer import cli, train
 if sys.argv.pop(1) == sys.argv[-1]:  # this process gets the signal
     signal_in(os.environ["PHASE"])
-run("train")
+cli.run(train.main)
 """
 
 
@@ -37,7 +37,7 @@ def signal_in(phase, patch=setattr):
 
     def call(self, name):
         step = self.activity.step or 0
-        if name == phase and not sent and (step >= 2 or phase == "compile"):
+        if name == phase and not sent and step >= 2:
             sent.append(step)
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, name)
@@ -63,7 +63,7 @@ SIGNALLED = [pytest.param(phase, marks=[pytest.mark.slow] * (phase in SLOW)) for
 def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypatch, one_device, capsys):
     sent = signal_in(phase, monkeypatch.setattr)
     assert train.train(short, tmp_path) == 75 and len(sent) == 1
-    steps = [] if PHASES[phase] is None else [*restoring.steps_in(tmp_path / "checkpoints")]
+    steps = restoring.steps_in(tmp_path / "checkpoints")
     assert max(steps, default=None) == PHASES[phase] and mentions(capsys.readouterr().err, "SIGTERM")
     assert train.train(short, tmp_path) == 0
     records = metrics_log.read_records(tmp_path / "metrics.jsonl")
@@ -85,17 +85,17 @@ def test_hang_in_any_phase_is_ended(phase, short, tmp_path, monkeypatch, one_dev
             assert go_on.wait(60)
             raise ZeroDivisionError  # in place of the end of the process
 
-    def give_up(message, status):
+    def give_up(message):
         if mentions(message, phase):
-            found.append((message, status))
+            found.append(message)
             go_on.set()
 
     monkeypatch.setattr(timer.Timer, "touch", touch)
     monkeypatch.setattr(watchdog, "give_up", give_up)
+    monkeypatch.setattr(watchdog, "TICK", 0.1)
     with pytest.raises(ZeroDivisionError):
         train.train(short, tmp_path)
-    message, status = found[0]
-    assert mentions(message, phase) and status == watchdog.HUNG
+    assert mentions(found[0], phase)
 
 
 @pytest.mark.parametrize("command", ["evaluate", pytest.param("probe", marks=pytest.mark.slow)])
@@ -148,5 +148,4 @@ def test_signal_to_one_of_two_processes_saves_in_any_phase(phase, tmp_path, cach
     statuses, _, err = wait_for_processes(running)
     assert statuses == [75, 75], err
     assert mentions(err[1], "SIGTERM")
-    steps = [] if phase == "compile" else [*restoring.steps_in(tmp_path / "checkpoints")]
-    assert (not steps) if phase == "compile" else 2 <= max(steps) <= 60, steps
+    assert 2 <= max(restoring.steps_in(tmp_path / "checkpoints")) <= 60

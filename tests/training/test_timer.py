@@ -41,7 +41,7 @@ def test_phases_add_up_and_name_the_current_activity(time):
         time.now += 2
     assert clock.seconds() == {"start-up": 5, "compile": 7, "data": 0.75, "steps": 6}
     assert clock.total() == 18.75
-    assert clock.activity == (time.now - 2, timer.DEVICE, 6, 3)
+    assert clock.activity == (time.now - 2, timer.DEVICE, 6, False)
     with clock("evaluation"):
         assert clock.activity.name == "evaluation" and clock.activity.since == time.now
 
