@@ -12,18 +12,13 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from leanformer.config import common, declare, images, rules
-from leanformer.config import language as language_module
-from leanformer.config import points as points_module
-from leanformer.config import sentences as sentences_module
-from leanformer.config import sequences as sequences_module
-from leanformer.config.images import IMAGENET_MEAN, IMAGENET_STD, base, model
-from leanformer.config.language import language, masked
+from leanformer.config import common, declare, rules
+from leanformer.config.images import IMAGENET_MEAN, IMAGENET_STD, Images, base, check_images, model
+from leanformer.config.language import Language, Masked, check_language, check_masked, language, masked
 from leanformer.config.loading import load, load_sibling
-from leanformer.config.points import heads_of_rank, points
-from leanformer.config.sentences import glue, sentences
-from leanformer.config.sequences import landmarks, sequences
-from leanformer.errors import ConfigError
+from leanformer.config.points import Points, check_points, heads_of_rank, points
+from leanformer.config.sentences import Sentences, check_sentences, glue, sentences
+from leanformer.config.sequences import Sequences, check_sequences, landmarks, sequences
 
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "KINDS", "ConfigDict", "Intervals", "Kind", "arguments", "base", "check"]
@@ -48,12 +43,12 @@ class Kind(NamedTuple):
 
 
 KINDS = {  # task type, as in config.task
-    "images": Kind("images", base, images.Images, images.check),
-    "sequences": Kind("labelled token sequences", sequences, sequences_module.Sequences, sequences_module.check),
-    "points": Kind("point sets", points, points_module.Points, points_module.check),
-    "language": Kind("texts", language, language_module.Language, language_module.check),
-    "masked": Kind("texts with masked tokens", masked, language_module.Masked, language_module.check_masked),
-    "sentences": Kind("labelled sentences", sentences, sentences_module.Sentences, sentences_module.check),
+    "images": Kind("images", base, Images, check_images),
+    "sequences": Kind("labelled token sequences", sequences, Sequences, check_sequences),
+    "points": Kind("point sets", points, Points, check_points),
+    "language": Kind("texts", language, Language, check_language),
+    "masked": Kind("texts with masked tokens", masked, Masked, check_masked),
+    "sentences": Kind("labelled sentences", sentences, Sentences, check_sentences),
 }
 
 
@@ -85,11 +80,10 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
         ConfigError: the length is in epochs of an infinite split, or exceeds the range of int32.
     """
     tokens = c.get("total_tokens", 0)
-    if examples is None and not (c.total_steps or tokens):
-        raise ConfigError(
-            f"total_epochs={c.total_epochs}: the training data are infinite. Set --config.total_epochs=0 and "
-            "--config.total_steps."
-        )
+    rules.require(
+        examples is not None or bool(c.total_steps or tokens),
+        f"total_epochs={c.total_epochs}: the training data are infinite. Set total_steps instead, and total_epochs=0.",
+    )
     batches = tokens / c.model.max_length if tokens else c.total_epochs * (examples or 0)
     steps = c.total_steps or max(1, round(batches / c.batch_size))
     rules.require(steps <= rules.WHOLE_NUMBER, f"{steps:.2g} steps exceed the limit of {rules.WHOLE_NUMBER:,}.")
@@ -129,12 +123,11 @@ def intervals(c: ConfigDict, examples: int | None) -> Intervals:
     """
     total, steps = total_steps(c, examples), {}
     for section in rules.SECTIONS_WITH_INTERVALS:
-        key, epochs = f"{section}.every_epochs", c[section].every_epochs
-        if epochs and examples is None:
-            raise ConfigError(
-                f"{key}={epochs}: the training data are infinite and have no epochs. Set --config.{key}=0 and "
-                f"--config.{section}.every."
-            )
+        epochs = c[section].every_epochs
+        rules.require(
+            not epochs or examples is not None,
+            f"{section}.every_epochs={epochs}: the training data are infinite. Set {section}.every instead.",
+        )
         steps[section] = max(1, round(epochs * (examples or 0) / c.batch_size)) if epochs else int(c[section].every)
     splits = {"": steps["eval"]} | {name: more.every for name, more in c.eval.more.items()}
     return Intervals(total, c.log_every, splits, steps["probe"], steps["checkpoint"])
@@ -156,15 +149,12 @@ def arguments(text: str, **defaults: Any) -> dict[str, Any]:
     """
     values = dict(defaults)
     for name, _, value in (part.partition("=") for part in text.split(",") if part):
-        if name not in defaults:
-            raise ConfigError(f"Unknown argument {name!r} in {text!r}. The config accepts: {', '.join(defaults)}.")
+        rules.require(name in defaults, f"Unknown argument {name!r} in {text!r}. Choose from: {', '.join(defaults)}.")
         kind = type(defaults[name])
         try:
             values[name] = value if kind is str else ast.literal_eval(value)
         except (ValueError, SyntaxError):
             values[name] = value
-        if kind is float and type(values[name]) is int:
-            values[name] = float(values[name])
-        if defaults[name] is not None and type(values[name]) is not kind:
-            raise ConfigError(f"{name}={value!r} in {text!r} is not of type {kind.__name__}.")
+        fits = defaults[name] is None or declare.fits(values[name], kind)
+        rules.require(fits, f"{name}={value!r} in {text!r} is not of type {kind.__name__}.")
     return values

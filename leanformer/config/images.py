@@ -79,7 +79,7 @@ def model(name: str, **values: Any) -> ConfigDict:
     return models.model(name, **{"drop_path": 0.1} | values)
 
 
-def check(c: Any) -> None:
+def check_images(c: Any) -> None:
     """Raise ConfigError at the first invalid key of an image config."""
     check_classes(c)
     for name in ("mean", "std"):

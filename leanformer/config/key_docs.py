@@ -37,11 +37,15 @@ def help_page(c: ConfigDict | None = None, section: str = "") -> str:
     Raises:
         ConfigError: no key is in `section`.
     """
-    groups = {"": c} if c is not None else dict(defaults())
-    pages = [(title, _lines(values, help_texts(values), section)) for title, values in groups.items()]
+    parts: list[str] = []
     seen: set[str] = set()  # keys of an earlier group with the same value are not repeated
-    parts = []
-    for title, lines in pages:
+    for title, values in defaults() if c is None else [("", c)]:
+        texts = help_texts(values)
+        lines = [
+            f"  {f'{key}={format_value(value)}':<{WIDTH}} {meaning(texts, key)}"
+            for key, value in iterate_keys(values)
+            if not section or key == section or key.startswith(f"{section}.")
+        ]
         new = [line for line in lines if line not in seen]
         seen.update(new)
         parts += ["\n".join([title, "", *new] if title else new)] if new else []
@@ -60,15 +64,6 @@ def defaults() -> Iterator[tuple[str, ConfigDict]]:
             c = ConfigDict({"task": "images"})
             c.model = config.model(name)
             yield f'model.name="{name}":', c
-
-
-def _lines(c: Any, words: dict[str, str], section: str = "") -> list[str]:
-    """Format the keys of a section, one line per key."""
-    return [
-        f"  {f'{key}={format_value(value)}':<{WIDTH}} {meaning(words, key)}"
-        for key, value in iterate_keys(c)
-        if not section or key == section or key.startswith(f"{section}.")
-    ]
 
 
 def meaning(words: dict[str, str], key: str) -> str:

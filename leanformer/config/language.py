@@ -100,14 +100,14 @@ def bert(**values: Any) -> ConfigDict:
     return m
 
 
-def check(c: Any) -> None:
+def check_language(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a config of language modelling, causal or masked."""
     require(c.data.separator != "", 'data.separator="" is empty. Leave it unset, or set the separating text.')
 
 
 def check_masked(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a config of masked language modelling."""
-    check(c)
+    check_language(c)
     share, length = c.mask_share, c.model.max_length
     require(share < 1, f"mask_share={share} must be a fraction below 1.")
     require(

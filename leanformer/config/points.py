@@ -74,7 +74,7 @@ def heads_of_rank(width: int, rank: int) -> dict[str, int]:
     return {"num_heads": width // rank, "head_dim": rank}
 
 
-def check(c: Any) -> None:
+def check_points(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a point-set config."""
     for name in ("points", "dim", "num_items", "examples"):
         require(c.data[name] >= 1, f"data.{name}={c.data[name]} must be at least 1.")

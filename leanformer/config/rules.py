@@ -99,8 +99,6 @@ def _check_optim(c: Any) -> None:
     )
     warmups = [f"optim.{name}={o[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share") if o[name]]
     require(len(warmups) < 2, f"{' and '.join(warmups)} are alternatives. Keep one of them, and set the others to 0.")
-    for total, warmup in (("total_epochs", "warmup_epochs"), ("total_steps", "warmup_steps")):
-        require(not c[total] or o[warmup] < c[total], f"optim.{warmup}={o[warmup]} must be below {total}={c[total]}.")
     for name in ("b1", "b1_peak", "b2", "ema", "warmup_share"):
         require((o[name] or 0) < 1, f"optim.{name}={o[name]} must be below 1.")
 

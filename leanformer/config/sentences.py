@@ -97,7 +97,7 @@ def glue(task: str) -> ConfigDict:
     return c
 
 
-def check(c: Any) -> None:
+def check_sentences(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a sentence config."""
     outputs, spec = c.model.num_classes, GLUE.get(c.data.name)
     scores = SCORES.get(outputs, SCORES_OF_CLASSES)

@@ -76,7 +76,7 @@ def landmarks(number: int) -> dict[str, Any]:
     return {"attention": "nystrom", "landmarks": number, "convolution": 0}
 
 
-def check(c: Any) -> None:
+def check_sequences(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a token-sequence config."""
     check_classes(c)
     check_length(c)

@@ -14,7 +14,6 @@ WRONG = [  # one for each rule
     ({"total_steps": 7}, ["total_steps=7", "total_epochs=300.0"]),
     ({"total_epochs": 0.0}, ["total_steps=0", "total_epochs=0.0"]),
     ({"eval.every_epochs": 1.0}, ["eval.every=5000", "eval.every_epochs=1.0"]),
-    ({"total_epochs": 10.0}, ["optim.warmup_epochs=20.0", "total_epochs=10.0"]),
     ({"optim.warmup_share": 0.1}, ["optim.warmup_epochs=20.0", "optim.warmup_share=0.1"]),
     ({"optim.schedule": "constant", "optim.final_lr": 0.1}, ["optim.final_lr=0.1"]),
     ({"optim.name": "muon", "optim.b1_peak": 0.8}, ["optim.b1_peak=0.8", "adamw"]),
