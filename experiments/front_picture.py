@@ -16,6 +16,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments import families, surface, tables
+from experiments.figures import conditioning as figures
+from experiments.figures import heads as head_figures
+from experiments.figures import language, published, shapes, trained
+from experiments.figures.heads import DIMENSIONS
+from experiments.heads import TOKENS
 from experiments.study import curves, verdicts, vision
 from experiments.study.causes import HEADS, INTERVENTIONS
 from experiments.study.language import read_rows
@@ -25,7 +30,6 @@ from leanformer.analysis import statistics
 
 
 DOCS = Path(__file__).parents[1] / "docs"
-TOKENS = 17  # of the quickstart, with the class token
 DARK = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 DARK |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#d0d3d9")
 FIRST, SECOND, THIRD = "#2b8cbe", "#cf6a1e", "#b25fc4"  # contrast of at least 3:1 to white and the dark background
@@ -108,8 +112,6 @@ def draw_estimates(axes: Axes, rows: Mapping[str, Estimate], color: str, shift: 
 
 def draw_sizes(axes: Axes) -> None:
     """Plot the change of the error per doubling of each size, at both budgets."""
-    from experiments.figures import shapes
-
     for i, (budget, effects) in enumerate(zip(("120,000", "270,000"), shapes.values()["params"], strict=True)):
         rows = {name.replace(", ", ",\n"): effects[key] for name, key in shapes.CHANGES.items()}
         draw_estimates(axes, rows, (FIRST, SECOND)[i], 0.24 * i - 0.12, f"{budget} parameters")
@@ -131,8 +133,6 @@ def draw_kappa(axes: Axes) -> None:
 
 def _changes(what: str) -> dict[str, Estimate]:
     """Return the changes of a quantity of the mediation study by heads, interventions and control."""
-    from experiments.figures import conditioning as figures
-
     values = figures.mediation_values()[what]
     rows = {"8 heads\ninstead of 2": values["heads"]}
     rows |= {SHORT.get(words, words): values[f"{name} beside base"] for name, words in figures.LEVERS.items()}
@@ -151,8 +151,6 @@ def draw_listops(axes: Axes) -> None:
 
 def draw_language(axes: Axes) -> None:
     """Plot differences of held-out loss between small decoders."""
-    from experiments.figures import language
-
     by_layer, depth = language.heads_by_layer(), language.language()["difference"]
     rows = {"twice as deep\nagainst lean": depth}
     rows |= {"more heads later\nagainst uniform": by_layer["later"], "earlier\nagainst uniform": by_layer["earlier"]}
@@ -162,7 +160,6 @@ def draw_language(axes: Axes) -> None:
 
 WIDTHS = {"F": SECOND, "A": FIRST, "G": THIRD}  # blocks of the study by their colours, in order of total width
 LONGER = {"I": SECOND, "D": FIRST}  # blocks of 4,000 steps
-DIMENSIONS = (256, 128, 64, 32, 16, 8, 4)
 
 
 def draw_fixed_width(axes: Axes) -> None:
@@ -199,8 +196,6 @@ def draw_fixed_width(axes: Axes) -> None:
 
 def draw_stop_paying(axes: Axes) -> None:
     """Plot the change of the loss per doubling of heads by the resulting head dimension: small GPTs and two tables."""
-    from experiments.figures import published
-
     rows, lines = read_rows(), {}
     for block, color in WIDTHS.items():
         width, loss = verdicts.BLOCKS[block].width, verdicts.read_values(rows, block, "loss")
@@ -267,8 +262,6 @@ DOSES = {  # words of the picture, at places in data coordinates
 
 def draw_dose(axes: Axes) -> None:
     """Plot the change of top-1 against that of log10 κ, for heads with their line, and for interventions."""
-    from experiments.figures import conditioning as figures
-
     values = figures.causes_values()
     for color, names, label in ((FIRST, HEADS, "more heads"), (SECOND, INTERVENTIONS, "interventions")):
         points = np.array([(values["kappa"][n], values["score"][n]) for n in names])  # name, axis, (value, low, high)
@@ -288,9 +281,7 @@ def draw_dose(axes: Axes) -> None:
 
 def draw_narrow_heads(axes: Axes) -> None:
     """Plot what changes the held-out loss of a small decoder with 32 heads of dimension 4."""
-    from experiments.figures import heads
-
-    values = heads.narrow_heads()
+    values = head_figures.narrow_heads()
     names = {"E": "queries, keys\nof dimension 32", "E2": "as many parameters\nin the MLP", "B": "QK-norm"}
     rows = {"8 heads of 16": values["eight"]} | {text: values["change"][block] for block, text in names.items()}
     draw_estimates(axes, rows, FIRST)
@@ -309,8 +300,6 @@ def draw_families(axes: Axes) -> None:
 
 def draw_trained(axes: Axes) -> None:
     """Plot κ of the heads' outputs side by side, by layer, of two trained models and of fresh ones."""
-    from experiments.figures import trained
-
     values = trained.trained_values()
     for name, color, label in (("bert", FIRST, "MiniLM"), ("vit", SECOND, "ViT-S")):
         for key, style, state in ((name, "o-", "trained"), (f"{name}_fresh", "o--", "fresh")):
@@ -324,8 +313,6 @@ def draw_trained(axes: Axes) -> None:
 
 def draw_trade(axes: Axes) -> None:
     """Plot the change of the error of small ViTs with half the layers to the original, after 5 and 15 epochs."""
-    from experiments.figures import shapes
-
     unknown = Estimate(np.nan, np.nan, np.nan)
     for i, (epochs, color) in enumerate({5: FIRST, 15: SECOND}.items()):
         change = shapes.read_trade(epochs)["change"]

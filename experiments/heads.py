@@ -23,6 +23,7 @@ from leanformer.analysis import runs, statistics
 
 
 MEASURE, HEAD_DIM, WIDTH = "attention_output", 16, 96  # head dimension of one trade, total width of the other
+TOKENS = 17  # of the quickstart, with the class token
 
 
 def get_config(arguments: str = "") -> config.ConfigDict:

@@ -7,7 +7,6 @@ from typing import Any
 
 from experiments import heads, mediation
 from experiments.figures.passages import RESULTS, Passage
-from experiments.front_picture import TOKENS
 from experiments.study import causes, language, peak
 from experiments.tables import EVIDENCE, Estimate, round_to
 from leanformer import conditioning
@@ -33,8 +32,8 @@ def heads_values() -> Mapping[str, Any]:
         "falls": [x["kappa"][2] / x["kappa"][16] for x in (dim, total)],
         "gain": [x["gain"] for x in (dim, total)],
         "error": [x["error"] for x in (dim, total)],
-        "gaussian": {n: conditioning.gaussian(TOKENS, n * h).median for n, h in shapes.items()},
-        "gaussian_total": conditioning.gaussian(TOKENS, heads.WIDTH).median,
+        "gaussian": {n: conditioning.gaussian(heads.TOKENS, n * h).median for n, h in shapes.items()},
+        "gaussian_total": conditioning.gaussian(heads.TOKENS, heads.WIDTH).median,
     }
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from experiments.figures.passages import RESULTS, Passage
-from experiments.front_picture import DIMENSIONS
 from experiments.study import curves, verdicts
 from experiments.study.language import BLOCKS, SHORT, TUNING_SEED, read_rows
 from experiments.tables import Estimate
@@ -19,6 +18,7 @@ MEASURES = (  # name, column and format
     ("effective rank of attention", "attention_rank", ".0f"),
     ("entropy of attention", "attention_entropy", ".2f"),
 )
+DIMENSIONS = (256, 128, 64, 32, 16, 8, 4)  # of heads, columns of the table
 
 
 def measure(block: str) -> dict[str, dict[int, Any]]:
@@ -41,16 +41,12 @@ def longer() -> Mapping[str, Any]:
     rows = read_rows()
     losses = {block: verdicts.read_values(rows, block, "loss") for block in BLOCKS}
     wide, narrow, short = losses["D"], losses["I"], losses["F"]
-    means = [x.mean() for x in wide.values()]
     single = {n: min(r["loss"] for r in rows if (r["block"], r["num_heads"]) == ("J", n)) for n in (4, 32)}
     rates = {n: verdicts.language.best_rate(verdicts.language.Arm("I", n), rows) for n in narrow}
     tuning = [row for row in rows if (row["block"], row["seed"], row["lr"]) == ("I", TUNING_SEED, rates[1])]
     return {
         "loss": {n: Estimate.mean(x) for n, x in wide.items()},
-        "spread": max(means) - min(means),
         "from_one": {n: Estimate.of(statistics.paired(wide[n], wide[1])) for n in wide if n > 1},
-        "last": Estimate.of(statistics.paired(wide[32], wide[16])),
-        "turn": verdicts.find_turn(wide, BLOCKS["D"].width).interval,
         "narrow": {n: Estimate.mean(x) for n, x in narrow.items()},
         "narrow_four": Estimate.of(statistics.paired(narrow[4], narrow[1])),
         "narrow_apart": np.ptp(narrow[4]),
@@ -122,7 +118,6 @@ def narrow_heads() -> Mapping[str, Any]:
         "params": {block: params[block] / 1e6 for block in ("A", "C", "E", "E2")},
         "rule": words[(verdicts.rank_explains.__doc__ or "").strip()],
         "rotary": {n: Estimate.mean(c[n]) for n in (4, 32)},
-        "rotary_gain": {n: Estimate.of(statistics.paired(a[n], c[n])) for n in (4, 32)},
         "lost_from_4": Estimate.of(statistics.paired(a[32], a[4])),
         "lost_with_rotary": Estimate.of(statistics.paired(c[32], c[4])),
         "rotary_moves": Estimate.of(statistics.paired(c[32] - c[4], a[32] - a[4])),
@@ -132,7 +127,6 @@ def narrow_heads() -> Mapping[str, Any]:
         "planned_p": statistics.paired(d[32], d[4]).p_differs(),
         "fit_long": Estimate.of(statistics.paired(fit[32], fit[4])),
         "length_takes": Estimate.of(statistics.paired(d[32] - d[4], a[32] - a[4])),
-        "length_halves": verdicts.halves_loss(losses, "A", *verdicts.LENGTH["A"]),
         "optimisation": words[(verdicts.optimisation_explains.__doc__ or "").strip()],
         "halved": Estimate.of(statistics.paired(a[32] - a[8] - lost_with_norm, 0.5 * (a[32] - a[8]))),
         "conditioning": words[(verdicts.conditioning_coincides.__doc__ or "").strip()],

@@ -45,7 +45,7 @@ def gpt2_pair() -> Mapping[str, Any]:
     differences = [b - a for a, b in zip(loss[deep], loss[lean], strict=True)]
     result = {"lean": loss[lean], "deep": loss[deep], "wide": loss[wide], "seeds": WORDS[len(differences)]}
     result |= {"difference": differences, "wide_difference": loss[wide][0] - loss[deep][0]}
-    result |= {"published": gpt2.PUBLISHED, "published_difference": gpt2.PUBLISHED[lean] - gpt2.PUBLISHED[deep]}
+    result |= {"published": gpt2.PUBLISHED}
     result |= {"params": {row["arm"]: row["params"] / 1e6 for row in rows}, "margin": gpt2.MARGIN}
     result |= {"mean": Estimate.of(statistics.paired(np.array(loss[lean]), np.array(loss[deep])))}
     result |= {"fewer": 100 * (1 - result["params"][lean] / result["params"][deep])}

@@ -9,7 +9,6 @@ from experiments.tables import Estimate
 
 
 SEARCH = "archai TransXL lm1b"
-EQUAL = "archai TransXL wt103 homogeneous"
 
 
 def values() -> Mapping[str, Any]:
@@ -28,24 +27,16 @@ def values() -> Mapping[str, Any]:
     estimates = [*effects.estimate_heads(search)]
     archai = [e for e in estimates if e.main and not e.at]
     (linear,) = (e for e in estimates if e.form == "linear" and not e.at and e.dims == archai[0].dims)
-    equal_layers = (table for table in published.language_models() if table.name == EQUAL)
-    (equal,) = (e for table in equal_layers for e in effects.estimate_heads(table) if e.main and not e.at)
-    narrow = [e for e in ranges if e.dims[1] <= effects.NARROW]
     return {
         "openlm": {e.dims[1]: _estimate(e) for e in ranges},
         "high": {e.dims[1]: e.dims[1] for e in ranges},
         "low": {e.dims[1]: e.dims[0] for e in (*ranges, *archai)},
         "worse": {e.dims[1]: e.worse for e in ranges},
         "pairs": {e.dims[1]: e.models for e in ranges},
-        "narrow": {"worse": sum(e.worse or 0 for e in narrow), "pairs": sum(e.models for e in narrow)},
         "step": steps,
         "archai": {e.dims[1]: _estimate(e) for e in archai},
         "linear": _estimate(linear),
         "end": [e.dims[1] for e in archai],
-        "equal": _estimate(equal),
-        "equal_dims": equal.dims,
-        "models": len(search.score),
-        "shapes": sum(len(cell) for cell in grid.cells.values()),
     }
 
 
