@@ -73,7 +73,7 @@ def watch(label: str, trained: bool, examples: int = EXAMPLES) -> Watch:
     name, changes = MODELS[label]
     inputs = passages(examples) if name == "minilm" else photos(examples)
     model = build(name, trained, **changes)
-    with leanformer.watch(model, measures=MEASURES) as result:
+    with leanformer.watch(model, measures=MEASURES, examples=None) as result:
         model(inputs)
     return result
 

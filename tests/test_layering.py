@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [  # a module imports only from its own package and from packages above it in this list
     ["errors", "quantities"],
+    ["stored"],
     ["config", "costs"],
     ["runtime"],
     ["data", "layers"],

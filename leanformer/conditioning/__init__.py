@@ -1,13 +1,14 @@
 """Conditioning of attention: spectra, named measures, and the Gaussian random-matrix reference, on plain arrays.
 
-summary = condition(x)                       # x: any batch of matrices; a `Summary`
+summary = condition(x)                       # x: any batch of matrices of NumPy, PyTorch or JAX; a `Summary`
 _, taps = model(images, tap=tap(["attention_output"]))
 measured = by_name(taps, ["attention_output"])
 digest(measured["attention_output"])         # one dictionary per layer
 gaussian(tokens, num_heads * head_dim)       # the prediction for that shape
 """
 
-from leanformer.conditioning.jacobian import block_jacobian
+from typing import Any
+
 from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, by_name, measure, tap, weights
 from leanformer.conditioning.spectrum import (
     Reading,
@@ -39,3 +40,12 @@ __all__ = [
     "weights",
     "with_spectrum",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `block_jacobian` at first use, since it needs JAX."""
+    if name == "block_jacobian":
+        from leanformer.conditioning.jacobian import block_jacobian
+
+        return block_jacobian
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
@@ -30,18 +30,26 @@ NAMED = 8  # approximate number of layers in a legend
 DENSE = 64  # up to this many heads, the theory is drawn at every head count
 
 
-def plot_by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
+def plot_by_layer(
+    measures: Mapping[str, Any], title: str = "", maps: Mapping[str, np.ndarray] | None = None
+) -> Figure | None:
     """Plot each measure by layer: median and 10-90 % band of the layer's matrices; dashed for Gaussian matrices.
 
     Args:
         measures: entries by name, in the format of `probe.json`.
         title: title of the figure.
+        maps: values of layers x heads by title, each for a panel of its own: numbers of at most 1 on a linear scale,
+            others on a logarithmic one.
 
     Returns:
-        The figure, with one panel per measure; None if no measure has condition numbers.
+        The figure, with one panel per measure and map; None if no measure has condition numbers.
     """
-    figure, panels = _panels(_with_shape(measures), title)
-    for axes, (_, entry) in panels:
+    shown, maps = _with_shape(measures), dict(maps or {})
+    figure, panels = _panels(shown | maps if shown else shown, title)
+    for axes, (name, entry) in panels:
+        if name in maps:
+            _draw_map(axes, entry)
+            continue
         middle, low, high = (_values(entry["layers"], key) for key in ("median", "q10", "q90"))
         layers = np.arange(len(middle))
         axes.fill_between(layers, low, high, color=MEASURED, alpha=0.18, lw=0, label="10-90 %")
@@ -54,6 +62,17 @@ def plot_by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _finish(axes, "layer", find("condition").label)
     return _legend(figure)
+
+
+def _draw_map(axes: Axes, values: np.ndarray) -> None:
+    """Draw layers x heads as colours."""
+    share = np.nanmax(values) <= 1
+    image = axes.imshow(values, aspect="auto", cmap="viridis", norm=Normalize(0, 1) if share else LogNorm())
+    axes.figure.colorbar(image, ax=axes)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
 
 
 def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:

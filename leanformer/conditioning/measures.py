@@ -7,21 +7,19 @@ measures of logits and probabilities use only the visible keys, and only queries
 are zero; the singular values of zero that they add do not count.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from array_api_compat import array_namespace, is_jax_array
 
 from leanformer.conditioning import attention_matrix
-from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read, with_spectrum
+from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read, singular_values, use_jax, with_spectrum
 from leanformer.errors import ConfigError
-from leanformer.layers.masks import ALL, Mask
 
 
-Named = Mapping[str, Any]  # arrays by name; also "mask", a `masks.Mask`, and "soft_cap", the soft cap of logits or None
+Named = Mapping[str, Any]  # arrays by name; also "mask", as in `attention_matrix`, and "soft_cap", or None
 TOKEN_ROWS = {"out", "tokens", "attention", "middle", "block", "hidden"}  # arrays with a row per token
 
 
@@ -36,15 +34,17 @@ class Measure:
             `needs` is the batch of matrices.
         whole: True if it applies only to sequences without padding, whose rows and columns would add singular values of
             zero.
+        logits: True if the logits of another library can take the place of queries and keys.
     """
 
     what: str
     needs: tuple[str, ...]
-    take: Callable[[Named], Array | Reading] | None = None
+    take: Callable[[Named], Any] | None = None
     whole: bool = False
+    logits: bool = False
 
 
-def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Callable[[Named], dict[str, Any]]:
+def tap(names: Iterable[str], reduce: Callable[[Any], Any] = condition) -> Callable[[Named], dict[str, Any]]:
     """Return a function for a model's argument `tap`, which computes activation measures inside each layer.
 
     It has no effect on outputs or gradients.
@@ -62,12 +62,10 @@ def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Cal
     Raises:
         ConfigError: a name is unknown.
     """
-    measures = _look_up(names, ACTIVATIONS)
+    measures = look_up(names, ACTIVATIONS)
 
     def reduced(arrays: Named) -> dict[str, Any]:
-        # Without the barrier the compiler may fuse measure and model, and round the model's numbers differently.
-        arrays = jax.lax.optimization_barrier(jax.lax.stop_gradient(dict(arrays)))
-        return _apply(measures, arrays, reduce)
+        return apply(measures, use_jax().observed(dict(arrays)), reduce)
 
     return reduced
 
@@ -87,7 +85,7 @@ def by_name(stacks: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
         ConfigError: a name is unknown, or a measure applies to no block of the model.
     """
     names = tuple(names)
-    known = _look_up(names, ACTIVATIONS | WEIGHTS)
+    known = look_up(names, ACTIVATIONS | WEIGHTS)
     transposed = {stack: _by_measure(measures) for stack, measures in stacks.items()}
     for name in names:
         if not any(name in measures for measures in transposed.values()):
@@ -120,7 +118,7 @@ def measure(name: str) -> Measure:
     return (ACTIVATIONS | WEIGHTS)[name.rpartition(".")[2]]
 
 
-def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Any:
+def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Any], Any] = condition) -> Any:
     """Return weight measures of a model's stacked blocks, by name.
 
     Args:
@@ -137,7 +135,7 @@ def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
     Raises:
         ConfigError: a name is unknown, or a block has no `attention` and would be skipped silently.
     """
-    measures = _look_up(names, WEIGHTS)
+    measures = look_up(names, WEIGHTS)
 
     def of_block(stack: str, block: Mapping[str, Any]) -> dict[str, Any]:
         if "attention" not in block:
@@ -145,9 +143,7 @@ def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
                 f'Stack {stack} cannot be measured: its block has no "attention", only {", ".join(block)}. Rename the '
                 "attention, or leave the stack out of the architecture's `stacks`."
             )
-        leaves = jax.tree.leaves_with_path(block)
-        arrays = {jax.tree_util.keystr(path, simple=True, separator="."): jnp.asarray(x) for path, x in leaves}
-        return _apply(measures, arrays, reduce)
+        return apply(measures, _flatten(block), reduce)
 
     return {
         stack: [of_block(stack, group) for group in block] if isinstance(block, list) else of_block(stack, block)
@@ -155,7 +151,7 @@ def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
     }
 
 
-def _look_up(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:
+def look_up(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:
     names = list(names)
     for name in names:
         if name not in table:
@@ -163,68 +159,124 @@ def _look_up(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Me
     return {name: table[name] for name in names}
 
 
-def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Array], Any]) -> dict[str, Any]:
-    values = {}
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the arrays of nested mappings by dotted name."""
+    result = {}
+    for name, value in tree.items():
+        result |= _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return result
+
+
+def apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Any], Any] = condition) -> dict[str, Any]:
+    """Return the measures of a block's arrays by name, without those whose arrays are missing."""
+    values, mask = {}, arrays.get("mask")
+    context = {"mask": mask, "soft_cap": arrays.get("soft_cap")}
+    padded = mask is not None and (mask.lengths is not None or mask.keep is not None)
     for name, spec in measures.items():
-        mask = arrays.get("mask", ALL)
-        context = {"mask": mask, "soft_cap": arrays.get("soft_cap")}
-        padded = mask.lengths is not None or mask.keep is not None
-        # The logits of another library's model take the place of queries and keys.
-        needs = ("logits",) if spec.needs == ("q", "k") and "logits" in arrays else spec.needs
+        needs = ("logits",) if spec.logits and "logits" in arrays else spec.needs
         if not all(need in arrays for need in needs) or (spec.whole and padded):
             continue
-        # A GPU would otherwise multiply float32 matrices with ten bits of mantissa.
-        with jax.default_matmul_precision("highest"):
-            needed = {need: arrays[need].astype(jnp.float32) for need in needs}
+        with _exact(arrays[needs[0]]):
+            needed = {need: _widen(arrays[need], "float32") for need in needs}
             result = spec.take(needed | context) if spec.take else needed[needs[0]]
-            rows = mask if padded and TOKEN_ROWS.issuperset(spec.needs) else ALL
-            values[name] = result if isinstance(result, Reading) else _reduce(result, reduce, rows)
+            if not isinstance(result, Reading):
+                result = _reduce(result, reduce, mask if padded and TOKEN_ROWS.issuperset(spec.needs) else None)
+            values[name] = result
     return values
 
 
-def _reduce(x: Float[Array, "b *n t d"], reduce: Callable[[Array], Any], mask: Mask) -> Any:
-    """Reduce matrices whose rows are tokens, without the singular values of padding where `reduce` can do so."""
-    valid = mask.valid_tokens(x.shape[-2])
+def _widen(x: Any, dtype: str) -> Any:
+    xp = array_namespace(x)
+    return xp.astype(x, getattr(xp, dtype))
+
+
+def _exact(x: Any) -> Any:
+    """Return a context in which JAX on a GPU does not multiply float32 matrices with ten bits of mantissa."""
+    if not is_jax_array(x):
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.default_matmul_precision("highest")
+
+
+def _reduce(x: Any, reduce: Callable[[Any], Any], mask: Any) -> Any:
+    """Reduce matrices (B ... T D), without the singular values of padding where `reduce` can do so."""
+    valid = None if mask is None else mask.valid_tokens(x.shape[-2])
     if valid is None or reduce not in (condition, with_spectrum):
         return reduce(x)
-    spectrum, summary = with_spectrum(x, valid.sum(axis=1).reshape(-1, *(1,) * (x.ndim - 3)))
+    xp = array_namespace(x)
+    rows = xp.sum(xp.astype(valid, xp.int32), axis=1)
+    spectrum, summary = with_spectrum(x, xp.reshape(rows, (-1, *(1,) * (x.ndim - 3))))
     return summary if reduce is condition else (spectrum, summary)
 
 
-def _join(out: Float[Array, "b t n h"]) -> Float[Array, "b t nh"]:
-    return out.reshape(*out.shape[:-2], out.shape[-2] * out.shape[-1])
+def _join(out: Any) -> Any:
+    """Return B T N·H of B T N H."""
+    return array_namespace(out).reshape(out, (*out.shape[:-2], out.shape[-2] * out.shape[-1]))
 
 
-def _heads(x: Float[Array, "b t n h"]) -> Float[Array, "b n t h"]:
-    return x.swapaxes(-3, -2)
+def _heads(x: Any) -> Any:
+    """Return B N T H of B T N H."""
+    return array_namespace(x).moveaxis(x, -2, -3)
 
 
 def _pseudo_inverse_residual(a: Named) -> Reading:
     matrix, inverse = a["landmark_probabilities"], a["pseudo_inverse"]
-    left = matrix @ inverse @ matrix - matrix
-    return read(jnp.linalg.norm(left, axis=(-2, -1)) / jnp.linalg.norm(matrix, axis=(-2, -1)))
+    norm = array_namespace(matrix).linalg.matrix_norm
+    return read(norm(matrix @ inverse @ matrix - matrix) / norm(matrix))
 
 
 def _head_correlation(a: Named) -> Reading:
     """Return the mean linear CKA between outputs of head pairs, tokens centred (Kornblith et al. 2019, eq. 3)."""
-    valid = jnp.any(a["out"] != 0, axis=(2, 3), keepdims=True)  # padding rows are zero
-    mean = a["out"].sum(axis=1, keepdims=True) / jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
-    out = jnp.where(valid, a["out"] - mean, 0)
+    out, xp = a["out"], array_namespace(a["out"])
+    valid = xp.any(out != 0, axis=(2, 3), keepdims=True)  # padding rows are zero
+    number = xp.sum(xp.astype(valid, xp.int32), axis=1, keepdims=True)
+    original = xp.max(xp.abs(out), axis=(1, 3), keepdims=True)
+    out = xp.where(valid, out - xp.sum(out, axis=1, keepdims=True) / xp.clip(number, 1, None), 0)
     # The scale cancels; without it, fourth powers would overflow. Equal tokens leave only rounding noise.
-    scale, original = (jnp.abs(x).max(axis=(1, 3), keepdims=True) for x in (out, a["out"]))
-    out = jnp.where(scale > FLOOR * original, out / scale, 0)
-    overlap = jnp.sum(jnp.einsum("btnh,btmg->bnmhg", out, out) ** 2, axis=(-2, -1))  # B N N
-    norms = jnp.sqrt(jnp.diagonal(overlap, axis1=-2, axis2=-1))
+    scale = xp.max(xp.abs(out), axis=(1, 3), keepdims=True)
+    out = xp.where(scale > FLOOR * original, out / scale, 0)
+    overlap = xp.sum(xp.einsum("btnh,btmg->bnmhg", out, out) ** 2, axis=(-2, -1))  # B N N
+    norms = xp.sqrt(xp.linalg.diagonal(overlap))
     cka = overlap / (norms[:, :, None] * norms[:, None, :])
     heads = out.shape[2]
-    return read((cka.sum(axis=(-2, -1)) - heads) / max(heads * (heads - 1), 1), defined=heads > 1)
+    return read((xp.sum(cka, axis=(-2, -1)) - heads) / max(heads * (heads - 1), 1), defined=heads > 1)
 
 
-def _product(left: Float[Array, "*b d h"], right: Float[Array, "*b d h"]) -> Float[Array, "*b k k"]:
-    """Return a k x k matrix with the non-zero singular values of left rightᵀ, k = min(D, H), without forming D x D."""
-    with jax.enable_x64(True):  # condition numbers multiply, which is too much for float32
-        left, right = (jnp.linalg.qr(x.astype(jnp.float64), mode="r") for x in (left, right))
-        return (left @ right.mT).astype(jnp.float32)
+def _product(left: Any, right: Any) -> Any:
+    """Return a k x k matrix with the non-zero singular values of left rightᵀ, k = min(D, H), without forming D x D.
+
+    `left` and `right` are ... D H.
+    """
+    context = contextlib.nullcontext()
+    if is_jax_array(left):
+        import jax
+
+        context = jax.enable_x64(True)
+    with context:  # condition numbers multiply, which is too much for float32
+        xp = array_namespace(left)
+        left, right = (xp.linalg.qr(_widen(x, "float64"))[1] for x in (left, right))
+        return _widen(left @ xp.matrix_transpose(right), "float32")
+
+
+def _logit_energy(a: Named) -> Any:
+    """Return the squared singular values of the logits Q Kᵀ, keys centred, over their sum, B N r, largest first."""
+    q, k, xp = _heads(a["q"]), _heads(a["k"]), array_namespace(a["k"])
+    k = _repeat_heads(k - xp.mean(k, axis=-2, keepdims=True), q.shape[1])
+    s = singular_values(_product(q, k))
+    s = s / s[..., :1]
+    return s**2 / xp.sum(s**2, axis=-1, keepdims=True)
+
+
+def _logit_entropy(a: Named) -> Reading:
+    p, xp = _logit_energy(a), array_namespace(a["q"])
+    return read(-xp.sum(p * xp.log(xp.where(p > 0, p, 1)), axis=-1))
+
+
+def _logit_components(a: Named) -> Reading:
+    p, xp = _logit_energy(a), array_namespace(a["q"])
+    missing = xp.cumulative_sum(p, axis=-1) < 0.9
+    return read(xp.where(xp.isfinite(p[..., 0]), 1 + xp.sum(xp.astype(missing, xp.int32), axis=-1), xp.nan))
 
 
 ACTIVATIONS = {
@@ -239,6 +291,7 @@ ACTIVATIONS = {
         ("q", "k"),
         attention_matrix.probabilities,
         whole=True,
+        logits=True,
     ),
     "tokens": Measure("tokens entering the block, T x D", ("tokens",)),
     "attention_branch": Measure("after the output projection, before the skip, T x D", ("attention",)),
@@ -255,19 +308,43 @@ ACTIVATIONS = {
         "one head's entropy, mean over query tokens, nats, 0 to the log of the keys seen",
         ("q", "k"),
         attention_matrix.entropy,
+        logits=True,
     ),
     "relative_attention_entropy": Measure(
         "one head's entropy over the log of the keys seen, mean over query tokens that see two or more, 0 to 1",
         ("q", "k"),
         attention_matrix.relative_entropy,
+        logits=True,
     ),
     "largest_logit": Measure(
         "one head's largest logit, scaled and soft-capped, of keys that are seen",
         ("q", "k"),
         attention_matrix.largest_logit,
+        logits=True,
     ),
     "self_weight": Measure(
-        "one head's probability of each token itself, mean over tokens", ("q", "k"), attention_matrix.self_weight
+        "one head's probability of each token itself, mean over tokens",
+        ("q", "k"),
+        attention_matrix.self_weight,
+        logits=True,
+    ),
+    "attention_distance": Measure(
+        "one head's distance from a token to those it attends to, in tokens, weighted by attention, mean over tokens",
+        ("q", "k"),
+        attention_matrix.distance,
+        logits=True,
+    ),
+    "logit_spectral_entropy": Measure(
+        "entropy of σ² / Σσ² of one head's logits Q Kᵀ before the mask, keys centred, T x S, nats (arXiv 2606.28116)",
+        ("q", "k"),
+        _logit_entropy,
+        whole=True,
+    ),
+    "logit_components": Measure(
+        "singular components that hold 90 % of Σσ² of the same logits (arXiv 2604.04384)",
+        ("q", "k"),
+        _logit_components,
+        whole=True,
     ),
     "landmark_probabilities": Measure(
         "Nyström attention's softmax matrix F of landmarks and landmarks, one head, M x M", ("landmark_probabilities",)
@@ -280,19 +357,24 @@ ACTIVATIONS = {
 }
 
 
-def _query_key(a: Named) -> Float[Array, "l n k k"]:
+def _query_key(a: Named) -> Any:
     query, key = _heads(a[QUERY]), _heads(a[KEY])
     return _product(query, _repeat_heads(key, query.shape[1]))
 
 
-def _value_output(a: Named) -> Float[Array, "l n k k"]:
+def _value_output(a: Named) -> Any:
     value, out = _heads(a[VALUE]), a[OUT]
-    return _product(_repeat_heads(value, out.shape[1]), out.mT)
+    return _product(_repeat_heads(value, out.shape[1]), array_namespace(out).matrix_transpose(out))
 
 
-def _repeat_heads(shared: Float[Array, "l k d h"], heads: int) -> Float[Array, "l {heads} d h"]:
-    """Repeat the key or value heads that query heads share, so that there is one per query head."""
-    return jnp.repeat(shared, heads // shared.shape[1], axis=1)
+def _repeat_heads(shared: Any, heads: int) -> Any:
+    """Repeat the key or value heads of L K D H that query heads share: L N D H."""
+    return array_namespace(shared).repeat(shared, heads // shared.shape[1], axis=1)
+
+
+def _output(a: Named) -> Any:
+    out = a[OUT]
+    return array_namespace(out).reshape(out, (out.shape[0], out.shape[1] * out.shape[2], out.shape[3]))
 
 
 QUERY, KEY, VALUE, OUT = (f"attention.{name}.kernel" for name in ("query", "key", "value", "out"))
@@ -302,7 +384,7 @@ for _name, _path in (("query", QUERY), ("key", KEY), ("value", VALUE)):
     WEIGHTS[f"{_name}_weights"] = Measure(f"{_w}, D x N·H", (_path,), lambda a, p=_path: _join(a[p]))
     WEIGHTS[f"{_name}_weights_per_head"] = Measure(f"one head's {_w}, D x H", (_path,), lambda a, p=_path: _heads(a[p]))
 WEIGHTS |= {
-    "output_weights": Measure("W_O, N·H x D", (OUT,), lambda a: a[OUT].reshape(len(a[OUT]), -1, a[OUT].shape[-1])),
+    "output_weights": Measure("W_O, N·H x D", (OUT,), _output),
     "output_weights_per_head": Measure("one head's rows of W_O, H x D", (OUT,)),
     "query_key_product": Measure("one head's W_Q W_Kᵀ, non-zero part, H x H of D x D", (QUERY, KEY), _query_key),
     "value_output_product": Measure("one head's W_V W_O, non-zero part, H x H of D x D", (VALUE, OUT), _value_output),

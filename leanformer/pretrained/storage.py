@@ -3,11 +3,9 @@
 The index of several is `model.safetensors.index.json`, and the shards beside it `model-00001-of-00003.safetensors` etc.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +15,11 @@ from safetensors import numpy as safetensors
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained.checks import check_finite
 from leanformer.runtime import files
+from leanformer.stored import INDEX, SHOWN, SUFFIX, check_not_pickle, check_shard, damaged, find_weights, shards
 
 
 Tensors = dict[str, np.ndarray]
-SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-SHOWN = 5
 FLOATS = ("BF16", "F16", "F32", "F64")
 
 
@@ -44,7 +41,7 @@ def read(path: str | Path, *, finite: bool = True) -> Tensors:
     for file, names in shards(path).items() if indexed else [(path, None)]:
         part = _read_file(file)
         if names is not None:
-            _check_shard(file, part, names)
+            check_shard(file, part, names)
         if finite:
             check_finite(part, str(file))
         tensors |= part
@@ -53,7 +50,7 @@ def read(path: str | Path, *, finite: bool = True) -> Tensors:
 
 def _read_file(path: Path) -> Tensors:
     """Read one safetensors file. Raise WeightsError for a pickle or an unreadable file."""
-    _check_not_pickle(path)
+    check_not_pickle(path)
     try:
         with safe_open(path, framework="numpy") as opened:
             types = {name: opened.get_slice(name).get_dtype() for name in opened.offset_keys()}
@@ -64,131 +61,12 @@ def _read_file(path: Path) -> Tensors:
             )
         tensors = safetensors.load_file(path)
     except (SafetensorError, ValueError, TypeError, OSError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     return {name: _widen(x) for name, x in tensors.items()}
 
 
 def _widen(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x
-
-
-def _check_not_pickle(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            head = file.read(9)
-    except OSError as error:
-        raise WeightsError(f"The weights {path} cannot be read: {error.strerror or error}.") from error
-    # The length of the header comes first and may look like the start of a pickle; then the header, a JSON object.
-    if head[8:] != b"{" and head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise WeightsError(
-            f"{path} is a PyTorch pickle or an archive, which could run any code when opened, so it was not opened. "
-            "Convert it with safetensors.torch.save_file where it came from, and use that file."
-        )
-
-
-def _damaged(path: Path, error: Exception) -> WeightsError:
-    return WeightsError(
-        f"{path} ({path.stat().st_size} bytes) is not a complete safetensors file: {error}. "
-        "Was it truncated? Download it again."
-    )
-
-
-class StoredTensor:
-    """Tensor in a safetensors file, read when it is called: float32 for half precision.
-
-    Attributes:
-        name: name in the file.
-        shape: sizes of its axes.
-        dtype: name of its type in the file, such as "BF16".
-    """
-
-    def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: str):
-        self._path, self.name, self.shape, self.dtype = path, name, shape, dtype
-
-    def __call__(self) -> np.ndarray:
-        with safe_open(self._path, framework="numpy") as file:
-            return _widen(file.get_tensor(self.name))
-
-
-def open_lazily(path: str | Path) -> dict[str, StoredTensor]:
-    """Return the tensors of safetensors weights, of which only names, shapes and types are read.
-
-    The path and the errors are those of `read`; values are not checked.
-    """
-    path = Path(path).expanduser()
-    path = find_weights(path) if path.is_dir() else path
-    result: dict[str, StoredTensor] = {}
-    for file, names in (shards(path) if path.name.endswith(INDEX) else {path: None}).items():
-        _check_not_pickle(file)
-        try:
-            with safe_open(file, framework="numpy") as opened:
-                slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
-        except (SafetensorError, ValueError, TypeError, OSError) as error:
-            raise _damaged(file, error) from error
-        part = {name: StoredTensor(file, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
-        if names is not None:
-            _check_shard(file, part, names)
-        result |= part
-    return result
-
-
-def find_weights(folder: Path) -> Path:
-    """Return the path of the only safetensors file or index in a folder. Raise WeightsError for none or several."""
-    indices = sorted(folder.glob(f"*{INDEX}"))
-    files = indices or sorted(folder.glob(f"*{SUFFIX}"))
-    if len(files) != 1 or (indices and (folder / indices[0].name.removesuffix(".index.json")).is_file()):
-        names = ", ".join(path.name for path in sorted({*indices, *folder.glob(f"*{SUFFIX}")})[:SHOWN]) or "none"
-        raise WeightsError(f"{folder} must contain one file of weights or one index; found {names}. Name a file.")
-    return files[0]
-
-
-def shards(index: Path) -> dict[Path, set[str]]:
-    """Return {path of a shard: names of its tensors} from an index of weights.
-
-    An index is untrusted input: a name that could lead out of its folder raises an error.
-
-    Raises:
-        WeightsError: the file is not an index, or names a file that is not beside it.
-    """
-    try:
-        content = json.loads(index.read_bytes())
-        names = content["weight_map"]
-        entries = [*names.items()]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsError(
-            f'{index} is not an index of weights, which is a JSON object with a "weight_map" ({error}).'
-        ) from error
-    tensors: dict[Path, set[str]] = {}
-    for tensor, name in entries:
-        if not _is_plain(name):
-            raise WeightsError(
-                f"{index}: {tensor} is in {name!r}, which is not the name of a {SUFFIX} file in the same folder. "
-                "Download the index again."
-            )
-        tensors.setdefault(index.parent / name, set()).add(tensor)
-    if not tensors:
-        raise WeightsError(f"{index} names no tensors. Download it again.")
-    if missing := [path.name for path in tensors if not path.is_file()]:
-        more = f", and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise WeightsError(f"{index} names missing files: {', '.join(missing[:SHOWN])}{more}. Download them.")
-    return tensors
-
-
-def _is_plain(name: Any) -> bool:
-    """Return True for the name of a safetensors file without any folder."""
-    ok = isinstance(name, str) and name.endswith(SUFFIX) and not name.startswith(".")
-    return ok and not any(sign in name for sign in ("/", "\\", "\0", ":"))
-
-
-def _check_shard(path: Path, tensors: Mapping[str, Any], expected: set[str]) -> None:
-    """Raise WeightsError if a shard does not contain exactly the tensors that its index names."""
-    missing, unexpected = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
-    if missing or unexpected:
-        problems = [f"{len(missing)} are missing ({', '.join(missing[:SHOWN])})"] if missing else []
-        problems += [f"{len(unexpected)} are not in the index ({', '.join(unexpected[:SHOWN])})"] if unexpected else []
-        raise WeightsError(
-            f"{path} does not contain the tensors in its index: {'; '.join(problems)}. Download both again."
-        )
 
 
 def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:

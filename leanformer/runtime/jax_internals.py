@@ -3,8 +3,6 @@
 - `distributed.global_state`: the coordinator's key-value store, which works without devices and from any thread, and
   the index of this process. `jax.process_index` would start the devices. Orbax reads the store from the same place.
 - `xla_bridge.backends_are_initialized`: True once devices are in use; XLA's flags have no effect from then on.
-- `interpreters.partial_eval.DynamicJaxprTrace`: the program that a tracer belongs to, since JAX keeps programs.
-- `interpreters.batching.BatchTracer`: the array that `jax.vmap` maps over.
 
 A version of JAX may have moved them. Then only what needs them is refused, with a message.
 """
@@ -26,8 +24,6 @@ def _find(module: str, name: str) -> Any | None:
 
 _state = _find("distributed", "global_state")
 _initialized = _find("xla_bridge", "backends_are_initialized")
-_program = _find("interpreters.partial_eval", "DynamicJaxprTrace")
-_mapped = _find("interpreters.batching", "BatchTracer")
 
 
 def require(value: Any | None, what: str) -> Any:
@@ -53,26 +49,6 @@ def check_processes() -> None:
 def backends_are_initialized() -> bool:
     """Return whether devices are in use. Raises ConfigError if this version of JAX does not tell."""
     return require(_initialized, "setting flags of XLA")()
-
-
-def program_of(x: Any) -> Any | None:
-    """Return the program in whose trace `x` is an intermediate value; None for an array, and inside `jax.grad` alone.
-
-    Raises ConfigError if this version of JAX does not tell.
-    """
-    trace = getattr(x, "_trace", None)
-    return trace if isinstance(trace, require(_program, "measuring a model while it is traced")) else None
-
-
-def mapped_array(x: Any) -> Any:
-    """Return the array, with the axes that `jax.vmap` maps over, of which `x` is one slice; `x` outside `jax.vmap`.
-
-    Raises ConfigError if this version of JAX does not tell.
-    """
-    tracer = require(_mapped, "measuring a model while it is traced")
-    while isinstance(x, tracer):
-        x = x.val
-    return x
 
 
 def key_value_store() -> Any | None:

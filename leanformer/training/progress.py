@@ -7,6 +7,7 @@ from typing import Any
 
 import tqdm
 
+from leanformer.conditioning.spectrum import beyond_float32
 from leanformer.quantities import find
 from leanformer.runtime import files, text
 
@@ -54,7 +55,7 @@ class Progress:
             medians = {name: format_value(name, _median(measure["median"])) for name, measure in values.items()}
             for name, measure in values.items():
                 if singular := sum(map(bool, measure.get("singular", ()))):
-                    medians[name] += f" (numerically singular in {singular} of {len(measure['median'])} layers)"
+                    medians[name] += f" ({beyond_float32(singular, len(measure['median']))})"
             values = {("κ of " if "singular" in values[name] else "") + name: shown for name, shown in medians.items()}
             kind = "probe, medians over layers:"
         parts = _format_train(values) if kind == "train" else _format_record(values)

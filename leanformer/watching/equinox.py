@@ -10,8 +10,9 @@ import equinox as eqx
 import jax
 
 from leanformer.errors import ConfigError
+from leanformer.watching import EXAMPLES
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, Attention, is_cross_attention, replicate
+from leanformer.watching.traced import Arrivals, Attention, Place, is_cross_attention, replicate
 
 
 class Measured(eqx.Module):
@@ -42,7 +43,7 @@ class Measured(eqx.Module):
         # Equinox projects within the same call: the product is computed a second time.
         weights = jax.nn.softmax(attention.logits())
         out = jax.numpy.einsum("bnts,bsnh->btnh", weights, replicate(v)[None])[0]
-        self.arrivals.see(self.name, out.astype(v.dtype), attention=attention)
+        self.arrivals.see(Place(self.name), out.astype(v.dtype), attention=attention)
         return result
 
 
@@ -57,12 +58,14 @@ def attach(watch: Watch) -> Callable[[], None]:
     """
     if watch.options.at is not None or watch.options.heads is not None:
         raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Equinox.")
-    if watch.options.examples is not None or (watch.options.valid is not None and watch.options.valid.ndim > 1):
+    if watch.options.examples not in (None, EXAMPLES) or (
+        watch.options.valid is not None and watch.options.valid.ndim > 1
+    ):
         raise ConfigError(
             "examples= and a mask of examples x tokens: a model of Equinox takes one example. Map it over fewer "
             "examples, and pass a mask to the model."
         )
-    original, arrivals = watch.model, Arrivals(watch, by_data=False)
+    original, arrivals = watch.model, Arrivals(watch, mapped=True)
 
     def is_attention(x: Any) -> bool:
         return isinstance(x, eqx.nn.MultiheadAttention)

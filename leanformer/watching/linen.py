@@ -5,15 +5,18 @@ models are left alone. It does not reach functions that were compiled before the
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
 from flax import linen as nn
 
 from leanformer.errors import ConfigError
 from leanformer.watching.nnx import attention_of
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, find_tokens, is_cross_attention
+from leanformer.watching.traced import Arrivals, find_place, find_tokens, is_cross_attention
 
 
 EQUAL = "a second model of the same class and settings was called, which linen cannot tell from this one: both count"
@@ -31,7 +34,8 @@ def attach(watch: Watch) -> Callable[[], None]:
     if watch.options.at is not None or watch.options.heads is not None:
         raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Flax.")
     model, arrivals, tokens = watch.model, Arrivals(watch), {}
-    under_way: list[bool] = []  # of the calls of models that are under way, outermost first: is it the watched model?
+    # Of the calls of models that are under way, outermost first: variables of the watched model, None of another.
+    under_way: list[Any] = []
     identical, others = set(), set()
 
     def enter(called: nn.Module) -> bool:
@@ -49,18 +53,18 @@ def attach(watch: Watch) -> Callable[[], None]:
             root = module
             while isinstance(root.parent, nn.Module):
                 root = root.parent
-            under_way.append(enter(root.unbind()[0]))
+            under_way.append(root.variables if enter(root.unbind()[0]) else None)
             try:
                 return intercept(call, args, kwargs, context)
             finally:
                 under_way.pop()
-        if not under_way[-1]:
+        if under_way[-1] is None:
             return call(*args, **kwargs)
 
         def measured(*args: Any, **kwargs: Any) -> Any:
             return measure(call, args, kwargs, module)
 
-        return measured(*args, **kwargs) if path else arrivals.call(measured, args, kwargs, module.variables)
+        return measured(*args, **kwargs) if path else arrivals.call(measured, args, kwargs)
 
     def measure(call: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
         path = module.path
@@ -72,14 +76,15 @@ def attach(watch: Watch) -> Callable[[], None]:
             finally:
                 tokens.pop(path, None)  # a tracer must not outlive its trace
         name = ".".join(path) or type(module).__name__
-        arrivals.layer(name)
+        outside = functools.reduce(lambda tree, key: tree.get(key, {}), path, under_way[-1].get("params", {}))
+        place = find_place(name, module.variables.get("params", {}), _count(outside))
         cross = is_cross_attention(args, kwargs)
 
         @functools.wraps(original)
         def attention_fn(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
             out = original(query, key, value, *rest, **options)
-            attention = attention_of(original, query, key, rest, options, arrivals, name, cross)
-            return arrivals.see(name, out, tokens.get(path[:-1]) if path else None, attention)
+            attention = attention_of(original, query, key, rest, options, cross)
+            return arrivals.see(place, out, tokens.get(path[:-1]) if path else None, attention)
 
         object.__setattr__(module, "attention_fn", attention_fn)  # modules are frozen
         try:
@@ -91,11 +96,12 @@ def attach(watch: Watch) -> Callable[[], None]:
 
     def apply_counted(self: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
         called = functools.partial(apply, self, variables)
-        under_way.append(enter(self))
-        if under_way[-1]:
+        watched = enter(self)
+        under_way.append(variables if watched else None)
+        if watched:
             identical.add(self is model)
         try:
-            return arrivals.call(called, args, kwargs, variables) if under_way[-1] else called(*args, **kwargs)
+            return arrivals.call(called, args, kwargs) if watched else called(*args, **kwargs)
         finally:
             under_way.pop()
 
@@ -118,6 +124,10 @@ def attach(watch: Watch) -> Callable[[], None]:
             )
 
     return detach
+
+
+def _count(tree: Any) -> int:
+    return sum(math.prod(np.shape(x)) for x in jax.tree.leaves(tree))
 
 
 def _equal(a: nn.Module, b: nn.Module) -> bool:

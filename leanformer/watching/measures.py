@@ -1,33 +1,31 @@
 """Statistics of the measures of `leanformer.conditioning` over the calls of a watched model, in bounded memory.
 
-Each call of a layer is reduced to a few numbers per example and head: condition number, effective rank, stable rank,
-or a reading such as an entropy. Quantiles are exact up to CAPACITY examples. From then on they are those of a uniform
-random sample of CAPACITY examples (reservoir sampling); counts stay exact.
+Each call of a layer is reduced, where its arrays are, to a few numbers per example and head. The numbers of the last
+CAPACITY examples are kept, for quantiles; counts are over all examples.
 """
 
 import dataclasses
-import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from jaxtyping import Array, Bool
+from array_api_compat import array_namespace
 
-from leanformer.conditioning import ACTIVATIONS, Reading, Summary, tap
+from leanformer.conditioning import ACTIVATIONS, Reading, Summary
+from leanformer.conditioning.attention_matrix import Padding
+from leanformer.conditioning.measures import apply
 from leanformer.conditioning.spectrum import FLOOR, QUANTILES
 from leanformer.conditioning.tables import gaussian_prediction
 from leanformer.errors import ConfigError
-from leanformer.layers.masks import ALL, Mask
 
 
 DEFAULT = ("attention_output", "head_output", "tokens", "attention_entropy", "largest_logit")
 SOURCES = {"out", "tokens", "q", "k"}  # arrays that every framework can provide
 AVAILABLE = tuple(name for name, spec in ACTIVATIONS.items() if SOURCES.issuperset(spec.needs))
 ROWS = {"out", "tokens"}  # arrays with a row per token
-OF_LOGITS = {name for name in AVAILABLE if ACTIVATIONS[name].needs == ("q", "k")}
+OF_LOGITS = {name for name in AVAILABLE if ACTIVATIONS[name].logits}
+OF_QUERIES = {name for name in AVAILABLE if ACTIVATIONS[name].needs == ("q", "k")} - OF_LOGITS
 UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
     ("out",): "the heads' outputs were not seen",
     ("tokens",): "no block around the layer was found that tokens enter",
@@ -35,44 +33,58 @@ UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
 }
 CAPACITY = 1024
 RESOLVED = 0.1  # largest relative error of a condition number that counts as a value
-FIELDS = ("value", "bound", "effective_rank", "stable_rank", "tokens")
+# What is kept of a matrix or a reading. Columns are 0 for a reading.
+FIELDS = ("value", "effective_rank", "stable_rank", "negligible", "usable", "columns", "rows", "bound")
+VALUE, EFFECTIVE, STABLE, NEGLIGIBLE, USABLE, COLUMNS, TOKENS, BOUND = range(len(FIELDS))
 MEASURED = (  # keys of a row, besides those about the layer, in order
-    *("measure", "head", *QUANTILES, "bounds", "shape", "tokens", "effective_rank", "stable_rank"),
-    *("not_finite", "singular", "negligible", "examples", "count", "gaussian", "status"),
+    *("measure", "head", *QUANTILES, "interval", "bounds", "shape", "tokens", "effective_rank", "stable_rank"),
+    *("not_finite", "singular", "negligible", "examples", "count", "gaussian", "reference", "status"),
 )
+# Unit roundoff of float types narrower than float32.
+ROUNDOFF = {"float16": 2**-11, "bfloat16": 2**-8, "float8_e4m3fn": 2**-4, "float8_e5m2": 2**-3}
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of measures as a tuple.
-
-    Args:
-        names: names in AVAILABLE, or a single name.
-
-    Raises:
-        ConfigError: a name is not in AVAILABLE, or there is none.
-    """
+    """Return the names of measures, or a single name, as a tuple. Raise ConfigError if one is not in AVAILABLE."""
     names = (names,) if isinstance(names, str) else tuple(names)
-    if wrong := [name for name in names if name not in AVAILABLE]:
-        raise ConfigError(f"measures={', '.join(wrong)}: cannot be watched. Choose from {', '.join(AVAILABLE)}.")
-    if not names:
-        raise ConfigError(f"measures=(): nothing to measure. Choose from {', '.join(AVAILABLE)}.")
+    wrong = [name for name in names if name not in AVAILABLE]
+    if wrong or not names:
+        raise ConfigError(f"measures={', '.join(wrong) or '()'}: unknown. Choose from {', '.join(AVAILABLE)}.")
     return names
 
 
-@functools.partial(jax.jit, static_argnames="names")
-def reduce(arrays: Mapping[str, Array], valid: Bool[Array, "b t"] | None, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return {measure: Summary or Reading} of one call of a layer, with axes B and, for values per head, N.
+def reduce(arrays: Mapping[str, Any], valid: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return {measure: numbers} of one call of a layer, as from `pack`: arrays of the same library, B (N) x fields.
 
     Args:
         arrays: some of out (B T N H), tokens (B T D), q (B T N H), k (B S N H), and logits (B N T S), which include
             masks and biases.
-        valid: tokens that are not padding. Rows of padding do not count: neither as rows nor as singular values.
+        valid: bool B T, tokens that are not padding. Rows of padding do not count: neither as rows nor as singular
+            values.
         names: names of measures. One whose arrays are missing is left out.
     """
+    arrays = dict(arrays)
     if valid is not None:
-        rows = {name: valid.reshape(*valid.shape, *(1,) * (arrays[name].ndim - 2)) for name in ROWS & arrays.keys()}
-        arrays = dict(arrays) | {name: jnp.where(keep, arrays[name], 0) for name, keep in rows.items()}
-    return tap(names)(dict(arrays) | {"mask": ALL if valid is None else Mask(keep=valid)})
+        for name in ROWS & arrays.keys():
+            xp = array_namespace(arrays[name])
+            keep = xp.reshape(valid, (*valid.shape, *(1,) * (arrays[name].ndim - 2)))
+            arrays[name] = xp.where(keep, arrays[name], 0)
+        arrays["mask"] = Padding(valid)
+    return {name: pack(x) for name, x in apply({name: ACTIVATIONS[name] for name in names}, arrays).items()}
+
+
+def pack(measured: Summary | Reading) -> Any:
+    """Return a summary or reading as one array, ... x FIELDS without the last, which the host adds."""
+    if isinstance(measured, Summary):
+        rows = measured.shape[0] if measured.rows is None else measured.rows
+        fields = (measured.condition_number, measured.effective_rank, measured.stable_rank, measured.negligible)
+        fields = (*fields, measured.finite, measured.shape[1], rows)
+    else:
+        fields = (measured.value, 0, 0, 0, measured.valid, 0, 0)
+    value, xp = fields[0], array_namespace(fields[0])
+    return xp.stack(
+        [xp.astype(x, value.dtype) if hasattr(x, "dtype") else xp.full_like(value, x) for x in fields], axis=-1
+    )
 
 
 def unit_roundoff(dtype: Any) -> float:
@@ -81,25 +93,17 @@ def unit_roundoff(dtype: Any) -> float:
     >>> unit_roundoff("bfloat16"), unit_roundoff("float32")
     (0.00390625, 0.0)
     """
-    name = str(dtype).removeprefix("torch.")
-    eps = float(ml_dtypes.finfo(getattr(ml_dtypes, name, None) or np.dtype(name)).eps)
-    return eps / 2 if eps > np.finfo(np.float32).eps else 0.0
+    return ROUNDOFF.get(str(dtype).removeprefix("torch."), 0.0)
 
 
 def find_roundoffs(names: Sequence[str], out: Any, tokens: Any = None) -> dict[str, float]:
-    """Return the `unit_roundoff` behind each measure: under mixed precision, tokens may be stored in another type.
-
-    Args:
-        names: names of measures.
-        out: type of the heads' outputs.
-        tokens: type of the tokens entering the block; None for that of the outputs.
-    """
+    """Return the `unit_roundoff` behind each measure: under mixed precision, tokens may be stored in another type."""
     types = {name: out if tokens is None or ACTIVATIONS[name].needs != ("tokens",) else tokens for name in names}
     return {name: unit_roundoff(dtype) for name, dtype in types.items()}
 
 
-def bound_unresolved(summary: Summary, tokens: np.ndarray, roundoff: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return condition numbers (B or B N), and a mask of those that are only lower bounds.
+def bound_unresolved(values: np.ndarray, roundoff: float) -> None:
+    """Replace condition numbers that are not resolved by lower bounds, in place, and mark them in the field bound.
 
     Float32 resolves all but numerically singular matrices (`Summary`). A narrower type stores A + E, with independent
     relative errors of at most u per entry, whose spectral norm is about u / √3 · ‖A‖_F · (1 / √m + 1 / √n) (Vershynin
@@ -107,137 +111,112 @@ def bound_unresolved(summary: Summary, tokens: np.ndarray, roundoff: float) -> t
     RESOLVED of it, the result is the bound (σ_1 - ‖E‖) / (σ_r + ‖E‖).
 
     Args:
-        summary: summary of the matrices, arrays of shape B or B N.
-        tokens: number of rows of each example, B.
+        values: numbers of matrices, ... x FIELDS.
         roundoff: u; 0 for float32.
     """
-    kappa, singular = np.asarray(summary.condition_number, np.float64), np.asarray(summary.negligible) > 0
-    if not roundoff:
-        return kappa, singular
-    tokens = tokens.reshape(-1, *(1,) * (kappa.ndim - 1))
-    noise = roundoff / np.sqrt(3) * np.sqrt(summary.stable_rank) * (tokens**-0.5 + summary.shape[1] ** -0.5)
+    values[..., BOUND] = values[..., NEGLIGIBLE] > 0
+    if not roundoff or not values[..., COLUMNS].any():
+        return
+    kappa = values[..., VALUE]
+    size = values[..., TOKENS] ** -0.5 + values[..., COLUMNS] ** -0.5
+    noise = roundoff / math.sqrt(3) * np.sqrt(values[..., STABLE]) * size
     inverse = np.where(np.isfinite(kappa), 1 / kappa, 0)
     unresolved = noise > RESOLVED * inverse
     bound = np.maximum(1, (1 - noise) / (inverse + noise))
-    return np.where(unresolved, np.minimum(bound, kappa), kappa), unresolved | singular
-
-
-class Sample:
-    """Uniform random sample of at most CAPACITY of the examples that were added (reservoir sampling).
-
-    Attributes:
-        values: float32 array of the sampled examples x heads x FIELDS, the names of the numbers of one matrix.
-        seen: number of examples that were added.
-
-    Args:
-        heads: number of heads; 1 for values of all heads together.
-    """
-
-    def __init__(self, heads: int):
-        self.values = np.zeros((0, heads, len(FIELDS)), np.float32)
-        self.seen = 0
-        self._rng = np.random.default_rng(0)
-
-    def add(self, values: np.ndarray) -> None:
-        """Add examples to the sample; `values` are an array of examples x heads x FIELDS."""
-        space = CAPACITY - len(self.values)
-        if space > 0:
-            self.values = np.concatenate([self.values, values[:space].astype(np.float32)])
-        self.seen += min(space, len(values)) if space > 0 else 0
-        for example in values[max(space, 0) :]:
-            self.seen += 1
-            place = self._rng.integers(self.seen)
-            if place < CAPACITY:
-                self.values[place] = example
+    values[..., VALUE] = np.where(unresolved, np.minimum(bound, kappa), kappa)
+    values[..., BOUND] = np.maximum(values[..., BOUND], unresolved)
 
 
 @dataclasses.dataclass
 class Tally:
-    """Sample and exact counts of one measure of one layer.
+    """Numbers of the last examples, and counts over all, of one measure of one layer.
 
     Attributes:
-        columns: number of columns of the matrices; None for a reading, such as an entropy.
-        sample: random sample of the values.
-        per_head: True if there is one value per head; False for one value of all heads together.
+        values: float32 array of at most CAPACITY examples x heads x FIELDS; one head for values of all heads together.
+        per_head: True if there is one value per head.
         examples: number of examples that were added.
-        not_finite: per head (heads,), number of matrices with a NaN or an infinity, or of invalid readings.
+        not_finite: per head, number of matrices with a NaN or an infinity, or of invalid readings.
         singular: per head, number of matrices with a negligible singular value.
         negligible: per head, largest number of negligible singular values of one matrix.
     """
 
-    columns: int | None
-    sample: Sample
+    values: np.ndarray
     per_head: bool
-    examples: int = 0
-    not_finite: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
-    singular: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
-    negligible: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
+    examples: int
+    not_finite: np.ndarray
+    singular: np.ndarray
+    negligible: np.ndarray
 
     @classmethod
-    def like(cls, measured: Summary | Reading) -> "Tally":
-        """Return an empty tally for results of the type, number of columns and number of heads of `measured`."""
-        summary = isinstance(measured, Summary)
-        shape = np.shape(measured.condition_number if summary else measured.value)
-        heads = shape[1] if len(shape) > 1 else 1
+    def like(cls, numbers: np.ndarray) -> "Tally":
+        """Return an empty tally for numbers of the shape B (N) x FIELDS."""
+        heads = numbers.shape[1] if numbers.ndim > 2 else 1
         zeros = [np.zeros(heads, int) for _ in range(3)]
-        return cls(measured.shape[1] if summary else None, Sample(heads), len(shape) > 1, 0, *zeros)
+        return cls(np.zeros((0, heads, len(FIELDS)), np.float32), numbers.ndim > 2, 0, *zeros)
 
-    def add(self, measured: Summary | Reading, tokens: np.ndarray, roundoff: float) -> None:
-        """Add the results of the examples of one call.
+    @property
+    def columns(self) -> int:
+        """Number of columns of the matrices; 0 for a reading, such as an entropy."""
+        return int(self.values[0, 0, COLUMNS])
 
-        Args:
-            measured: results with axes B and, for values per head, N, in host memory.
-            tokens: number of rows of the matrix of each example, (B,).
-            roundoff: unit roundoff of the type in which the arrays were stored; 0 for float32.
-        """
-        if isinstance(measured, Summary):
-            kappa, bound = bound_unresolved(measured, tokens, roundoff)
-            usable = np.asarray(measured.finite)
-            fields = [kappa, bound, measured.effective_rank, measured.stable_rank]
-            negligible = np.asarray(measured.negligible)
-        else:
-            usable = np.asarray(measured.valid)
-            fields, negligible = [measured.value, *[np.zeros(usable.shape)] * 3], np.zeros(usable.shape, int)
-        count = len(usable)
-        rows = np.broadcast_to(tokens.reshape(-1, *(1,) * (usable.ndim - 1)), usable.shape)
-        values = np.stack([np.asarray(x, np.float32).reshape(count, -1) for x in (*fields, rows)], axis=-1)
-        usable, negligible = usable.reshape(count, -1), negligible.reshape(count, -1)
-        values[~usable] = np.nan
-        self.sample.add(values)
-        self.examples += count
+    def add(self, values: np.ndarray) -> None:
+        """Add examples x heads x FIELDS."""
+        usable = values[..., USABLE] > 0
+        self.examples += len(values)
         self.not_finite += (~usable).sum(axis=0)
-        self.singular += (negligible > 0).sum(axis=0)
-        self.negligible = np.maximum(self.negligible, negligible.max(axis=0, initial=0))
+        self.singular += (values[..., NEGLIGIBLE] > 0).sum(axis=0)
+        self.negligible = np.maximum(self.negligible, values[..., NEGLIGIBLE].max(axis=0, initial=0).astype(int))
+        values = np.where(usable[..., None] | (np.arange(len(FIELDS)) != VALUE), values, np.nan)
+        self.values = np.concatenate([self.values, values.astype(np.float32)])[-CAPACITY:]
 
     def describe(self, head: int | None) -> dict[str, Any]:
-        """Return quantiles and counts of head number `head`, or of all heads together if None, by name.
-
-        The names are median, q10, q90, bounds, shape, tokens, effective_rank, stable_rank, not_finite, singular,
-        negligible, examples and count, with the meanings of `Watch.rows`.
-        """
+        """Return quantiles and counts of head number `head`, or of all heads together if None, as in `Watch.rows`."""
         chosen = slice(None) if head is None else slice(head, head + 1)
-        values = self.sample.values[:, chosen].reshape(-1, len(FIELDS))
-        value, bound, effective, stable, tokens = values[np.isfinite(values[:, 0])].T
+        values = self.values[:, chosen]
+        kept = values.reshape(-1, len(FIELDS))
+        kept = kept[np.isfinite(kept[:, VALUE])]
+        value = kept[:, VALUE]
         result: dict[str, Any] = {
             name: float(np.quantile(value, q)) if value.size else None for name, q in QUANTILES.items()
         }
+        result["interval"] = _interval(values[..., VALUE])
         # A quantile is exact if every lower bound lies above the values that it is interpolated from.
-        lowest = value[bound > 0].min(initial=np.inf)
+        lowest = value[kept[:, BOUND] > 0].min(initial=np.inf)
         above = {name: np.quantile(value, q, method="higher") if value.size else 0 for name, q in QUANTILES.items()}
         result["bounds"] = [name for name, x in above.items() if x >= lowest]
         result |= dict.fromkeys(("shape", "tokens", "effective_rank", "stable_rank"))
-        if self.columns is not None and value.size:
+        if value.size and self.columns:
+            tokens = kept[:, TOKENS]
             result["shape"] = [int(np.median(tokens)), self.columns]
             result["tokens"] = [int(tokens.min()), int(tokens.max())]
-            result |= {"effective_rank": float(np.median(effective)), "stable_rank": float(np.median(stable))}
-        counts = {"not_finite": self.not_finite, "singular": self.singular}
-        result |= {name: int(count[chosen].sum()) for name, count in counts.items()}
-        heads = self.not_finite.size if head is None else 1
+            result["effective_rank"] = float(np.median(kept[:, EFFECTIVE]))
+            result["stable_rank"] = float(np.median(kept[:, STABLE]))
         return result | {
+            "not_finite": int(self.not_finite[chosen].sum()),
+            "singular": int(self.singular[chosen].sum()),
             "negligible": int(self.negligible[chosen].max()),
             "examples": self.examples,
-            "count": self.examples * heads,
+            "count": self.examples * values.shape[1],
         }
+
+
+def _interval(values: np.ndarray) -> list[float] | None:
+    """Return a 95 % interval of the median over examples, of values examples x heads; None for fewer than six.
+
+    Heads of one example are not independent, so their median counts. The ends are order statistics, which need no
+    assumption on the distribution (David and Nagaraja 2003, section 7.1).
+    """
+    medians = np.sort(np.median(values, axis=1)[np.isfinite(values).all(axis=1)])
+    n, tail, k = len(medians), 0.0, 0
+    while (
+        n >= 6
+        and (
+            tail := tail + math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
+        )
+        <= 0.025
+    ):
+        k += 1
+    return [float(medians[k - 1]), float(medians[n - k])] if k else None
 
 
 class Layer:
@@ -272,24 +251,26 @@ class Layer:
         """Add a sentence to the status of the layer, unless it already has it."""
         self.notes[sentence] = None
 
-    def add(self, measured: Mapping[str, Any], tokens: np.ndarray, roundoffs: Mapping[str, float]) -> None:
-        """Add the results of one call to the tallies of their measures.
+    def add(self, measured: Mapping[str, np.ndarray], roundoffs: Mapping[str, float]) -> None:
+        """Add the results of one call.
 
-        Results whose matrices have another number of columns than before are left out, with a note.
+        Results whose matrices have another number of columns or heads than before are left out, with a note.
 
         Args:
-            measured: results by measure, in host memory, as returned by `reduce`.
-            tokens: number of rows of each example, (B,).
+            measured: results of `reduce`, in host memory.
             roundoffs: unit roundoff of the type in which the array was stored, by measure; missing for float32.
         """
-        for name, values in measured.items():
+        for name, numbers in measured.items():
+            values = np.concatenate([np.asarray(numbers, np.float64), np.zeros((*numbers.shape[:-1], 1))], axis=-1)
+            bound_unresolved(values, roundoffs.get(name, 0.0))
+            values = values.reshape(len(values), -1, len(FIELDS))
+            columns = int(values[0, 0, COLUMNS])
             for tallies in (self.total, self.recent):
-                tally = tallies.get(name)
-                columns = values.shape[1] if isinstance(values, Summary) else None
-                if tally is not None and tally.columns != columns:
+                tally = tallies.setdefault(name, Tally.like(numbers))
+                if len(tally.values) and (tally.columns, *tally.values.shape[1:]) != (columns, *values.shape[1:]):
                     self.note(f"{name} has {columns} columns after {tally.columns}: only the first are counted")
-                    continue
-                tallies.setdefault(name, Tally.like(values)).add(values, tokens, roundoffs.get(name, 0.0))
+                else:
+                    tally.add(values)
 
     def status(self) -> str:
         """Return "ok", or sentences about what is missing or unusual in the layer, separated by "; "."""
@@ -299,14 +280,12 @@ class Layer:
             return "; ".join([single if self.single else "never called", *notes])
         if self.single:
             notes.append(f"{single}: the condition number would be 1")
-        activations = {name: ACTIVATIONS[name] for name in self.names if name in ACTIVATIONS}  # none, of weights
+        specs = {name: ACTIVATIONS[name] for name in self.names if name in ACTIVATIONS}  # none, of weights
         for needs, reason in self.unseen.items():
-            wanted = [name for name, spec in activations.items() if spec.needs == needs]
+            wanted = [name for name, spec in specs.items() if spec.needs == needs]
             missing = [name for name in wanted if name not in self.total]
-            if len(missing) < len(wanted):
-                reason = "only for sequences without padding"
-            elif all(activations[name].whole for name in missing):
-                reason = f"{reason}, or there is padding"
+            if missing and all(specs[name].whole for name in missing):
+                reason = "only for sequences without padding" if len(missing) < len(wanted) else f"{reason}, or padding"
             if missing:
                 notes.append(f"{', '.join(missing)} not measured: {reason}")
         return "; ".join(notes) or "ok"
@@ -324,8 +303,10 @@ class Layer:
         for name in (name for name in self.names if name in self.total):
             tally = self.total[name]
             for head in (None, *(range(tally.not_finite.size) if tally.per_head else ())):
-                row: dict[str, Any] = about | {"measure": name, "head": head} | tally.describe(head)
-                row["gaussian"] = row["shape"] and _reference(name, row["shape"])
+                row: dict[str, Any] = about | dict.fromkeys(MEASURED) | {"measure": name, "head": head}
+                row |= tally.describe(head)
+                prediction = row["shape"] and gaussian_prediction(name, row["shape"])
+                row["gaussian"] = prediction and {key: prediction[key] for key in QUANTILES}
                 sentences = [*_flags(row), *([] if self.status() == "ok" else [self.status()])]
                 row["status"] = "; ".join(sentences) or "ok"
                 result.append(row)
@@ -344,12 +325,6 @@ class Layer:
                 result[f"{self.name}/{name}{suffix}"] = values["median"]
         self.recent = {}
         return result
-
-
-def _reference(name: str, shape: Sequence[int]) -> dict[str, float] | None:
-    """Return median and quantiles of the condition number of Gaussian matrices of a shape, None if not comparable."""
-    prediction = gaussian_prediction(name, shape)
-    return prediction and {key: prediction[key] for key in QUANTILES}
 
 
 def _flags(row: Mapping[str, Any]) -> list[str]:

@@ -17,9 +17,17 @@ from leanformer.conditioning import tap
 from leanformer.errors import ConfigError
 from leanformer.layers.masks import ALL
 from leanformer.layers.model_base import Family
-from leanformer.watching.measures import find_roundoffs
+from leanformer.watching.measures import find_roundoffs, pack
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, Attention, count_rows, find_tokens, is_cross_attention
+from leanformer.watching.traced import (
+    Arrivals,
+    Attention,
+    Place,
+    count_rows,
+    find_place,
+    find_tokens,
+    is_cross_attention,
+)
 
 
 def attach(watch: Watch) -> Callable[[], None]:
@@ -51,15 +59,15 @@ def attach(watch: Watch) -> Callable[[], None]:
     }
     for path in {(), *parents.values()} - {None}:
         undo.append(_replace_call(modules[path], _noting(type(modules[path]), tokens, path, arrivals)))
-    crosses: dict[Any, bool] = {}  # attention layers that are being called: is it cross-attention?
+    places: dict[Any, tuple[Place, bool]] = {}  # attention layers that are being called: is it cross-attention?
     for path, module in attentions.items():
         name = ".".join(map(str, path)) or type(model).__name__
         watch.add_layer(name, heads=getattr(module, "num_heads", None))
         original = module.attention_fn
-        sources = functools.partial(tokens.get, parents[path]), functools.partial(crosses.get, path)
-        module.attention_fn = _wrap(original, arrivals, name, *sources)
+        sources = functools.partial(tokens.get, parents[path]), functools.partial(places.get, path)
+        module.attention_fn = _wrap(original, arrivals, *sources)
         undo.append(functools.partial(setattr, module, "attention_fn", original))
-        undo.append(_replace_call(module, _noting_cross(type(module), crosses, path)))
+        undo.append(_replace_call(module, _noting_place(type(module), places, path, name, _count(module))))
 
     def detach() -> None:
         for function in reversed(undo):
@@ -79,17 +87,25 @@ def _noting(original: type, tokens: dict[Any, Any], path: Any, arrivals: Arrival
             finally:
                 tokens.pop(path, None)  # a tracer must not outlive its trace
 
-        return measured(*args, **kwargs) if path else arrivals.call(measured, args, kwargs, nnx.state(self))
+        return measured(*args, **kwargs) if path else arrivals.call(measured, args, kwargs)
 
     return call
 
 
-def _noting_cross(original: type, crosses: dict[Any, bool], path: Any) -> Callable[..., Any]:
-    """Return a `__call__` that notes whether queries and keys are from different tokens."""
+def _count(module: nnx.Module) -> int:
+    return sum(x.size for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+
+def _noting_place(original: type, places: dict[Any, Any], path: Any, name: str, count: int) -> Callable[..., Any]:
+    """Return a `__call__` that notes the layer, and whether queries and keys are from different tokens."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        crosses[path] = is_cross_attention(args, kwargs)
-        return original.__call__(self, *args, **kwargs)
+        place = find_place(name, nnx.state(self, nnx.Param), count)
+        places[path] = (place, is_cross_attention(args, kwargs))
+        try:
+            return original.__call__(self, *args, **kwargs)
+        finally:
+            places.pop(path, None)  # a tracer must not outlive its trace
 
     return call
 
@@ -103,45 +119,34 @@ def _replace_call(module: nnx.Module, call: Callable[..., Any]) -> Callable[[], 
 
 
 def _wrap(
-    original: Callable[..., Any], arrivals: Arrivals, name: str, tokens: Callable[[], Any], cross: Callable[[], Any]
+    original: Callable[..., Any], arrivals: Arrivals, tokens: Callable[[], Any], place: Callable[[], Any]
 ) -> Callable[..., Any]:
     """Return an attention function that measures its call."""
 
     @functools.wraps(original)
     def attention_fn(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(query, key, value, *args, **kwargs)
-        attention = attention_of(original, query, key, args, kwargs, arrivals, name, bool(cross()))
-        return arrivals.see(name, out, tokens(), attention)
+        layer, cross = place()
+        return arrivals.see(layer, out, tokens(), attention_of(original, query, key, args, kwargs, cross))
 
     return attention_fn
 
 
 def attention_of(
-    original: Callable[..., Any],
-    query: Any,
-    key: Any,
-    args: Any,
-    kwargs: Any,
-    arrivals: Arrivals,
-    name: str,
-    cross: bool,
+    original: Callable[..., Any], query: Any, key: Any, args: Any, kwargs: Any, cross: bool
 ) -> Attention | None:
     """Return the queries, keys and masks of a call of an attention function.
 
-    None, with a note in the layer, if the function is not Flax's `dot_product_attention` or has more than three
-    positional arguments.
+    None if it is not Flax's `dot_product_attention`, or has more than three positional arguments.
 
     Args:
         original: attention function of the layer.
         query, key: its first two arguments.
         args: positional arguments after the values.
         kwargs: keyword arguments.
-        arrivals: receiver of the results, whose watch has the layer.
-        name: path of the layer.
         cross: True if queries and keys are from different tokens.
     """
     if getattr(original, "__name__", "") != "dot_product_attention" or args:
-        arrivals.layer(name).unseen["q", "k"] = "attention_fn is not dot_product_attention"
         return None
     return Attention(query, key, kwargs.get("mask"), kwargs.get("bias"), bool(kwargs.get("is_causal")), cross)
 
@@ -169,7 +174,8 @@ def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
                 {name: x for name, x in arrays.items() if x is not None},
             )
             valid = valid if valid is None else valid[:limit]
-        return tap(watch.options.measures)(arrays), count_rows(valid, *arrays["tokens"].shape[:2])
+        measured = {name: pack(x) for name, x in tap(watch.options.measures)(arrays).items()}
+        return measured, count_rows(valid, *arrays["tokens"].shape[:2])
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("tap") is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from leanformer.errors import ConfigError
-from leanformer.pretrained.storage import StoredTensor
+from leanformer.stored import StoredTensor
 
 
 ROLES = {  # last part of a name: role
@@ -71,14 +71,17 @@ def group(
     groups: dict[str, dict[str, StoredTensor]] = {}
     others: dict[str, StoredTensor] = {}
     unmatched: dict[str, str] = {}
-    for name, tensor in sorted(tensors.items(), key=lambda item: _natural(item[0])):
+    for stored, tensor in sorted(tensors.items(), key=lambda item: _natural(item[0])):
+        name = stored if stored.isprintable() else ascii(stored)  # a terminal would obey control characters
         if len(tensor.shape) < 2 or name.endswith(("bias", "position_ids")):
             continue
         if tensor.dtype not in FLOATS:
             unmatched[name] = f"{tensor.dtype} is not a type of numbers that is measured: quantised, or an index"
         elif len(tensor.shape) != 2:
             unmatched[name] = f"{' x '.join(map(str, tensor.shape))} is not a matrix"
-        elif min(tensor.shape) > 1:
+        elif min(tensor.shape) == 1:
+            unmatched[name] = f"{' x '.join(map(str, tensor.shape))} has a condition number of 1"
+        else:
             layer, role = find_role(name)
             if role is None or role in groups.get(layer, {}):
                 others[name] = tensor

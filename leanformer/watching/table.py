@@ -1,17 +1,13 @@
-"""Rows of a watch as a table for a terminal, and as a picture."""
+"""Rows of a watch as a table for a terminal."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 
-from leanformer.conditioning import charts
-from leanformer.conditioning.spectrum import QUANTILES
-from leanformer.errors import ConfigError
-
-
-HEAD = ("layer", "heads x dim", "measure", "matrix", "median [10 %, 90 %]", "Gaussian", "stable", "effective", "n")
+HEAD = (
+    *("layer", "heads x dim", "measure", "matrix", "median [10 %, 90 %]", "Gaussian", "reference"),
+    *("stable", "effective", "n"),
+)
 LEGEND = (
     "Median [10 %, 90 %] of the condition number over examples (and heads: head_output), or of the entropy and the\n"
     "largest logit. ≥: a lower bound. Gaussian: median for a Gaussian matrix of this shape. stable, effective: median\n"
@@ -55,11 +51,13 @@ def format_table(rows: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str]
                 row["measure"],
                 _format_shape(row),
                 middle if low == middle == high else f"{middle} [{low}, {high}]",
-                f"{row['gaussian']['median']:.3g}" if row.get("gaussian") else "-",
+                *(f"{row[key]['median']:.3g}" if row[key] else "-" for key in ("gaussian", "reference")),
                 *("-" if row[key] is None else f"{row[key]:.3g}" for key in ("stable_rank", "effective_rank")),
                 str(row["examples"]),
             )
         )
+    if not any(row["reference"] for row in rows):
+        lines = [(*line[:6], *line[7:]) for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     text += ["", LEGEND] if len(lines) > 1 else []
@@ -81,46 +79,3 @@ def _format_places(places: Mapping[str, Sequence[str]]) -> str:
     what = layers[0] if len(layers) == 1 else f"{layers[0]} and {len(layers) - 1} more"
     measures = [name for name in places if name]
     return what if len(measures) != 1 else f"{what}, {measures[0]}"
-
-
-def plot(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
-    """Plot condition numbers by layer, one panel per measure and shape, with the Gaussian reference.
-
-    Args:
-        rows: rows of `Watch.rows`; those of single heads and those without a matrix are left out.
-        title: title of the plot.
-
-    Returns:
-        A Matplotlib figure; None if no row is left.
-    """
-    entries: dict[Any, Any] = {}
-    for row in rows:
-        if row["head"] is None and row.get("shape"):
-            key = (row["measure"], *row["shape"])
-            theory = row.get("gaussian")
-            entry = entries.setdefault(key, {"shape": row["shape"], "theory": theory, "layers": []})
-            entry["layers"].append({key: row[key] for key in (*QUANTILES, "singular")})
-    measures = [key[0] for key in entries]
-    # A panel's title has name and shape: names only need to differ.
-    named = {key[0] + " " * measures[:i].count(key[0]): entry for i, (key, entry) in enumerate(entries.items())}
-    return charts.plot_by_layer(named, title)
-
-
-def save(rows: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> Path:
-    """Write the plot of rows to a file, and return its path.
-
-    Args:
-        rows: rows of `Watch.rows`.
-        path: file whose suffix is a format of Matplotlib, such as .png or .svg.
-        title: title of the plot.
-
-    Raises:
-        ConfigError: no condition number was measured.
-    """
-    figure = plot(rows, title)
-    if figure is None:
-        raise ConfigError("plot: no condition number was measured. See table() for the reason.")
-    path = Path(path).expanduser()
-    path = path if path.suffix else path.with_name(f"{path.name}.png")  # Matplotlib adds it too
-    figure.savefig(path)
-    return path

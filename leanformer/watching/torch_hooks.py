@@ -9,24 +9,24 @@ the arrays and splits them into heads; the number of heads of an attention produ
 stated one.
 """
 
+import dataclasses
 import fnmatch
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from leanformer.conditioning.spectrum import to_numpy
 from leanformer.errors import ConfigError
-from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.watching import torch_layers
-from leanformer.watching.measures import OF_LOGITS, Layer, find_roundoffs
+from leanformer.watching.measures import Layer, find_roundoffs
 from leanformer.watching.session import Watch
 from leanformer.watching.torch_layers import Scope
-from leanformer.watching.torch_recorder import Recorder, as_batch, to_host
+from leanformer.watching.torch_recorder import Recorder, as_batch, measurable
 
 
 # Arguments of a model's call that mark padding, and whether True means padding.
@@ -35,6 +35,8 @@ MASKS = {"attention_mask": False, "src_key_padding_mask": True, "tgt_key_padding
 SOURCE, TARGET = {"src_key_padding_mask", "attention_mask"}, {"tgt", "decoder_input_ids", "decoder_attention_mask"}
 OWN = "no padding mask was read from the call of this part of the model: padding counts. Pass the model its mask"
 SHOWN = 12  # candidates in a message
+TRACED = "calls inside torch.compile, torch.export, torch.func or another tracer are not measured"
+DIRECT = "its forward may have been called directly, which hooks do not see"
 
 
 def attach(watch: Watch) -> Callable[[], None]:
@@ -47,21 +49,39 @@ def attach(watch: Watch) -> Callable[[], None]:
         ConfigError: no attention layer is found, `at` matches no linear layer, or an error of `check_supported`.
     """
     check_supported(watch.model)
-    if not backends_are_initialized() and not jax.config.jax_platforms:
-        # JAX would otherwise reserve most of the memory of a GPU, which belongs to PyTorch here.
-        jax.config.update("jax_platforms", "cpu")
     layers, watch.unmatched = torch_layers.find_scopes(watch.model)
     if watch.options.at is not None:
         layers = _select(watch.model, watch.options.at, layers)
     if not layers:
         raise ConfigError(_describe_missing(watch.model, watch.unmatched))
-    handles = Hooks(watch, layers).register()
+    hooks = Hooks(watch, layers)
+    initial = _open_reference(watch)
+    handles = hooks.register(initial)
 
     def detach() -> None:
         for handle in handles:
             handle.remove()
+        if initial is not None:
+            initial.__exit__()
+        for layer in watch.layers.values():
+            if hooks.skipped:
+                layer.note(TRACED)
+            elif not layer.calls and hooks.calls:
+                layer.note(DIRECT)
 
     return detach
+
+
+def _open_reference(watch: Watch) -> Watch | None:
+    """Return an open watch of the model to compare with, which takes its place as the watch's reference, if it is one.
+
+    It is called with the arguments of each measured call, in its own mode and without gradients.
+    """
+    if not isinstance(watch.reference, nn.Module):
+        return None
+    options = dataclasses.replace(watch.options, reference=None, every=1)
+    watch.reference = Watch(watch.reference, options, attach)
+    return watch.reference.__enter__()
 
 
 def check_supported(model: nn.Module) -> None:
@@ -70,7 +90,7 @@ def check_supported(model: nn.Module) -> None:
         where = f"{type(module).__name__} {name}".strip()
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(
-                f"{where} is compiled: its layers run without hooks. Watch the model before torch.compile."
+                f"{where} is compiled: its layers run without hooks. Watch and call the model before torch.compile."
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(f"{where} is a TorchScript module: its layers run without hooks. Watch the Python model.")
@@ -132,7 +152,7 @@ class Hooks:
         self.modes: list[TorchFunctionMode] = []
         self.tokens: dict[int, torch.Tensor] = {}  # input of running blocks
         self.running = self.measured = False  # a call of the model; it is one to measure
-        self.calls = 0
+        self.calls, self.skipped = 0, False
         self.valid: np.ndarray | None = None
         self.masked: nn.Module | None = None  # part of the model whose call had the mask
         self.unreadable = self.unmasked = ""  # what to note if a layer has a mask that is not read, or has none
@@ -146,25 +166,55 @@ class Hooks:
             name = scope.name or type(watch.model).__name__
             self.scopes.append((scope, watch.add_layer(name, heads=scope.heads), [0]))
 
-    def register(self) -> list[Any]:
-        """Register all hooks on the model and its layers, and return their handles, which have `remove()`."""
-        model, options = self.watch.model, {"with_kwargs": True}
-        handles = [model.register_forward_pre_hook(self._begin, prepend=True, **options)]
-        blocks = {id(scope.block): scope.block for scope, _, _ in self.scopes if scope.block is not None}
-        handles += [block.register_forward_pre_hook(self._enter_block, **options) for block in blocks.values()]
+    def register(self, initial: Watch | None) -> list[Any]:
+        """Register all hooks on the model and its layers, and return their handles, which have `remove()`.
+
+        Args:
+            initial: open watch of a model to call with the same arguments; None for none.
+        """
+        model, handles = self.watch.model, []
+
+        def before(module: nn.Module, hook: Callable[..., None], prepend: bool = True) -> None:
+            hook = self._untraced(hook)
+            handles.append(module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True))
+
+        def after(module: nn.Module, hook: Callable[..., None]) -> None:
+            handles.append(module.register_forward_hook(self._untraced(hook), always_call=True))
+
+        if initial is not None:
+            before(model, lambda _, args, kwargs: self._call_initial(initial.model, args, kwargs))
+        before(model, self._begin)  # runs before the one above
+        for block in {id(scope.block): scope.block for scope, _, _ in self.scopes if scope.block is not None}.values():
+            before(block, self._enter_block, prepend=False)
         for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
-            handles.append(encoder.register_forward_pre_hook(self._enter_encoder, **options))
-            handles.append(encoder.register_forward_hook(self._leave_encoder, always_call=True))
+            before(encoder, self._enter_encoder, prepend=False)
+            after(encoder, self._leave_encoder)
         for scope, layer, count in self.scopes:
             enter, leave = self._hooks(scope, layer, count)
-            handles.append(scope.module.register_forward_pre_hook(enter, prepend=True, **options))
-            handles.append(scope.module.register_forward_hook(leave, always_call=True))
+            before(scope.module, enter)
+            after(scope.module, leave)
         # After those of the layers, which may themselves be such parts and still need their mask.
         for part in (m for m in model.modules() if m is not model and (_takes_mask(m) or _has_own_masks(m))):
-            handles.append(part.register_forward_pre_hook(self._enter_part, prepend=True, **options))
-            handles.append(part.register_forward_hook(self._leave_part, always_call=True))
-        handles.append(model.register_forward_hook(self._end, always_call=True))
+            before(part, self._enter_part)
+            after(part, self._leave_part)
+        after(model, self._end)
         return handles
+
+    def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """Return a hook that does nothing under a tracer, compiler or functional transform, which know no numbers."""
+
+        def call(*args: Any) -> None:
+            if torch.compiler.is_compiling() or _is_transformed():
+                self.skipped = True
+            else:
+                hook(*args)
+
+        return call
+
+    def _call_initial(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.measured and not _recomputing():
+            with torch.no_grad(), torch.random.fork_rng():
+                model(*args, **kwargs)
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if _recomputing():
@@ -243,7 +293,7 @@ class Hooks:
         return enter, leave
 
     def _collect(self, scope: Scope, layer: Layer, recorder: Recorder) -> None:
-        arrays, dtype, notes = recorder.arrays(self.options.examples, bool(OF_LOGITS & set(layer.names)))
+        arrays, dtype, notes = recorder.arrays(self.options.examples, layer.names)
         for sentence in notes:
             layer.note(sentence)
         if not arrays:
@@ -266,7 +316,7 @@ class Hooks:
         self.watch.collect(layer, arrays, valid, find_roundoffs(layer.names, dtype, stored))
 
     def _add_tokens(
-        self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, np.ndarray]
+        self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, torch.Tensor]
     ) -> torch.dtype | None:
         """Add the tokens entering the block, B T D, where D is the width that the output projection returns.
 
@@ -282,7 +332,7 @@ class Hooks:
             layer.unseen["tokens",] = f"the block takes {tuple(x.shape)}, not tokens of width {width}"
             return None
         x = as_batch(x if scope.batch_first or x.ndim != 3 else x.transpose(0, 1))
-        arrays["tokens"] = to_host(x[: self.options.examples])
+        arrays["tokens"] = measurable(x[: self.options.examples])
         return x.dtype
 
     def _note_weight(self, layer: Layer, weight: torch.Tensor | None) -> None:
@@ -301,6 +351,16 @@ class Hooks:
 def _recomputing() -> bool:
     """Return True in a backward pass, where checkpointed layers run a second time."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _is_transformed() -> bool:
+    """Return True within torch.func, torch.jit.trace, or a mode of tensors without numbers."""
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.jit.is_tracing()
+        or any(type(mode).__name__ in ("FakeTensorMode", "ProxyTorchDispatchMode") for mode in modes)
+    )
 
 
 def _takes_mask(module: nn.Module) -> bool:
@@ -344,6 +404,6 @@ def _read_mask(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
                 None,
                 f"{name} of shape {tuple(mask.shape)} is not examples x tokens: padding counts unless mask= is passed",
             )
-        valid = to_host(mask) == 0 if padding else to_host(mask) != 0
+        valid = to_numpy(mask) == 0 if padding else to_numpy(mask) != 0
         return valid, ""
     return None, ""

@@ -5,14 +5,14 @@ applied to the layer's input; without a product that is visible (a fused kernel)
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from leanformer.watching.measures import OF_LOGITS, OF_QUERIES
 from leanformer.watching.torch_layers import Scope
 
 
@@ -32,6 +32,7 @@ class Recorder(TorchFunctionMode):
         weight: weight of the output projection.
         product: result of the attention product, B N T H; None if it was not seen.
         logits: function from a number of examples to the logits of the first ones, B N T S; None if they were not seen.
+        queries, keys: arguments of a fused attention product, B N T H and B K S H; None if they were not seen.
         weights: list of tensors: the attention probabilities, and the same after dropout or a cast; empty if not seen.
         transposed: (T, B) if rows of the projection's input are in this order; None if in the order (B, T).
         flat: True if the weight of the projection is inputs x outputs, False for outputs x inputs.
@@ -51,6 +52,8 @@ class Recorder(TorchFunctionMode):
         self.weight: torch.Tensor | None = None
         self.product: torch.Tensor | None = None
         self.logits: Callable[[int], torch.Tensor] | None = None
+        self.queries: torch.Tensor | None = None
+        self.keys: torch.Tensor | None = None
         self.weights: list[torch.Tensor] = []
         self.transposed: tuple[int, int] | None = None
         self.flat = False
@@ -147,7 +150,7 @@ class Recorder(TorchFunctionMode):
         self.projected = None
         if query.ndim != 4:
             return
-        self.product = result
+        self.product, self.queries, self.keys = result, query, key
 
         def logits(examples: int) -> torch.Tensor:
             q, k = query[:examples].float(), key[:examples].float()
@@ -163,15 +166,16 @@ class Recorder(TorchFunctionMode):
 
         self.logits = logits
 
-    def arrays(self, limit: int | None, with_logits: bool) -> tuple[dict[str, np.ndarray], Any, list[str]]:
-        """Return arrays of the call in host memory by name, the dtype of the layer's output, and notes about the layer.
+    def arrays(self, limit: int | None, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], Any, list[str]]:
+        """Return arrays of the call by name, the dtype of the layer's output, and notes about the layer.
 
         The arrays are "out" (B T N H; N = 1 if the number of heads is unknown) and, if they were seen, "logits"
-        (B N T S). There are none, and the dtype is None, if no output projection was seen.
+        (B N T S), "q" and "k" (B T N H, B S K H). There are none, and the dtype is None, if no output projection was
+        seen.
 
         Args:
             limit: number of examples, the first of the batch; None for all.
-            with_logits: True to compute the logits.
+            names: measures, which decide what is needed besides "out".
         """
         if self.projected is None:
             return {}, None, []
@@ -192,11 +196,13 @@ class Recorder(TorchFunctionMode):
             notes.append("the number of heads is unknown: pass heads=")
         dtype, x = x.dtype, x[:limit]
         arrays = {"out": x.reshape(*x.shape[:2], heads or 1, -1)}
-        if with_logits and self.logits is not None and heads:
+        if not OF_LOGITS.isdisjoint(names) and self.logits is not None and heads:
             logits = self.logits(len(x))
             if logits.ndim == 4 and logits.shape[:3] == (len(x), heads, x.shape[1]):
                 arrays["logits"] = logits
-        return {name: to_host(value) for name, value in arrays.items()}, dtype, notes
+        if not OF_QUERIES.isdisjoint(names) and self.queries is not None and self.queries.shape[2] == x.shape[1]:
+            arrays |= {"q": self.queries[:limit].transpose(1, 2), "k": self.keys[:limit].transpose(1, 2)}
+        return {name: measurable(value) for name, value in arrays.items()}, dtype, notes
 
     def _tokens_agree(self, x: torch.Tensor) -> bool:
         """Return True if the product has a row per token: attention over channels has a column."""
@@ -242,9 +248,9 @@ def as_batch(x: torch.Tensor, leading: tuple[int, ...] = ()) -> torch.Tensor:
     return x[None] if x.ndim == 2 else x.flatten(1, -2)
 
 
-def to_host(x: torch.Tensor) -> np.ndarray:
-    """Return a tensor as a float32 NumPy array in host memory."""
-    return x.detach().to(device="cpu", dtype=torch.float32).numpy()
+def measurable(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without gradients in float32, on its device if that has float64."""
+    return x.detach().to(device="cpu" if x.device.type == "mps" else None, dtype=torch.float32)
 
 
 def _same_storage(x: torch.Tensor, other: torch.Tensor) -> bool:

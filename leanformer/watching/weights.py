@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from leanformer import conditioning
 from leanformer.conditioning import WEIGHTS
 from leanformer.errors import ConfigError
-from leanformer.pretrained.storage import StoredTensor, open_lazily
-from leanformer.watching import table
-from leanformer.watching.measures import Layer, unit_roundoff
+from leanformer.stored import StoredTensor, open_lazily
+from leanformer.watching import pictures
+from leanformer.watching.measures import Layer, pack, unit_roundoff
 from leanformer.watching.roles import FLOATS, HEADS, KV_HEADS, find_size, group, read_config
+from leanformer.watching.session import Results
 
 
 INTERLEAVED = ("gpt_neox", "bloom")  # packed as N 3 H; others as N H, K H, K H
@@ -56,61 +55,70 @@ class Heads:
                 raise ConfigError(f"{field.name}={value!r}: expected a whole number of at least 1.")
 
 
-class WeightsWatch:
-    """Measures of the matrices of a safetensors file, as `watch_weights` returns them.
+class WeightsWatch(Results):
+    """Measures of the matrices of safetensors files, as `watch_weights` returns them.
+
+    With several files, layers, rows, table and verdict are those of the last one, beside the first as reference.
 
     Attributes:
         layers: statistics by the name of a layer, or of a matrix without a role.
         unmatched: {name: reason} for tensors that are not measured.
+        files: {path: `WeightsWatch`} of each file, in order; empty for a single one.
     """
 
-    def __init__(self, layers: Mapping[str, Layer], unmatched: Mapping[str, str]):
+    def __init__(self, layers: Mapping[str, Layer], unmatched: Mapping[str, str], reference: Any = None):
+        super().__init__(reference)
         self.layers, self.unmatched = dict(layers), dict(unmatched)
+        self.files: dict[str, WeightsWatch] = {}
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Dictionaries of plain values, one per layer, measure and head (None: all heads together).
-
-        Keys are those of `watching.Watch.rows`.
-        """
-        return [row for layer in self.layers.values() for row in layer.rows()]
-
-    def table(self) -> str:
-        """Return the `rows` of all heads together as a table of text, with statuses and what was not measured."""
-        return table.format_table(self.rows, self.unmatched)
-
-    def plot(self, path: str | Path, title: str = "") -> Path:
-        """Write a plot of the condition numbers by layer to a file, and return its path.
+    def plot(self, path: str | Path | None = None, title: str = "") -> Any:
+        """Return a figure: condition numbers by layer, or for several files their medians over the files, by layer.
 
         Args:
-            path: file whose suffix is a format of Matplotlib, such as .png or .svg.
-            title: title of the plot.
+            path: file to write it to, such as conditioning.png; None for none.
+            title: title of the figure.
 
         Raises:
-            ConfigError: nothing was measured.
+            ConfigError: nothing was measured, or Matplotlib is not installed.
         """
-        return table.save(self.rows, path, title)
+        if not self.files:
+            return super().plot(path, title)
+        names = [Path(name).stem if Path(name).suffix else Path(name).name for name in self.files]
+        figure = pictures.draw_checkpoints(names, [w.rows for w in self.files.values()], title)
+        return pictures.save(figure, path)
 
 
 def watch_weights(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
     measures: Sequence[str] | None = None,
+    reference: Any = None,
 ) -> WeightsWatch:
     """Measure every matrix of safetensors weights.
 
     Args:
-        path: safetensors file, index of shards, or folder with one of them.
+        path: safetensors file, index of shards, or folder with one of them; or several, such as the checkpoints of a
+            run in order.
         heads, kv_heads, head_dim: sizes of the attention; by default those of config.json beside the file.
         measures: names of `leanformer.conditioning.WEIGHTS`, and "matrix" for all other matrices; by default all.
+        reference: other results or their rows to compare with; by default the first of several files.
 
     Raises:
         ConfigError: an argument is invalid or does not fit the matrices, or no matrix has one of the measures.
         WeightsError: the file is unreadable, see `pretrained.read`.
     """
+    if not isinstance(path, str | Path):
+        sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "measures": measures}
+        files = {str(each): watch_weights(each, **sizes) for each in path}
+        if not files:
+            raise ConfigError("watch_weights: there is no file.")
+        first, *_, last = (*files.values(), *files.values())
+        result = WeightsWatch(last.layers, last.unmatched, reference or (first if len(files) > 1 else None))
+        result.files = files
+        return result
     names = tuple(measures) if measures is not None else (*WEIGHTS, "matrix")
     if wrong := [name for name in names if name not in (*WEIGHTS, "matrix")]:
         raise ConfigError(f"measures={', '.join(wrong)}: unknown. Choose from {', '.join(WEIGHTS)}, matrix.")
@@ -125,10 +133,13 @@ def watch_weights(
         measure_group(layers[name], members, layout.of(name))
     for name, tensor in others.items() if "matrix" in names else ():
         layers[name] = Layer(name, ("matrix",))
-        _add(layers[name], "matrix", conditioning.condition(tensor()[None]), tensor)
+        _add(layers[name], "matrix", conditioning.condition(tensor()[None].astype(np.float32)), tensor)
     if not any(layer.calls for layer in layers.values()):
-        raise ConfigError(f"{path}: none of its {len(tensors)} tensors is a matrix of the chosen measures.")
-    return WeightsWatch({name: layer for name, layer in layers.items() if layer.calls or layer.notes}, unmatched)
+        reasons = f" ({next(iter(unmatched.values()))})" if unmatched else ""
+        raise ConfigError(f"{path}: none of its {len(tensors)} tensors is a matrix of the chosen measures{reasons}.")
+    return WeightsWatch(
+        {name: layer for name, layer in layers.items() if layer.calls or layer.notes}, unmatched, reference
+    )
 
 
 class Layout:
@@ -230,14 +241,14 @@ def measure_group(layer: Layer, members: Mapping[str, StoredTensor], layout: Lay
         block: dict[str, Any] = {"attention": {}, "mlp": {}}
         for role in roles:
             first, second, _ = PARTS[role].split(".")
-            block[first][second] = {"kernel": jnp.asarray(loaders[role]())[None]}
+            block[first][second] = {"kernel": loaders[role]()[None]}
         _add(layer, name, conditioning.weights({"": block}, [name])[""][name], next(iter(members.values())))
     layer.names = tuple(layer.total)
 
 
 def _add(layer: Layer, name: str, measured: Any, tensor: StoredTensor) -> None:
     roundoff = {name: unit_roundoff(FLOATS[tensor.dtype])}
-    layer.add({name: jax.device_get(measured)}, np.array([measured.shape[0]]), roundoff)
+    layer.add({name: pack(measured)}, roundoff)
     layer.calls = 1
 
 

@@ -113,6 +113,8 @@ def test_measures_are_invariant_to_permutation_and_rotation(rng):
     rotated = measure({name: x @ rotations[x.shape[-1]] for name, x in arrays.items()})
     for other in (permuted, rotated):
         for name, value in plain.items():
+            if name == "attention_distance":  # depends on the order of tokens
+                continue
             # Rounding of the entries, at most 32 per row, amplified by κ.
             worst = max(10, *np.ravel(value.condition_number)) if isinstance(value, Summary) else 100
             for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(other[name]), strict=True):

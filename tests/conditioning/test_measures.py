@@ -79,6 +79,13 @@ def compute_logits(a):
     return np.einsum("lbtnh,lbsnh->lbnts", a["q"], a["k"]) / np.sqrt(a["q"].shape[-1])
 
 
+def compute_energy(a):
+    """Return σ² / Σσ² of the logits, each query's centred over keys, which softmax does not see."""
+    logits = compute_logits(a)
+    s = np.linalg.svd(logits - logits.mean(-1, keepdims=True), compute_uv=False) ** 2
+    return s / s.sum(-1, keepdims=True)
+
+
 def compute_linear_cka(x, y):
     x, y = x - x.mean(0), y - y.mean(0)
     return np.linalg.norm(y.T @ x) ** 2 / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y)
@@ -106,6 +113,11 @@ READINGS = {
     "relative_attention_entropy": lambda a: entr(softmax(compute_logits(a))).sum(-1).mean(-1) / np.log(TOKENS),
     "largest_logit": lambda a: compute_logits(a).max((-2, -1)),
     "self_weight": lambda a: np.diagonal(softmax(compute_logits(a)), axis1=-2, axis2=-1).mean(-1),
+    "attention_distance": lambda a: (
+        (softmax(compute_logits(a)) * abs(np.subtract.outer(*[np.arange(TOKENS)] * 2))).sum(-1).mean(-1)
+    ),
+    "logit_spectral_entropy": lambda a: entr(compute_energy(a)).sum(-1),
+    "logit_components": lambda a: 1 + (compute_energy(a).cumsum(-1) < 0.9).sum(-1),
 }
 
 

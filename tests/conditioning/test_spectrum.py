@@ -1,18 +1,13 @@
 """Singular values against given spectra and NumPy in float64, and flags of degenerate matrices."""
 
-import contextlib
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT, subprocess_environment
 from messages import mentions, refuses
 
-from leanformer.conditioning import digest
-from leanformer.conditioning.spectrum import FLOOR, by_gram, by_reflections, condition, read, singular_values, summarise
+from leanformer.conditioning import digest, in_jax, spectrum
+from leanformer.conditioning.spectrum import FLOOR, condition, map_arrays, read, singular_values, summarise
 
 
 slow = pytest.mark.slow
@@ -20,20 +15,32 @@ SMALL, LARGE = [(49, 64), (97, 97)], pytest.param(577, 1920, marks=slow)
 CONDITIONS = np.array([1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
 
 
-@pytest.fixture(params=[by_reflections, by_gram], ids=["on a CPU", "on a GPU"])
-def route(request):
-    """Use the CPU's method for singular values, and then that of other devices, on the CPU."""
-    with use_method(request.param):
-        yield
+def as_jax(route):
+    """Return a function that measures with JAX by a method: the CPU's, or that of other devices, on the CPU."""
+
+    def values(x):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax.lax, "platform_dependent", lambda x, **_: route(x))
+            in_jax.factorised.clear_cache()
+            result = jax.jit(singular_values)(jnp.asarray(x))
+        in_jax.factorised.clear_cache()
+        return np.asarray(result)
+
+    return values
 
 
-@contextlib.contextmanager
-def use_method(values):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.lax, "platform_dependent", lambda x, **_: values(x))
-        singular_values.clear_cache()
-        yield
-    singular_values.clear_cache()
+ROUTES = {
+    "NumPy": singular_values,
+    "JAX on a CPU": as_jax(in_jax.by_reflections),
+    "JAX elsewhere": as_jax(in_jax.by_gram),
+}
+
+
+@pytest.fixture(params=ROUTES.values(), ids=ROUTES)
+def route(request, monkeypatch):
+    """Use each way to singular values."""
+    monkeypatch.setattr(spectrum, "singular_values", request.param)
+    return request.param
 
 
 def make_orthonormal(rng, rows, columns):
@@ -68,7 +75,8 @@ def test_condition_number_of_given_spectra(route, rng, m, n):
 def test_values_equal_numpy_in_float64(route, rng, m, n):
     x = rng.standard_normal((2, 3, m, n)).astype(np.float32)
     expected = np.linalg.svd(x.astype(np.float64), compute_uv=False)
-    for result in (singular_values(x), jax.jit(singular_values)(x), jax.vmap(singular_values)(x)):
+    np.testing.assert_allclose(route(x), expected, atol=1e-6 * expected.max())
+    for result in (singular_values(jnp.asarray(x)), jax.vmap(singular_values)(jnp.asarray(x))):
         assert result.dtype == jnp.float32
         np.testing.assert_allclose(result, expected, atol=1e-6 * expected.max())
 
@@ -94,7 +102,7 @@ def test_non_finite_matrix_is_flagged_without_affecting_others(route, rng, m, n,
     x = rng.standard_normal((3, m, n)).astype(np.float32)
     broken = x.copy()
     broken[1, 2, 3] = bad
-    assert np.isnan(singular_values(broken)[1]).all()
+    assert np.isnan(route(broken)[1]).all()
     good, result = condition(x), condition(broken)
     assert result.valid.tolist() == [True, False, True]
     assert result.finite.tolist() == [True, False, True]
@@ -122,7 +130,7 @@ def test_degenerate_matrices_are_flagged(route, rng):
 def test_matrices_of_one_row_beside_padding_are_flagged():
     result = summarise(jnp.array([[2.0, 0.0, 0.0], *[[2.0, 1.0, 0.0]] * 2]), (3, 3), rows=jnp.array([1, 2, 2]))
     assert result.valid.tolist() == [False, True, True]
-    (layer,) = digest(jax.tree.map(lambda x: x[None], result))
+    (layer,) = digest(map_arrays(lambda x: x[None], result))
     assert len(layer["flags"]) == 1 and mentions(layer["flags"][0], 1, 3)
     (layer,) = digest(summarise(jnp.zeros((1, 0, 3)), (3, 3), rows=jnp.zeros((1, 0), int)))
     assert layer["median"] is None and layer["shape"] == [3, 3]
@@ -146,7 +154,9 @@ def test_both_routes_agree_as_documented(rng):
     for kappa, tolerance in ((1e4, 1e-6), (1e6, 1e-3)):
         x = np.stack([(u * spectrum(1, 1 / kappa, r)) @ v.T for spectrum in SPECTRA.values()]).astype(np.float32)
         with jax.enable_x64(True):
-            result, expected = (np.asarray(values(jnp.asarray(x, jnp.float64))) for values in (by_gram, by_reflections))
+            result, expected = (
+                np.asarray(values(jnp.asarray(x, jnp.float64))) for values in (in_jax.by_gram, in_jax.by_reflections)
+            )
         error = np.abs(result[:, 0] / result[:, -1] / (expected[:, 0] / expected[:, -1]) - 1)
         assert 0 < error.max() <= tolerance, (kappa, error)
 
@@ -248,23 +258,3 @@ def test_invalid_matrices_are_refused():
         jax.jit(condition)(np.eye(3, dtype=np.complex64))
     with jax.enable_x64(True), refuses("jit", "float64", error=TypeError):
         jax.jit(condition)(np.eye(3))
-
-
-PRINT_THREADS = """
-import os, scipy.linalg, threadpoolctl
-pools = {p.filepath.split("/")[-2]: p for p in threadpoolctl.ThreadpoolController().lib_controllers}
-for pool in pools.values():
-    pool.set_num_threads(3)
-import leanformer.conditioning
-print(pools["scipy.libs"].get_num_threads(), pools["numpy.libs"].get_num_threads(), os.environ["OPENBLAS_NUM_THREADS"])
-"""
-
-
-@pytest.mark.parametrize(("variable", "threads"), [(None, "1 3 1"), ("2", "3 3 2")], ids=["by default", "if it is set"])
-def test_scipy_loaded_before_uses_one_thread(variable, threads):
-    """Otherwise the threads of all cores wait for each other, which is over ten times slower on a busy machine."""
-    environ = subprocess_environment() | {"PYTHONPATH": str(ROOT)}
-    environ = {key: value for key, value in environ.items() if key != "OPENBLAS_NUM_THREADS"}
-    environ |= {"OPENBLAS_NUM_THREADS": variable} if variable else {}
-    command = [sys.executable, "-c", PRINT_THREADS]
-    assert subprocess.check_output(command, text=True, env=environ).strip() == threads

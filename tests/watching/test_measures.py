@@ -1,39 +1,48 @@
 """Statistics over many examples in bounded memory, and bounds."""
 
-import jax
+import json
+
 import numpy as np
 import pytest
 from messages import mentions
 
 from leanformer import conditioning
-from leanformer.watching.measures import CAPACITY, Layer, bound_unresolved, reduce, unit_roundoff
+from leanformer.watching.measures import CAPACITY, FIELDS, Layer, _interval, pack, reduce, unit_roundoff
+from leanformer.watching.verdict import judge
 
 
-def test_memory_does_not_grow_and_quantiles_stay():
-    """A uniform sample of 20 times the capacity: quantiles to 5 %, exact counts."""
+def test_memory_does_not_grow_and_the_last_examples_count():
+    """20 times the capacity: quantiles of the last, counts of all."""
     rng, layer = np.random.default_rng(0), Layer("attention", ("attention_entropy",))
-    total = 20 * CAPACITY
-    for _ in range(20):
-        values = rng.uniform(size=CAPACITY).astype(np.float32)
+    for call in range(20):
+        values = rng.uniform(size=CAPACITY) + call
         values[:7] = np.nan
         reading = conditioning.Reading(np.nan_to_num(values), np.isfinite(values))
-        layer.add({"attention_entropy": reading}, np.full(CAPACITY, 5), {})
+        layer.add({"attention_entropy": pack(reading)}, {})
         layer.calls += 1
     (row,) = layer.rows()
-    assert row["examples"] == total and row["not_finite"] == 140
-    assert all(row[name] == pytest.approx(q, abs=0.05) for name, q in {"q10": 0.1, "median": 0.5, "q90": 0.9}.items())
-    assert layer.total["attention_entropy"].sample.values.shape == (CAPACITY, 1, 5)
+    assert row["examples"] == 20 * CAPACITY and row["not_finite"] == 140
+    assert row["median"] == pytest.approx(19.5, abs=0.05) and row["interval"][0] < row["median"] < row["interval"][1]
+    assert layer.total["attention_entropy"].values.nbytes == CAPACITY * len(FIELDS) * 4
+
+
+def test_interval_covers_the_median():
+    """In 95 % of samples or more, of few and many examples; there is none for fewer than six."""
+    rng = np.random.default_rng(0)
+    for count in (6, 8, 30):
+        samples = np.exp(rng.standard_normal((400, count, 1)))
+        covered = [low <= 1 <= high for low, high in map(_interval, samples)]
+        assert 0.93 < np.mean(covered) <= 1
+    assert _interval(np.ones((5, 1))) is None
 
 
 def test_rows_of_padding_do_not_count():
     x = np.random.default_rng(0).standard_normal((3, 12, 2, 4)).astype(np.float32)
     valid = np.arange(12)[None] < np.array([12, 5, 1])[:, None]
-    padded = jax.device_get(reduce({"out": x}, valid, ("attention_output", "head_output")))
+    padded = reduce({"out": x}, valid, ("attention_output", "head_output"))
     for i, rows in enumerate((12, 5, 1)):
-        alone = conditioning.condition(x[i, :rows].reshape(rows, -1)[None])
-        for field in ("condition_number", "effective_rank", "stable_rank", "negligible"):
-            ours = getattr(padded["attention_output"], field)[i]
-            np.testing.assert_allclose(ours, getattr(alone, field)[0], rtol=1e-5)
+        alone = pack(conditioning.condition(x[i, :rows].reshape(rows, -1)[None]))[0]
+        np.testing.assert_allclose(padded["attention_output"][i], alone, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -45,19 +54,17 @@ def test_bounds_lie_below_the_truth(dtype):
     for true in (3, 30, 300, 3e3, 3e4):
         u, v = (np.linalg.qr(rng.standard_normal((n, 24)))[0] for n in (60, 24))
         x = ((u * np.geomspace(1, 1 / true, 24)) @ v.T).astype(narrow).astype(np.float32)
-        summary = jax.device_get(reduce({"out": x[None, :, None]}, None, ("attention_output",)))["attention_output"]
-        value, bound = bound_unresolved(summary, np.array([60]), unit_roundoff(dtype))
-        assert value[0] <= 1.1 * true and (bound[0] or value[0] == pytest.approx(true, rel=0.1))
-    assert bound[0]
+        layer = Layer("attention", ("attention_output",))
+        roundoff = {"attention_output": unit_roundoff(dtype)}
+        layer.add(reduce({"out": x[None, :, None]}, None, ("attention_output",)), roundoff)
+        row = layer.total["attention_output"].describe(None)
+        assert row["median"] <= 1.1 * true and (row["bounds"] or row["median"] == pytest.approx(true, rel=0.1))
+    assert row["bounds"] == ["q10", "median", "q90"]
 
 
 def test_roundoff():
-    assert [unit_roundoff(name) for name in ("float64", "float32", "bfloat16", "torch.float16")] == [
-        0,
-        0,
-        2**-8,
-        2**-11,
-    ]
+    names = ("float64", "float32", "bfloat16", "torch.float16")
+    assert [unit_roundoff(name) for name in names] == [0, 0, 2**-8, 2**-11]
 
 
 def test_status_says_why_a_measure_is_missing():
@@ -67,11 +74,33 @@ def test_status_says_why_a_measure_is_missing():
     for names, arrays, valid, reason in (
         (every, {"out": x}, None, "largest_logit, attention_probabilities not"),
         (every, {"out": x, "q": x, "k": x}, padding, "attention_probabilities not measured: only"),
-        (every[::3], {"out": x, "q": x, "k": x}, padding, "or there is padding"),
+        (every[::3], {"out": x, "q": x, "k": x}, padding, "or padding"),
         (every[::3], {"out": x}, None, "queries and keys"),
     ):
         layer = Layer("attention", names)
-        layer.add(jax.device_get(reduce(arrays, valid, names)), np.array([7, 5]), {})
+        layer.add(reduce(arrays, valid, names), {})
         layer.calls, layer.single = 1, 1
         assert mentions(layer.status(), "1 call with", reason)
         assert ("tokens not measured" in layer.status()) == ("tokens" in names)
+
+
+def judged(names, kappa, reference=None, heads=()):
+    """Return the verdict on layers with given condition numbers of 20 x 8 matrices, and ranks of heads."""
+    shape = {"shape": [20, 8], "bounds": [], "gaussian": {"median": 2.0}, "measure": "attention_output", "head": None}
+    rows = [shape | {"layer": n, "median": k, "effective_rank": 4.0} for n, k in zip(names, kappa, strict=True)]
+    for row, other in zip(rows, reference or [], strict=False):
+        row["reference"] = {"median": other, "effective_rank": 4.0}
+    of_heads = shape | {"measure": "head_output", "layer": names[0], "median": 3.0}
+    return judge([*rows, *(of_heads | {"head": i, "effective_rank": rank} for i, rank in enumerate(heads))])
+
+
+def test_verdict_names_layers_and_its_references():
+    verdict = judged("abcd", [4.0, 200.0, 1.7e6, 6.0], [8.0, 20.0, 1.7e6, 3.0], heads=(2.0, 6.0, 4.0))
+    assert [x["layer"] for x in verdict["worst"]] == ["c", "b", "d"] and verdict["worst"][1]["times_gaussian"] == 100
+    assert verdict["singular"] == 1 and verdict["median_times_gaussian"] == pytest.approx((3 + 100) / 2)
+    assert (verdict["change"]["higher"], verdict["change"]["lower"]) == (2, 1)
+    assert verdict["change"]["most"]["layer"] == "b" and verdict["change"]["most"]["times"] == 10
+    assert verdict["heads"] == {"median": 0.5, "lowest": 0.25, "highest": 0.75}
+    assert json.loads(json.dumps(verdict))["layers"] == 4
+    assert mentions(str(verdict), "b 200 (100 times)", "20 to 200", "50%", "25%", "findings", "float32")
+    assert len(str(judged("a", [4.0])).split(". ")) == 1 and judge([])["sentences"]

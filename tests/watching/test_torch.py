@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from page_blocks import find_blocks  # noqa: E402
 
 import leanformer  # noqa: E402
+import leanformer.watching  # noqa: E402
 from leanformer.errors import ConfigError  # noqa: E402
 
 
@@ -88,7 +89,7 @@ def kappa(x):
 
 
 def values(w, layer, measure):
-    return w.layers[layer].total[measure].sample.values[:, :, 0].squeeze()
+    return w.layers[layer].total[measure].values[:, :, 0].squeeze()
 
 
 def by_hand(model, x):
@@ -172,7 +173,7 @@ def test_activations_are_freed_when_the_call_ends(fused):
         assert reference() is None
     finally:
         gc.enable()
-    sizes = [tally.sample.values.nbytes for layer in w.layers.values() for tally in layer.total.values()]
+    sizes = [tally.values.nbytes for layer in w.layers.values() for tally in layer.total.values()]
     assert sum(sizes) < 10_000
 
 
@@ -572,8 +573,10 @@ def test_wrong_number_of_heads():
 
 
 def test_picture(tmp_path):
-    path = watch_once(Model(), batch()).plot(tmp_path / "conditioning.png")
-    assert path.stat().st_size > 10_000
+    figure = watch_once(Model(), batch()).plot(tmp_path / "conditioning.png")
+    titles = [axes.get_title() for axes in figure.axes]
+    assert (tmp_path / "conditioning.png").stat().st_size > 10_000
+    assert any("effective rank" in title for title in titles) and len(figure.axes) == 4 + 2 * 2  # maps have a scale
 
 
 class Logger:
@@ -593,7 +596,8 @@ def test_blocks_of_the_page(tmp_path, monkeypatch):
     names = {"model": model, "batch": torch.randn(BATCH, TOKENS, 24), "logger": Logger()}
     exec(blocks["Measure a model of your own"][0], names)
     assert (tmp_path / "conditioning.png").exists() and len({row["layer"] for row in names["rows"]}) == 2
-    by_name, loop, _ = blocks["PyTorch"]
+    loop, _ = blocks["Cost"]
+    (by_name,) = blocks["PyTorch"]
     exec(by_name.replace("attn.proj", "attention.omega"), names | {"model": Model(), "batch": batch()})
     x, y = torch.randn(10, TOKENS, 24), torch.randn(10, TOKENS, 24)
     names |= {"loader": [(x, y)] * 3, "criterion": nn.MSELoss()}
@@ -602,8 +606,7 @@ def test_blocks_of_the_page(tmp_path, monkeypatch):
     assert step == 0 and "layers.0.self_attn/attention_output" in values
 
 
-def test_trainer_of_the_page_hands_values_to_the_loggers(tmp_path):
-    """In the history of transformers' Trainer, which is written before callbacks are called."""
+def test_trainer_of_the_page_hands_values_to_history_and_loggers(tmp_path):
     transformers = pytest.importorskip("transformers")
     options = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**options, vocab_size=50))
@@ -611,8 +614,122 @@ def test_trainer_of_the_page_hands_values_to_the_loggers(tmp_path):
     names = {"transformers": transformers, "leanformer": leanformer, "model": model}
     names["arguments"] = transformers.TrainingArguments(str(tmp_path), use_cpu=True, **options)
     names["dataset"] = [{"input_ids": torch.randint(50, (TOKENS,)), "labels": i % 2} for i in range(8)]
-    *_, code = find_blocks("your_model.md")["PyTorch"]
-    exec(code.replace("every=100", "every=2"), names)
-    losses = [entry for entry in names["trainer"].state.log_history if "loss" in entry]
-    assert len(losses) == 2 and not has_hooks(model)
-    assert all(entry[f"bert.encoder.layer.{i}.attention/tokens"] > 1 for entry in losses for i in range(2))
+    _, code = find_blocks("your_model.md")["Cost"]
+    logged = []
+
+    class Logged(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            logged.append(dict(logs))
+
+    exec(
+        code.replace("every=100", "every=2").replace("dataset)", "dataset, callbacks=[logged])"),
+        names | {"logged": Logged()},
+    )
+    assert not has_hooks(model) and len(logged) == 3
+    assert all(entry[f"bert.encoder.layer.{i}.attention/tokens"] > 1 for entry in logged[:2] for i in range(2))
+
+
+def test_callback_of_lightning(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model(depth=1)
+
+        def training_step(self, x, index):
+            return (self.model(x) ** 2).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    records = []
+
+    class Logged(lightning.loggers.CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            records.append((step, metrics))
+
+    module, callback = Module(), leanformer.watching.LightningCallback(every=2, measures=("attention_output",))
+    options = {"max_steps": 4, "logger": Logged(tmp_path), "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(callbacks=[callback], accelerator="cpu", enable_model_summary=False, **options)
+    trainer.fit(module, torch.utils.data.DataLoader(torch.randn(8, TOKENS, WIDTH), 2))
+    steps = [step for step, values in records if "model.blocks.0.attention/attention_output" in values]
+    assert steps == [1, 3] and callback.watch.rows[0]["calls"] == 2 and not has_hooks(module)
+
+
+def transforms(model, x):
+    """Return calls of a model under tracers, compilers and functional transforms."""
+    parameters = dict(model.named_parameters())
+    loss = lambda p: torch.func.functional_call(model, p, (x,)).sum()  # noqa: E731
+    return {
+        "compile": lambda: torch.compile(model, backend="eager")(x),
+        "compile without breaks": lambda: torch.compile(model, backend="eager", fullgraph=True)(x),
+        "grad": lambda: torch.func.grad(loss)(parameters)["blocks.0.attention.omega.weight"],
+        "vmap": lambda: torch.vmap(model)(x[None]),
+        "export": lambda: torch.export.export(model, (x,)).module()(x),
+        "trace": lambda: torch.jit.trace(model, (x,), check_trace=False)(x),
+    }
+
+
+@pytest.mark.parametrize("name", transforms(Model(), batch()))
+def test_calls_that_are_traced_are_left_unmeasured_with_a_note(name):
+    model, x = Model(), batch()
+    expected = transforms(model, x)[name]()
+    torch.compiler.reset()
+    with leanformer.watch(model, measures=("attention_output",)) as w:
+        found = transforms(model, x)[name]()
+    torch.testing.assert_close(found, expected)
+    assert [layer.calls for layer in w.layers.values()] == [0, 0]
+    assert all("torch.compile" in row["status"] and "not measured" in row["status"] for row in w.rows)
+    with torch.no_grad(), w:
+        model(x)
+    assert w.rows[0]["calls"] == 1
+
+
+def test_forward_that_is_called_directly_has_a_status():
+    class Direct(Model):
+        def forward(self, x):
+            return self.blocks[0].attention.forward(x)
+
+    w = watch_once(Direct(), batch())
+    assert "forward" in w.rows[0]["status"] and "directly" in w.rows[0]["status"]
+
+
+def test_reference_model_and_rows():
+    """Called with the same arguments; random numbers of the model stay as they were."""
+
+    class Dropping(Model):
+        def forward(self, x):
+            return functional.dropout(super().forward(x))
+
+    model, initial = Dropping(), Dropping()
+    for block in model.blocks:
+        block.attention.alpha.weight.data *= 3
+    torch.manual_seed(1)
+    expected = model(batch())
+    torch.manual_seed(1)
+    with leanformer.watch(model, reference=initial) as w:
+        found = model(batch())
+    assert torch.equal(found, expected) and not has_hooks(initial)
+    before = watch_once(initial, batch(), measures=w.options.measures)
+    rows = [row["reference"]["median"] for row in w.rows if row["median"] is not None]
+    assert rows == [row["median"] for row in before.rows if row["median"] is not None]
+    again = watch_once(model, batch(), reference=before.rows, measures=w.options.measures)
+    assert again.rows == w.rows and "reference" in w.table() and "Against the reference" in str(w)
+
+
+def test_queries_and_keys_of_fused_attention():
+    """Measures of logits before the mask, against NumPy, also with shared keys."""
+    names = ("logit_components", "logit_spectral_entropy", "attention_distance")
+    model, x = Model(depth=1, kv=1), batch()
+    w = watch_once(model, x, measures=names)
+    q, k, _ = (y.detach().double().numpy() for y in model.blocks[0].attention.split(model.blocks[0].norm(x)))
+    logits = q @ k.swapaxes(-1, -2)
+    s = np.linalg.svd(logits - logits.mean(-1, keepdims=True), compute_uv=False) ** 2
+    p = (s / s.sum(-1, keepdims=True))[..., :HEAD_DIM]
+    layer = "blocks.0.attention"
+    np.testing.assert_allclose(values(w, layer, names[0]), 1 + (p.cumsum(-1) < 0.9).sum(-1))
+    np.testing.assert_allclose(values(w, layer, names[1]), -(p * np.log(np.maximum(p, 1e-300))).sum(-1), rtol=1e-4)
+    exp = np.exp(logits * HEAD_DIM**-0.5)
+    away = (exp / exp.sum(-1, keepdims=True) * abs(np.subtract.outer(*[np.arange(TOKENS)] * 2))).sum(-1).mean(-1)
+    np.testing.assert_allclose(values(w, layer, names[2]), away, rtol=1e-4)

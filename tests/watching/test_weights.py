@@ -182,6 +182,36 @@ def test_sizes_that_do_not_fit(tmp_path):
     assert "falcon" in leanformer.watch_weights(tmp_path / "b.safetensors").table()
 
 
+def test_checkpoints(tmp_path):
+    """Rows of the last file, with the first as reference; a picture over the files."""
+    for step, scale in ((1, 0), (2, 1), (3, 10)):
+        weights = llama()
+        weights["model.layers.0.self_attn.q_proj.weight"] += scale
+        save_file(weights, tmp_path / f"{step}.safetensors")
+    w = leanformer.watch_weights([tmp_path / f"{step}.safetensors" for step in (1, 2, 3)], heads=HEADS, kv_heads=2)
+    rows = {row["measure"]: row for row in w.rows if row["head"] is None}
+    first, *_, last = ({r["measure"]: r["median"] for r in each.rows} for each in w.files.values())
+    assert rows["query_weights"]["reference"]["median"] == first["query_weights"] < 0.5 * last["query_weights"]
+    assert rows["key_weights"]["reference"]["median"] == rows["key_weights"]["median"]
+    assert w.verdict()["change"]["most"]["layer"].startswith("model.layers.0.self_attn, query")
+    labels = [text.get_text() for text in w.plot(tmp_path / "a.png").axes[0].get_xticklabels()]
+    assert labels == ["1", "2", "3"] and "reference" in w.table()
+    with refuses("no file"):
+        leanformer.watch_weights([])
+
+
+def test_odd_tensors_are_named(tmp_path):
+    """Vectors, subnormal numbers, and names that a terminal would obey."""
+    odd = {"one": np.zeros((1, 8), np.float32), "tiny": np.diag([3e-40, 1e-40]).astype(np.float32)}
+    save_file(odd | {"a\x1b[2J": np.zeros((8, 1), np.float32)}, tmp_path / "a.safetensors")
+    w = leanformer.watch_weights(tmp_path / "a.safetensors")
+    assert w.rows[0]["median"] == pytest.approx(3, rel=1e-4) and w.rows[0]["singular"] == 0
+    assert len(w.unmatched) == 2 and "\x1b" not in str(w)
+    save_file({"x": np.zeros((4, 4), np.int8)}, tmp_path / "b.safetensors")
+    with refuses("none of its 1 tensors", "I8"):
+        leanformer.watch_weights(tmp_path / "b.safetensors")
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_half_precision(tmp_path, dtype):
     """Condition numbers that the type cannot resolve are bounds."""
@@ -264,9 +294,9 @@ def test_packed_by_groups_of_heads_is_not_taken_apart(tmp_path, kind, name):
 
 def test_one_matrix_in_memory(tmp_path, monkeypatch):
     """Only names and shapes are read at first; a matrix is read when it is measured, and not kept."""
-    from leanformer.pretrained import storage
+    from leanformer import stored
 
-    live, most, original = [], [], storage.StoredTensor.__call__
+    live, most, original = [], [], stored.StoredTensor.__call__
 
     def call(self):
         x = original(self)
@@ -276,7 +306,7 @@ def test_one_matrix_in_memory(tmp_path, monkeypatch):
         most.append(sum(reference() is not None for reference in live))
         return x
 
-    monkeypatch.setattr(storage.StoredTensor, "__call__", call)
+    monkeypatch.setattr(stored.StoredTensor, "__call__", call)
     save_file(llama(), tmp_path / "a.safetensors")
     leanformer.watch_weights(tmp_path / "a.safetensors", heads=HEADS)
     assert most and max(most) <= 2

@@ -66,7 +66,7 @@ def measure(job):
     with leanformer.watch(model, measures=job["measures"]) as w:
         call(model, job)
     values = {
-        layer.name: {name: tally.sample.values[:, :, 0].tolist() for name, tally in layer.total.items()}
+        layer.name: {name: tally.values[:, :, 0].tolist() for name, tally in layer.total.items()}
         for layer in w.layers.values()
     }
     return {"values": values, "status": [layer.status() for layer in w.layers.values()], "unmatched": w.unmatched}

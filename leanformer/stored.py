@@ -1,0 +1,145 @@
+"""Tensors in safetensors files, by name and read one by one, with NumPy alone: one file, or several with an index.
+
+The index of several is `model.safetensors.index.json`, and the shards beside it `model-00001-of-00003.safetensors` etc.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from leanformer.errors import WeightsError
+
+
+SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
+SHOWN = 5
+
+
+def check_not_pickle(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError as error:
+        raise WeightsError(f"The weights {path} cannot be read: {error.strerror or error}.") from error
+    # The length of the header comes first and may look like the start of a pickle; then the header, a JSON object.
+    if head[8:] != b"{" and head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise WeightsError(
+            f"{path} is a PyTorch pickle or an archive, which could run any code when opened, so it was not opened. "
+            "Convert it with safetensors.torch.save_file where it came from, and use that file."
+        )
+
+
+def damaged(path: Path, error: Exception) -> WeightsError:
+    return WeightsError(
+        f"{path} ({path.stat().st_size} bytes) is not a complete safetensors file: {error}. "
+        "Was it truncated? Download it again."
+    )
+
+
+class StoredTensor:
+    """Tensor in a safetensors file, read when it is called: float32 for half precision.
+
+    Attributes:
+        name: name in the file.
+        shape: sizes of its axes.
+        dtype: name of its type in the file, such as "BF16".
+    """
+
+    def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: str):
+        self._path, self.name, self.shape, self.dtype = path, name, shape, dtype
+
+    def __call__(self) -> np.ndarray:
+        if self.dtype != "BF16":
+            with safe_open(self._path, framework="numpy") as file:
+                x = file.get_tensor(self.name)
+            return x.astype(np.float32) if self.dtype == "F16" else x
+        with self._path.open("rb") as file:  # NumPy has no such type: its numbers are the upper halves of float32
+            size = int.from_bytes(file.read(8), "little")
+            start, end = json.loads(file.read(size))[self.name]["data_offsets"]
+            file.seek(8 + size + start)
+            upper = np.frombuffer(file.read(end - start), "<u2")
+        return (upper.astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
+
+
+def open_lazily(path: str | Path) -> dict[str, StoredTensor]:
+    """Return the tensors of safetensors weights, of which only names, shapes and types are read.
+
+    The path and the errors are those of `read`; values are not checked.
+    """
+    path = Path(path).expanduser()
+    path = find_weights(path) if path.is_dir() else path
+    result: dict[str, StoredTensor] = {}
+    for file, names in (shards(path) if path.name.endswith(INDEX) else {path: None}).items():
+        check_not_pickle(file)
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+        except (SafetensorError, ValueError, TypeError, OSError) as error:
+            raise damaged(file, error) from error
+        part = {name: StoredTensor(file, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+        if names is not None:
+            check_shard(file, part, names)
+        result |= part
+    return result
+
+
+def find_weights(folder: Path) -> Path:
+    """Return the path of the only safetensors file or index in a folder. Raise WeightsError for none or several."""
+    indices = sorted(folder.glob(f"*{INDEX}"))
+    found = indices or sorted(folder.glob(f"*{SUFFIX}"))
+    if len(found) != 1 or (indices and (folder / indices[0].name.removesuffix(".index.json")).is_file()):
+        names = ", ".join(path.name for path in sorted({*indices, *folder.glob(f"*{SUFFIX}")})[:SHOWN]) or "none"
+        raise WeightsError(f"{folder} must contain one file of weights or one index; found {names}. Name a file.")
+    return found[0]
+
+
+def shards(index: Path) -> dict[Path, set[str]]:
+    """Return {path of a shard: names of its tensors} from an index of weights.
+
+    An index is untrusted input: a name that could lead out of its folder raises an error.
+
+    Raises:
+        WeightsError: the file is not an index, or names a file that is not beside it.
+    """
+    try:
+        content = json.loads(index.read_bytes())
+        names = content["weight_map"]
+        entries = [*names.items()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(
+            f'{index} is not an index of weights, which is a JSON object with a "weight_map" ({error}).'
+        ) from error
+    tensors: dict[Path, set[str]] = {}
+    for tensor, name in entries:
+        if not _is_plain(name):
+            raise WeightsError(
+                f"{index}: {tensor} is in {name!r}, which is not the name of a {SUFFIX} file in the same folder. "
+                "Download the index again."
+            )
+        tensors.setdefault(index.parent / name, set()).add(tensor)
+    if not tensors:
+        raise WeightsError(f"{index} names no tensors. Download it again.")
+    if missing := [path.name for path in tensors if not path.is_file()]:
+        more = f", and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise WeightsError(f"{index} names missing files: {', '.join(missing[:SHOWN])}{more}. Download them.")
+    return tensors
+
+
+def _is_plain(name: Any) -> bool:
+    """Return True for the name of a safetensors file without any folder."""
+    ok = isinstance(name, str) and name.endswith(SUFFIX) and not name.startswith(".")
+    return ok and not any(sign in name for sign in ("/", "\\", "\0", ":"))
+
+
+def check_shard(path: Path, tensors: Mapping[str, Any], expected: set[str]) -> None:
+    """Raise WeightsError if a shard does not contain exactly the tensors that its index names."""
+    missing, unexpected = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
+    if missing or unexpected:
+        problems = [f"{len(missing)} are missing ({', '.join(missing[:SHOWN])})"] if missing else []
+        problems += [f"{len(unexpected)} are not in the index ({', '.join(unexpected[:SHOWN])})"] if unexpected else []
+        raise WeightsError(
+            f"{path} does not contain the tensors in its index: {'; '.join(problems)}. Download both again."
+        )
