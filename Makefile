@@ -31,7 +31,7 @@ test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
 test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.torch $(VENV)/.cuda lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, programs compiled for GPUs, array shapes checked everywhere.
-	PJRT_NPROC=8 $(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
+	$(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
 	JAX_PLATFORMS=cpu $(VENV)/cuda/bin/python -m pytest -n 0 tests/programs/test_gpu_costs.py
 	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
 
@@ -46,11 +46,10 @@ $(VENV)/.cuda: $(VENV)/.ready  # XLA's CUDA plugin, alone because without a GPU 
 	  --constraint constraints.txt --editable '.[dev,gpu-compile]'
 	touch $@
 
-# PyTorch, alone because its packages conflict with constraints.txt. Python 3.11 if there is one, for which a build without
-# CUDA may be at hand; any newer Python serves. The modules that PyTorch's models need here run on 3.11 too. There JAX is
-# 0.10, whose batched SVDs on a CPU hold a thread each while they wait for free ones: PJRT_NPROC gives it enough.
+# PyTorch, alone because its packages conflict with constraints.txt, and without JAX, which `leanformer.watch` does not
+# need. Python 3.11 if there is one, for which a build without CUDA may be at hand; any newer Python serves.
 TORCH_PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
-TORCH_WITH := numpy jax jaxtyping scipy threadpoolctl matplotlib safetensors pytest filelock fsspec jinja2 networkx sympy typing-extensions 'setuptools<82'
+TORCH_WITH := numpy array-api-compat matplotlib safetensors lightning pytest filelock fsspec jinja2 networkx sympy typing-extensions 'setuptools<82'
 $(VENV)/.torch: $(VENV)/.ready
 	$(TORCH_PYTHON) -m venv $(VENV)/torch
 	$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_WITH) torch==2.13.0 transformers==5.24.0 accelerate==1.15.0

@@ -6,7 +6,21 @@ Flax or Equinox while it is called, `leanformer.watch_weights(path)` the matrice
 """
 
 import importlib
+import importlib.util
+import sys
 from typing import Any
+
+
+def require_training() -> None:
+    """Exit with status 2 and the command to install if the packages that every command needs are missing."""
+    if missing := [name for name in ("jax", "flax", "ml_collections") if importlib.util.find_spec(name) is None]:
+        print(f"Error: {', '.join(missing)}: not installed. Run: pip install 'leanformer[train]'", file=sys.stderr)
+        sys.exit(2)
+
+
+words = sys.orig_argv
+if any(a == "-m" and b.split(".")[0] == "leanformer" for a, b in zip(words, words[1:], strict=False)):
+    require_training()  # here, since the modules of commands import these packages first
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,8 @@
 import importlib
 import sys
 
+import leanformer
+
 
 COMMANDS = {  # module of each command, and what it does
     "train": "train a model, or resume a run",
@@ -31,6 +33,7 @@ def main() -> None:
     """Run the command that the first word of the command line names, or print the help page."""
     name, *words = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
+        leanformer.require_training()
         from leanformer import cli
 
         sys.argv = [f"leanformer {name}", *words]

@@ -20,7 +20,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "flax", "leanformer")
 def install(*, gpu: bool) -> None:
     """Install leanformer, with JAX for CUDA on a GPU. Raises RuntimeError if pip fails or a restart is needed."""
     imported = {name: sys.modules[name].__version__ for name in ("jax", "jaxlib", "numpy") if name in sys.modules}
-    words = [sys.executable, "-m", "pip", "install", "--quiet", f"{CLONE}[cuda]" if gpu else str(CLONE), NUMPY]
+    words = [sys.executable, "-m", "pip", "install", "--quiet", f"{CLONE}[cuda]" if gpu else f"{CLONE}[train]", NUMPY]
     if subprocess.run(words, check=False).returncode:
         raise RuntimeError(f"Installation failed: {' '.join(words)}")
     importlib.invalidate_caches()

@@ -144,7 +144,7 @@ def run(main: Command) -> NoReturn:
 
     malloc.keep_freed()
     # On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of BLAS threads only slows matrices
-    # this small: 1.6 times on an idle machine, over ten times on a busy one. Read when SciPy is loaded, at the first SVD.
+    # this small: 1.6 times on an idle machine, over ten times on a busy one. SciPy is loaded at the first SVD.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["MPLBACKEND"] = "agg"  # one inherited from a notebook does not exist here
     faulthandler.enable()
