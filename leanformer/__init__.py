@@ -7,6 +7,7 @@ Flax or Equinox while it is called, `leanformer.watch_weights(path)` the matrice
 
 import importlib
 import importlib.util
+import itertools
 import sys
 from typing import Any
 
@@ -18,8 +19,7 @@ def require_training() -> None:
         sys.exit(2)
 
 
-words = sys.orig_argv
-if any(a == "-m" and b.split(".")[0] == "leanformer" for a, b in zip(words, words[1:], strict=False)):
+if any(a == "-m" and b.split(".")[0] == "leanformer" for a, b in itertools.pairwise(sys.orig_argv)):
     require_training()  # here, since the modules of commands import these packages first
 
 
