@@ -66,7 +66,7 @@ class Family(nnx.Module):
         options = {name: x for name, x in arguments.items() if name not in names and x is not None}
         keys = cls.keys(**{name: x for name, x in arguments.items() if name in names})
         declare.check(vars(keys), cls.keys, "model.")
-        for name, value in vars(keys).items():
+        for name, value in {**vars(keys), "num_kv_heads": options.get("num_kv_heads")}.items():
             numbers = widths(value) if isinstance(value, int | tuple | list) and not isinstance(value, bool) else ()
             require(min(numbers, default=1) >= 1, f"model.{name}={value} must be at least 1.")
         kind = cls.attentions.get(keys.attention)

@@ -253,7 +253,7 @@ class NystromAttention(MultiHeadAttention):
                 f'model.landmarks={number}. Set a divisor of {tokens}, or padding="masked".'
             )
         real = mask.valid_tokens(tokens)
-        if tokens % number == 0:
+        if tokens % number == 0 and (real is None or self.padding == "zeros"):
             return segment_means(q, number), segment_means(k, number), ALL
         of = landmark_tokens(mask, tokens, number)
         present = ALL if real is None else Mask(lengths=jnp.minimum(real.sum(axis=1), number))

@@ -1,5 +1,7 @@
 """Grouped heads, logit scale, processed queries and keys, and cached decoding, against explicit attention."""
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,11 +146,9 @@ def test_attention_must_support_the_masks_of_the_architecture(monkeypatch):
 
 def test_attention_types_accept_their_declared_options():
     """Constructs every type with all options that it declares."""
-    values = {int: 3, float: 0.5, bool: True, "rotary": 100.0, "rotary_width": 2}
+    values = {int: 3, float: 0.5, bool: True}
     for kind in {**Xcit.attentions, **attention_registry.ATTENTIONS}.values():
-        arguments = {
-            option: values.get(option, values.get(option_type))
-            for option, option_type in kind.options.items()
-            if option_type is not str
-        }
+        types = {option: next((x for x in get_args(t) if x in values), None) for option, t in kind.options.items()}
+        arguments = {option: values[x] for option, x in types.items() if x is not None}
+        arguments |= {name: x for name, x in {"rotary": 100.0, "rotary_width": 2}.items() if name in arguments}
         nnx.eval_shape(lambda kind=kind, arguments=arguments: kind(D, N, H, **arguments, rngs=nnx.Rngs(0)))

@@ -9,11 +9,11 @@ from flax import nnx
 from messages import refuses
 from PIL import Image
 
-from leanformer import cli, config, models, pretrained
+from leanformer import cli, models, pretrained
 from leanformer.data.images import transforms as image
 from leanformer.errors import WeightsError
 from leanformer.training import train_setup
-from tests.models.test_zoo import ARCHITECTURES, SIZES, make_config
+from tests.models.test_zoo import ARCHITECTURES, SIZES
 
 
 def test_image_size_from_the_command_line(tmp_path):
@@ -27,22 +27,10 @@ def test_image_size_from_the_command_line(tmp_path):
     assert params["pos_embed"].shape == (1, 14 * 10 + 1, 768)
 
 
-@pytest.mark.parametrize(
-    ("size", "parts"),
-    [
-        (0, ("model.image_size=0", 224, "(224, 160)")),
-        ((224,), ("model.image_size=(224,)", 224, "(224, 160)")),
-        ((224, 0), ("model.image_size=(224, 0)",)),
-        ("big", ("model.image_size='big'",)),
-        (True, ("model.image_size=True",)),
-        ((224, 168), ("model.image_size=(224, 168)", "model.patch_size=16", 14, 28)),
-    ],
-)
-def test_invalid_image_sizes_are_refused(size, parts):
-    c = config.base()
-    c.model.image_size = size
-    with refuses(*parts):
-        config.check(c)
+@pytest.mark.parametrize("size", [0, (224,), (224, 0), "big", True])
+def test_invalid_image_sizes_are_refused(size):
+    with refuses(f"model.image_size={size!r}"):
+        models.check("vit", image_size=size)
 
 
 @pytest.mark.parametrize("name", ["vit", "xcit", "tnt", "volo"])
@@ -50,10 +38,7 @@ def test_sizes_not_divisible_into_patches_are_refused(name):
     height, width = SIZES[name]
     arguments = {"channels": 1, "num_classes": 5, **ARCHITECTURES[name]}
     with refuses(f"model.image_size={(height, width + 1)}"):
-        make_config(name, (height, width + 1))
-    if name != "vit":
-        with refuses(f"model.image_size={(height, width + 1)}"):
-            models.build(name, image_size=(height, width + 1), **arguments, rngs=nnx.Rngs(0))
+        models.build(name, image_size=(height, width + 1), **arguments, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("shape", [(97, 131), (131, 97), (40, 300), (60, 30)])
