@@ -6,19 +6,16 @@ available. Writes `evaluation.json` with the accuracy per class, `confusion.csv`
 workdir, or to --out.
 """
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from leanformer import cli
 from leanformer.analysis import confusion
-from leanformer.errors import first_line
 from leanformer.training import progress
 
 
-SHOWN = 5  # printed classes, and printed errors
+ROWS_PRINTED = 5  # of classes, and of errors
 
 
 @cli.command(
@@ -33,11 +30,12 @@ def main(f: cli.Values) -> None:
     import jax
 
     from leanformer import tasks
+    from leanformer.reports import plots
     from leanformer.runtime import determinism, multihost, phases
     from leanformer.runtime import mesh as meshes
     from leanformer.runtime.watchdog import Watchdog
     from leanformer.tasks import artifacts
-    from leanformer.training import inference, streams
+    from leanformer.training import inference, run_files, streams
     from leanformer.training import step as steps
     from leanformer.training.timer import Timer
 
@@ -66,73 +64,38 @@ def main(f: cli.Values) -> None:
     print(progress.format_page(f"Evaluation of {workdir}", progress.format_scores(values)))
     if not multihost.is_primary():
         return
-    counted = matrices.get(f"{[*weights][-1]}confusion")
-    classes = artifacts.output_names(named, c.model.num_classes) if counted is not None else []
-    recorded = record(workdir, None if f.out is None else Path(f.out).expanduser(), values, counted, classes)
-    if counted is not None:
-        print(format_errors(counted, classes, recorded))
+    folder = workdir if f.out is None else Path(f.out).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = matrices.get(f"{[*weights][-1]}confusion")
+    if counts is None:
+        run_files.write_json(folder / "evaluation.json", values)
+        return
+    classes = artifacts.output_names(named, c.model.num_classes)
+    by_class = dict(zip(classes, confusion.accuracy(counts), strict=True))
+    run_files.write_json(folder / "evaluation.json", values | {"accuracy": by_class})
+    confusion.write_csv(folder / "confusion.csv", counts, classes)
+    chart = folder / "plots" / "confusion.png"
+    chart.parent.mkdir(exist_ok=True)
+    plots.plot_confusion(counts, classes, chart, f"{values['split']}, step {values['step']}")
+    print(format_errors(counts, by_class, chart))
 
 
-def record(
-    workdir: Path, out: Path | None, values: dict[str, Any], matrix: np.ndarray | None, classes: list[str]
-) -> Path | None:
-    """Write an evaluation to a folder: its metrics to evaluation.json, and its confusion matrix, if there is one.
-
-    The matrix is written to confusion.csv and plots/confusion.png, and the accuracy per class to evaluation.json. If no
-    `out` is given and the run's folder is not writable, a warning is printed to stderr.
-
-    Args:
-        workdir: folder of the run, which is written to by default.
-        out: folder to write to instead, if not None; it is created.
-        values: metrics by name, with `split` and `step`.
-        matrix: counts, V V: rows are labels, columns predictions; None without classes.
-        classes: names of the V classes; [] without classes.
-
-    Returns:
-        The path of the plot; None without a matrix, or if the folder is not writable.
-
-    Raises:
-        OSError: `out` is given and cannot be written.
-    """
-
-    from leanformer.reports import plots
-    from leanformer.training import run_files
-
-    folder = out or workdir
-    chart = None if matrix is None else folder / "plots" / "confusion.png"
-    by_class = {} if matrix is None else {"accuracy": dict(zip(classes, confusion.accuracy(matrix), strict=True))}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        run_files.write_json(folder / "evaluation.json", values | by_class)
-        if chart is not None and matrix is not None:
-            confusion.write_csv(folder / "confusion.csv", matrix, classes)
-            chart.parent.mkdir(exist_ok=True)
-            plots.plot_confusion(matrix, classes, chart, f"{values['split']}, step {values['step']}")
-    except OSError as error:
-        if out is not None:
-            raise
-        reason = error.strerror or first_line(error)
-        print(f"WARNING: {workdir}: not recorded: {reason}. Pass --out=DIR.", file=sys.stderr, flush=True)
-        return None
-    return chart
-
-
-def format_errors(matrix: np.ndarray, classes: list[str], chart: Path | None) -> str:
-    """Return the 5 classes of lowest accuracy and the 5 most frequent errors as text for a terminal.
+def format_errors(counts: np.ndarray, by_class: dict[str, float | None], chart: Path) -> str:
+    """Return the classes of lowest accuracy and the most frequent errors as text for a terminal.
 
     Args:
-        matrix: counts, V V: rows are labels, columns predictions.
-        classes: names of the V classes.
-        chart: path of the plot of the matrix, to be named in the title; None if there is none.
+        counts: confusion matrix, V V: rows are labels, columns predictions.
+        by_class: accuracy of each of the V classes by name; None without examples.
+        chart: path of the plot of the matrix.
     """
-    by_class = dict(zip(classes, confusion.accuracy(matrix), strict=True))
+    classes = [*by_class]
     accuracies = {name: value for name, value in by_class.items() if value is not None}
-    worst = sorted(accuracies, key=accuracies.__getitem__)[:SHOWN]
+    worst = sorted(accuracies, key=accuracies.__getitem__)[:ROWS_PRINTED]
     rows = {name: f"accuracy {100 * accuracies[name]:.1f} %" for name in worst}
-    errors = confusion.most_confused(matrix, SHOWN)
+    errors = confusion.most_confused(counts, ROWS_PRINTED)
     rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}
-    plot = f" (plot: {chart})" if chart else ""
-    return progress.format_page(f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors{plot}", rows)
+    title = f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})"
+    return progress.format_page(title, rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ The completion of a --prompt is streamed until the end of the document or the mo
 prompt per line; the output is one JSON line per prompt, {"prompt": ..., "text": ...}, at the end.
 """
 
-import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -42,24 +41,20 @@ def stream_text(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     yield tokenizer.decode(received)[len(printed) :]
 
 
-def read_prompts(f: cli.Values) -> list[str]:
-    """Return the prompts that --prompt or --prompts gives; empty lines of the file are left out.
-
-    Raises:
-        ConfigError: not exactly one of the two is given, --out is given without --prompts, or a prompt or the file is
-            not UTF-8, or the file is empty.
-    """
-    if (f.prompt is None) == (f.prompts is None):
-        raise ConfigError('Pass exactly one of --prompt="..." and --prompts=FILE.')
-    if f.out is not None and f.prompts is None:
-        raise ConfigError("--out requires --prompts; the completion of a single --prompt is only printed.")
+def read_prompts(f: cli.Values) -> dict[str, str]:
+    """Return {place for messages: prompt} of --prompt, or of the lines of --prompts that are not blank."""
+    if (f.prompt is None) == (f.prompts is None) or (f.out is not None and f.prompts is None):
+        raise ConfigError('Pass exactly one of --prompt="..." and --prompts=FILE; --out requires --prompts.')
     if f.prompts is None:
-        try:
-            f.prompt.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"--prompt is not UTF-8: {error}. Convert it to UTF-8.") from error
-        return [f.prompt]
-    return [line for line in files.lines(f.prompts, "--prompts") if line.strip()]
+        return {"--prompt": f.prompt}
+    try:
+        lines = Path(f.prompts).expanduser().read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts={f.prompts}: the file cannot be read as UTF-8: {error}.") from error
+    prompts = {f"{f.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    if not prompts:
+        raise ConfigError(f"--prompts={f.prompts}: the file is empty. Write one text per line.")
+    return prompts
 
 
 @cli.command(
@@ -78,29 +73,22 @@ def read_prompts(f: cli.Values) -> list[str]:
 def main(f: cli.Values) -> None:
     import jax
 
-    from leanformer.costs.count import format_count
     from leanformer.runtime import phases
-    from leanformer.tasks import artifacts, generation
+    from leanformer.tasks import generation
     from leanformer.tasks.generation import NOTHING, Sampling
     from leanformer.training import inference
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors=sys.stdout.errors)
     prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
     if f.out is not None:
         files.check_output_file(f.out, [f.prompts])
-    tokenizer = artifacts.load_tokenizer(inference.run_folder(f.workdir))
     model = inference.load(f.workdir, step=f.step, best=f.best)
     model.check_causal()
-    if tokenizer.vocabulary > model.config.model.vocabulary:
-        raise ConfigError(
-            f"model.vocabulary={model.config.model.vocabulary}: the tokenizer in {f.workdir} has "
-            f"{tokenizer.vocabulary:,} tokens. Restore the tokenizer with which the model was trained."
-        )
-    given = [np.append(np.int32(tokenizer.end), tokens) for tokens in tokenizer.encode(prompts)]
-    number = generation.tokens_available(given, model.config.model.max_length, f.tokens)
-    key = jax.random.key(f.seed)
-    columns = generation.generate(model.model, given, number, end=tokenizer.end, key=key, how=how)
+    tokenizer = model.tokenizer
+    given = [np.append(np.int32(tokenizer.end), tokens) for tokens in tokenizer.encode([*prompts.values()])]
+    numbers = generation.tokens_available(
+        dict(zip(prompts, given, strict=True)), model.config.model.max_length, f.tokens
+    )
+    columns = generation.generate(model.model, given, numbers, end=tokenizer.end, key=jax.random.key(f.seed), how=how)
     columns = phases.announce_first(columns, "Compiling, and generating the first token")
     if f.prompts is None:
         print(f.prompt, end="", flush=True)
@@ -108,15 +96,15 @@ def main(f: cli.Values) -> None:
             print(piece, end="", flush=True)
         print()
         return
-    rows = np.stack([*columns], axis=1)
-    texts = [tokenizer.decode(row[row != NOTHING]) for row in rows]
-    lines = [json.dumps({"prompt": p, "text": t}, ensure_ascii=False) for p, t in zip(prompts, texts, strict=True)]
+    texts = [tokenizer.decode(row[row != NOTHING]) for row in np.stack([*columns], axis=1)]
+    records = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts.values(), texts, strict=True)]
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     if f.out is None:
-        print("\n".join(lines))
+        sys.stdout.write(lines)
     else:
         with files.atomic_write(Path(f.out).expanduser()) as draft:
-            draft.write_text("\n".join([*lines, ""]), encoding="utf-8")
-        print(f"Wrote {f.out}: {format_count(len(lines), 'text')}, step {model.step} of {f.workdir}.")
+            draft.write_text(lines, encoding="utf-8")
+        print(f"Wrote {f.out}: {len(texts)} texts, step {model.step} of {f.workdir}.")
 
 
 if __name__ == "__main__":

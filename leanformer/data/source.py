@@ -193,7 +193,8 @@ def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Im
         try:
             return Path(example).expanduser().read_bytes()
         except OSError as error:
-            raise DataError(f"The file {str(example)[:200]} cannot be read: {error.strerror}.") from error
+            fix = "" if images else " Pass a text itself as text.encode()."
+            raise DataError(f"The file {str(example)[:200]} cannot be read: {error.strerror}.{fix}") from error
     if images and isinstance(example, Image.Image):
         return example
     if images and hasattr(example, "__array__"):

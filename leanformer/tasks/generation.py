@@ -5,8 +5,8 @@ Axes as in `layers.attention`. Draws of a row depend only on the key, its index 
 
 import dataclasses
 import functools
-import numbers
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.errors import ConfigError
 
 
-LOWEST = 1e-30  # temperature; logits divided by less may overflow, and the division flushes less than 1.2e-38 to zero
+MIN_TEMPERATURE = 1e-30  # logits divided by less may overflow, and the division flushes less than 1.2e-38 to zero
 NOTHING = -1  # marks rows that still read their prompt, or have ended
 
 
@@ -39,20 +39,17 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self):
-        kinds = {"temperature": numbers.Real, "top_k": numbers.Integral, "top_p": numbers.Real}
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) and (value is not None or name == "temperature"):
-                raise ConfigError(f"--{name}={value!r}: must be a {'whole ' * (name == 'top_k')}number.")
-        if self.temperature != 0 and not LOWEST <= self.temperature < float("inf"):
-            raise ConfigError(
-                f"--temperature={self.temperature}: must be 0, for the most likely token, or finite and at least "
-                f"{LOWEST}."
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"--top_k={self.top_k} must be at least 1.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"--top_p={self.top_p} must be a probability mass above 0 and at most 1.")
+        limits = {
+            "temperature": (self.temperature, self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf),
+            "top_k": (self.top_k, self.top_k is None or (isinstance(self.top_k, int) and self.top_k >= 1)),
+            "top_p": (self.top_p, self.top_p is None or 0 < self.top_p <= 1),
+        }
+        for name, (value, valid) in limits.items():
+            if not valid:
+                raise ConfigError(
+                    f"--{name}={value}: temperature must be 0, for the most likely token, or at least "
+                    f"{MIN_TEMPERATURE}; top_k a whole number from 1; top_p a probability mass above 0 and at most 1."
+                )
 
 
 def check_numbers(seed: int, tokens: int | None) -> None:
@@ -62,25 +59,30 @@ def check_numbers(seed: int, tokens: int | None) -> None:
             raise ConfigError(f"--{name}={value}: must be a whole number from {least} to {WHOLE_NUMBER:,}.")
 
 
-def tokens_available(prompts: Sequence[np.ndarray], most: int, requested: int | None) -> int:
+def tokens_available(prompts: Mapping[str, np.ndarray], max_length: int, requested: int | None) -> list[int]:
     """Return the number of tokens to generate after each prompt.
 
     Args:
-        prompts: tokens of the prompts, with the token that begins a document.
-        most: maximal length of the model in tokens.
-        requested: requested number; None for as many as the model's length allows after the longest prompt.
+        prompts: tokens of each prompt by its place, such as "prompts.txt, line 3", with the token that begins a
+            document.
+        max_length: maximal length of the model in tokens.
+        requested: number for every prompt; None for as many as the model's length allows.
 
     Raises:
-        ConfigError: prompt and generated tokens are longer than the model's length.
+        ConfigError: a prompt with its generated tokens is longer than the model's length.
     """
-    longest = max(map(len, prompts))
-    number = most - longest if requested is None else requested
-    if number < 1 or longest + number > most:
-        raise ConfigError(
-            f"model.max_length={most}: the longest prompt has {longest} tokens, including the one that begins a "
-            f"document, so at most {max(most - longest, 0)} can be generated. Lower --tokens, or shorten the prompt."
-        )
-    return number
+    numbers = {place: max_length - len(tokens) if requested is None else requested for place, tokens in prompts.items()}
+    for place, number in numbers.items():
+        length = len(prompts[place])
+        if number < 1 or length + number > max_length:
+            fix = (
+                "Shorten it." if length >= max_length else f"Shorten it, or set --tokens={max_length - length} or less."
+            )
+            raise ConfigError(
+                f"{place}: the prompt has {length} tokens, including the one that begins a document, of "
+                f"model.max_length={max_length}. {fix}"
+            )
+    return [*numbers.values()]
 
 
 def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) -> Int[Array, "b"]:
@@ -124,7 +126,7 @@ def _next(
 def generate(
     model: Any,
     prompts: Sequence[np.ndarray],
-    tokens: int,
+    tokens: int | Sequence[int],
     *,
     end: int | None,
     key: Key[Array, ""],
@@ -138,7 +140,7 @@ def generate(
     Args:
         model: model with `extend` and `empty_cache`, such as `models.gpt`.
         prompts: B token arrays, of at least one token each.
-        tokens: maximum number of tokens that follow a prompt.
+        tokens: maximum number of tokens that follow a prompt: one for all, or one per prompt.
         end: token that ends a row; None for none.
         key: random key of all draws.
         how: sampling settings.
@@ -147,7 +149,8 @@ def generate(
         ConfigError: prompts and generated tokens exceed the positions of the model.
     """
     lengths = np.array([len(prompt) for prompt in prompts])
-    shortest, total = int(lengths.min()), int(lengths.max()) + tokens
+    stops = lengths + np.asarray(tokens)
+    shortest, total = int(lengths.min()), int(stops.max())
     given = np.stack([np.pad(prompt, (0, total - len(prompt))) for prompt in prompts]).astype(np.int32)
     cache, fed, ended = model.empty_cache(len(prompts), total), given[:, :shortest], np.zeros(len(prompts), bool)
     for place in range(shortest, total):
@@ -155,9 +158,9 @@ def generate(
         reading = place < lengths
         column = np.where(reading, given[:, place], np.asarray(drawn))
         fed = column[:, None].astype(np.int32)
-        silent = reading | ended | (place >= lengths + tokens)
+        silent = reading | ended | (place >= stops)
         if not silent.all():
             yield np.where(silent, NOTHING, column)
         ended |= ~silent & (column == end)
-        if (ended | (place + 1 >= lengths + tokens)).all():
+        if (ended | (place + 1 >= stops)).all():
             return

@@ -259,7 +259,7 @@ class LoadedModel:
         generation.check_numbers(seed, tokens)
         tokenizer, how = self.tokenizer, generation.Sampling(temperature, top_k, top_p)
         given = np.append(np.int32(tokenizer.end), tokenizer.encode([prompt])[0])
-        number = generation.tokens_available([given], self.config.model.max_length, tokens)
+        number = generation.tokens_available({"prompt": given}, self.config.model.max_length, tokens)
         key = jax.random.key(seed)
         columns = generation.generate(self.model, [given], number, end=tokenizer.end, key=key, how=how)
         return tokenizer.decode(column[0] for column in columns)

@@ -68,7 +68,7 @@ def test_json_output_for_a_folder_and_a_repeated_file(workdir, images):
     status, out, err = run_in_process(make_words(workdir, "--top=2", images, images / "b.png"))
     lines = [json.loads(line) for line in out.splitlines()]
     files = [images / "a.jpg", images / "b.png", images / "more" / "ü.PNG", images / "b.png"]
-    assert status == 0 and mentions(err, images / "notes.txt")
+    assert (status, err) == (0, "")
     assert [line["file"] for line in lines] == list(map(str, files))
     assert lines[1] == lines[3]
     expected = leanformer.load(workdir).probabilities([path.read_bytes() for path in files])
@@ -109,9 +109,10 @@ class ContentModel(LoadedModel):
         object.__setattr__(self, "sizes", [])
 
     def prepare(self, example):
-        if example == b"3":
+        content = example.read_bytes()
+        if content == b"3":
             raise CorruptExample("no picture")
-        return {"image": np.array(int(example))}
+        return {"image": np.array(int(content))}
 
     def scores(self, prepared):
         self.sizes.append(len(prepared))
@@ -135,7 +136,7 @@ def test_files_are_classified_in_batches_of_one_size(tmp_path, monkeypatch):
     [
         ((), ["--name=value"]),
         (("nowhere.png",), ["nowhere.png", ".jpg"]),
-        (("--top=0", "x.png"), ["--top=0", 1]),
+        (("--top=0", "x.png"), ["--top=0"]),
         (("--best", "x.png"), ["--best"]),
     ],
 )
@@ -145,7 +146,6 @@ def test_invalid_arguments_are_refused(workdir, more, parts):
 
 def test_output_that_would_overwrite_an_input_is_refused(workdir, images):
     before = (images / "b.png").read_bytes()
-    (images / "notes.txt").unlink()  # whose warning would precede the error
     for words in ((images / "b.png",), (images,)):
         check_refused(make_words(workdir, f"--out={images / 'b.png'}", *words), f"--out={images / 'b.png'}")
     check_refused(make_words(workdir, f"--out={images}", images / "b.png"), f"--out={images}")

@@ -20,7 +20,7 @@ from leanformer.runtime import mesh
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts, generation
 from leanformer.tasks.generation import NOTHING, Sampling
-from leanformer.training import checks, inference, metrics_log, run_files
+from leanformer.training import checks, inference, metrics_log
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long Élan".split()  # noqa: SIM905
@@ -91,7 +91,7 @@ def test_output_of_the_generate_command(finished_run, loaded_model, tmp_path, mo
 
     first = run_generate("--prompt=the bear", "--tokens=9", "--seed=3")
     assert first.startswith("the bear")
-    monkeypatch.setattr(generate.inference, "load", lambda *_, **__: loaded_model)  # skips loading the model again
+    monkeypatch.setattr(inference, "load", lambda *_, **__: loaded_model)  # skips loading the model again
     assert first == run_generate("--prompt=the bear", "--tokens=9", "--seed=3")
     assert first != run_generate("--prompt=the bear", "--tokens=9")
     greedy = run_generate("--prompt=the bear", "--tokens=9", "--temperature=0")
@@ -132,7 +132,6 @@ def test_output_of_the_generate_command(finished_run, loaded_model, tmp_path, mo
         (["--prompt=a", "--top_p=0"], ("--top_p=0.0",)),
         (["--prompt=a", "--top_k=0"], ("--top_k=0",)),
         (["--prompt=a", "--out=x"], ("--out", "--prompts")),
-        (["--prompt=a\udcff"], ("--prompt", "UTF-8")),
         (["--prompts=nowhere/none"], ("nowhere/none",)),
     ],
     ids=ascii,
@@ -157,28 +156,27 @@ def test_language_model_is_probed_on_texts(loaded_model, tmp_path):
         assert "PIL" not in str(error.value)
 
 
-def test_available_tokens_depend_on_the_longest_prompt():
-    prompts = [np.zeros(length, np.int32) for length in (3, 20)]
-    assert [generation.tokens_available(prompts, 24, tokens) for tokens in (None, 4, 1)] == [4, 4, 1]
-    for tokens in (5, 0):
-        with refuses("model.max_length=24", 20, 4, "--tokens"):
-            generation.tokens_available(prompts, 24, tokens)
-    with refuses("model.max_length=20", 0, "--tokens"):
+def test_available_tokens_of_each_prompt():
+    prompts = {f"a.txt, line {line}": np.zeros(length, np.int32) for line, length in ((1, 3), (4, 20))}
+    assert [generation.tokens_available(prompts, 24, tokens) for tokens in (None, 4, 1)] == [[21, 4], [4, 4], [1, 1]]
+    with refuses("a.txt, line 4", 20, "model.max_length=24", "--tokens=4"):
+        generation.tokens_available(prompts, 24, 5)
+    with refuses("a.txt, line 4", 20, "model.max_length=20") as error:
         generation.tokens_available(prompts, 20, None)
+    assert "--tokens" not in str(error.value)  # lowering it would not help
 
 
-def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path, capsys):
+def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path):
     workdir, _ = finished_run
     texts.data.tokenizer, texts.total_steps = "bpe:268", 6
     with refuses(workdir / "tokenizer.json", 269, 268, "--config.data.tokenizer", error=DataError):
         train.train(texts, workdir)
     texts.data.tokenizer = str(workdir / "tokenizer.json")
     source = tasks.build(texts).data.open("train")
-    artifacts.check_tokenizer(workdir, source)
+    artifacts.check_tokenizer(workdir, source.tokenizer)
     assert artifacts.load_tokenizer(workdir).json() == source.tokenizer.json()
-    run_files.write_config(tmp_path, texts)
-    assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
-    assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
+    with refuses(tmp_path, "tokenizer.json"):
+        artifacts.load_tokenizer(tmp_path)
 
 
 def test_weights_of_a_run_with_another_tokenizer_are_refused(finished_run, texts, tmp_path):
@@ -227,6 +225,19 @@ def test_cached_generation_equals_uncached(sampling, rng):
     assert [row[row != NOTHING].tolist() for row in rows] == expected and len(expected[1]) < 9
 
 
+def test_rows_of_a_batch_have_limits_of_their_own(rng):
+    """Each row has the tokens that it has alone, also beside a longer prompt."""
+    sizes = {"vocabulary": 13, "max_length": 16, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
+    model = fill_weights(lambda: models.build("gpt", **sizes, rngs=nnx.Rngs(0)), seed=4)
+    prompts = [rng.integers(13, size=length).astype(np.int32) for length in (2, 11)]
+    options = {"end": None, "key": jax.random.key(1), "how": Sampling(0.0)}
+    rows = np.stack([*generation.generate(model, prompts, [14, 5], **options)], axis=1)
+    for row, prompt, number in zip(rows, prompts, (14, 5), strict=True):
+        alone = np.concatenate([*generation.generate(model, [prompt], number, **options)])
+        assert len(alone) == number
+        np.testing.assert_array_equal(row[row != NOTHING], alone)
+
+
 @pytest.mark.parametrize("attention", [{}, {"attention": "latent", "kv_rank": 4, "num_kv_heads": None}], ids=str)
 def test_generation_with_the_fused_kernel_of_training(attention):
     """cuDNN takes no cache, so a model that is trained with it generates with XLA's attention."""
@@ -251,7 +262,7 @@ def test_tokens_are_sampled_by_probability():
         (Sampling(top_p=0.75 - 1e-6), [2 / 3, 0, 1 / 3, 0]),
         (Sampling(0.5), np.square(shares) / np.square(shares).sum()),
         (Sampling(0.0), [1, 0, 0, 0]),
-        (Sampling(generation.LOWEST), [1, 0, 0, 0]),
+        (Sampling(generation.MIN_TEMPERATURE), [1, 0, 0, 0]),
         (Sampling(top_k=1), [1, 0, 0, 0]),
         (Sampling(top_p=1e-9), [1, 0, 0, 0]),
     ]:
@@ -261,7 +272,7 @@ def test_tokens_are_sampled_by_probability():
 
 
 @pytest.mark.usefixtures("no_shape_checks")
-@pytest.mark.parametrize("setting", [{"top_k": 2.5}, {"temperature": None}, {"top_p": "x"}], ids=str)
+@pytest.mark.parametrize("setting", [{"top_k": 2.5}, {"temperature": -1.0}, {"top_p": 1.5}], ids=str)
 def test_settings_of_another_type_are_refused(setting):
     with refuses(*(f"--{name}={value!r}" for name, value in setting.items())):
         Sampling(**setting)
@@ -281,7 +292,7 @@ def test_streamed_text_has_whole_characters():
         ({"data.name": "folder:texts"}, ConfigError, ("folder:texts", "text:<folder>", "bundled:austen")),
         ({"model.dropout": 1.0}, ConfigError, ("model.dropout=1.0",)),
         ({"data.separator": ""}, ConfigError, ("data.separator",)),
-        ({"logits_at_once": 0}, ConfigError, ("logits_at_once=0", 1)),
+        ({"logits_at_once": 0}, ConfigError, ("logits_at_once=0",)),
     ],
     ids=str,
 )
