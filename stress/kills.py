@@ -258,8 +258,9 @@ def kill_run(kind: str, run: Run, rng: random.Random) -> tuple[bool, float]:
     took = time.monotonic() - start
     assert not (remaining := run.children()), f"left: {remaining}\n{run.read_logs()}"
     if kind in STOPS and run.has_records:
-        assert set(statuses) in ({AGAIN}, {0}), f"{statuses}\n{run.read_logs()}"  # 0: it was after its last step
-        return set(statuses) == {AGAIN}, took
+        ended = {AGAIN}, {0}, {-signal.SIGTERM}  # saved; after the last step; before the first
+        assert set(statuses) in ended, f"{statuses}\n{run.read_logs()}"
+        return set(statuses) != {0}, took
     others = [s for s, process in zip(statuses, run.processes, strict=True) if process is not victim]
     assert all(status not in (0, AGAIN) for status in others), f"{statuses}\n{run.read_logs()}"
     return is_hit(kind, run), took

@@ -17,7 +17,7 @@ from leanformer.runtime import jax_internals
 
 
 PATIENCE = 300  # seconds that a process waits for a value of another process
-_calls = itertools.count()  # numbers the calls of `broadcast_from_primary` and `all_gather_host`
+_calls = itertools.count()  # numbers the calls of `all_gather_host`
 _published: dict[str, set[int]] = {}
 
 
@@ -49,14 +49,9 @@ def broadcast_from_primary(content: Any) -> Any:
     """Return process 0's value in every process, for decisions on values that may differ between processes.
 
     All processes must call it, in the same order. The value must be JSON. With several processes, keys of dicts come
-    back as strings. Raises JaxRuntimeError after PATIENCE (300) seconds.
+    back as strings. Raises TimeoutError after PATIENCE (300) seconds.
     """
-    if count() == 1:
-        return content
-    key = f"same/{next(_calls)}"
-    if is_primary():
-        kv_set(key, content)
-    return json.loads(store().blocking_key_value_get(f"leanformer/{key}", 1000 * PATIENCE))
+    return all_gather_host(content if is_primary() else None)[0]
 
 
 def all_gather_host(content: Any) -> list[Any]:
@@ -67,13 +62,15 @@ def all_gather_host(content: Any) -> list[Any]:
     """
     if count() == 1:
         return [content]
-    folder = f"each/{next(_calls)}"
-    kv_set(f"{folder}/{index()}", content)
+    call = next(_calls)
+    kv_set(f"each/{call}/{index()}", content)
     deadline = time.monotonic() + PATIENCE
-    while len(values := kv_list(folder)) < count():
+    while len(values := kv_list(f"each/{call}")) < count():
         if time.monotonic() > deadline:
             raise TimeoutError(f"Only processes {', '.join(values)} of {count()} answered within {PATIENCE} s.")
         time.sleep(0.05)
+    if call:  # a process that published this value has read all of the call before
+        store().key_value_delete(f"leanformer/each/{call - 1}/{index()}")
     return [values[str(i)] for i in range(count())]
 
 

@@ -53,7 +53,7 @@ SPECS = {f"blocks.layers.{name}": specs for name, specs in LAYERS.items()} | {
 @pytest.fixture
 def shardable(tiny, monkeypatch):
     """Return the tiny config with sizes that 8 and 2 x 2 x 2 devices can shard; every leaf is sharded that can be."""
-    monkeypatch.setattr(sharding, "SMALL", 1)
+    monkeypatch.setattr(sharding, "MIN_FSDP_ELEMENTS", 1)
     tiny.update(total_steps=20, log_every=1)
     tiny.model.update(width=16, num_heads=4, mlp_dim=24)
     return tiny
@@ -99,11 +99,17 @@ def test_layers_shared_by_heads_are_replicated_over_tensor(shardable, meshes, ch
         assert ("tensor" in shardings[f"blocks.layers.attention.{layer}.kernel"]) == (layer in split), layer
 
 
-def test_fitting_mesh_adapts_to_the_available_devices(capsys):
-    assert dict(sharding.make_fitting_mesh(data=2, fsdp=4).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
-    assert not capsys.readouterr().out
-    assert dict(sharding.make_fitting_mesh(data=16, fsdp=4).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    assert mentions(capsys.readouterr().out, "mesh.data=16", "mesh.fsdp=4")
+@pytest.mark.parametrize(("platforms", "warns"), [("", True), ("cpu", False)])
+def test_unused_gpus_are_warned_of(platforms, warns, monkeypatch, recwarn):
+    monkeypatch.setattr(sharding.Path, "glob", lambda *_: iter(["/dev/nvidia0"]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", platforms)
+    try:
+        sharding.make_mesh()
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert [mentions(str(warning.message), "GPUs", "CPU") for warning in recwarn.list] == [True] * warns
 
 
 def count_values(tree):
@@ -167,7 +173,7 @@ def test_tensor_sharding_follows_layers_and_not_names(meshes):
 
 
 def test_axis_of_stacked_layers_is_never_sharded(meshes, monkeypatch):
-    monkeypatch.setattr(sharding, "SMALL", 1)
+    monkeypatch.setattr(sharding, "MIN_FSDP_ELEMENTS", 1)
     graphdef, _, weights = states.split(Model)
     result = get_specs(states.with_shardings(weights[0], meshes(1, 8), states.declared_axes(graphdef, weights)))
     assert result["many.layers.query.bias"] == P(None, "fsdp") and result["alone.query.bias"] == P("fsdp")

@@ -1,4 +1,4 @@
-"""Refusal of invalid meshes, with the nearest valid ones in the message."""
+"""Refusal of invalid meshes."""
 
 import runpy
 from pathlib import Path
@@ -108,17 +108,9 @@ def test_parameters_without_declared_axes_are_refused():
     sharding.check_split({name: axis for name, axis in axes.items() if "query" not in name}, 2)
 
 
-@pytest.mark.parametrize(
-    ("requested", "parts"),
-    [
-        ((16, 1, 1), ["mesh.data=16", 8, "data=8,fsdp=1,tensor=1"]),
-        ((-1, 3, 1), ["mesh.data=-1", "mesh.fsdp=3", "data=2,fsdp=4,tensor=1", "data=4,fsdp=2,tensor=1"]),
-        ((2, 2, 4), ["data=1,fsdp=2,tensor=4", "data=2,fsdp=1,tensor=4"]),
-        ((1, 1, 16), ["data=1,fsdp=1,tensor=8"]),
-    ],
-)
-def test_unfitting_mesh_error_names_the_nearest_fitting(requested, parts):
-    with refuses(*parts):
+@pytest.mark.parametrize("requested", [(16, 1, 1), (-1, 3, 1), (2, 2, 4)])
+def test_mesh_of_another_number_of_devices_is_refused(requested):
+    with refuses("mesh.data", "mesh.fsdp", "8 devices"):
         sharding.make_mesh(*requested)
 
 
