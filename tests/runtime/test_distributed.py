@@ -111,7 +111,7 @@ def assert_same_records(workdir, reference, kind, names, steps, **tolerance):
 def test_two_processes_match_one_process(one_process, two_processes):
     workdir, (statuses, out, err) = two_processes
     assert statuses == [75, 75], err
-    assert mentions(err[1], "SIGTERM") and mentions(out[0], f"step {max(read_records_by_step(workdir, 'train'))}")
+    assert mentions(out[0], f"step {max(read_records_by_step(workdir, 'train'))}")
     assert out[1] == ""  # only process 0 prints
     assert mentions(out[0], "data 1", "fsdp 2", "tensor 1")
     steps = read_records_by_step(workdir, "train").keys()

@@ -147,5 +147,4 @@ def test_signal_to_one_of_two_processes_saves_in_any_phase(phase, tmp_path, cach
     ]
     statuses, _, err = wait_for_processes(running)
     assert statuses == [75, 75], err
-    assert mentions(err[1], "SIGTERM")
     assert 2 <= max(restoring.steps_in(tmp_path / "checkpoints")) <= 60
