@@ -78,6 +78,8 @@ def check_points(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a point-set config."""
     for name in ("points", "dim", "num_items", "examples"):
         require(c.data[name] >= 1, f"data.{name}={c.data[name]} must be at least 1.")
+    for name, value in c.data.curriculum.items():
+        require(value >= 1 or name == "every", f"data.curriculum.{name}={value} must be at least 1.")
     name, read = ("width", c.model.width) if c.model.inputs is None else ("inputs", c.model.inputs)
     require(
         read == c.data.dim,
