@@ -75,5 +75,5 @@ def _slow(results: dict[str, Any]) -> Iterator[str]:
         if speed and row["fed/s"] < FED * speed:
             yield (
                 f"{row['config']}: {row['fed/s']:g} images/s with files, {speed:g} without. More data.workers (now "
-                f"{row['workers']}), or `prepare cache`."
+                f"{row['workers']}), or `prepare shrink`."
             )

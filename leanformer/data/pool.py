@@ -17,7 +17,8 @@ from typing import Any
 from leanformer.errors import ConfigError, DataError
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # only the parent handles them
+# Only the parent handles them.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 SHARED_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()  # in memory, if there is one
@@ -78,8 +79,7 @@ def map_ordered(
             "fewer data.workers."
         ) from error
     finally:
-        for future in running:
-            future.cancel()
+        concurrent.futures.wait([future for future in running if not future.cancel()])
         if not workers:
             executor.shutdown(wait=False)
 

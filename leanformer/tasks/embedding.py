@@ -15,7 +15,7 @@ from leanformer.errors import ConfigError, DataError
 from leanformer.layers.masks import mean_pool
 
 
-STEP = 16  # row lengths are rounded up to multiples of it, to limit the number of compiled programs
+LENGTH_MULTIPLE = 16  # of row lengths, to limit the number of compiled programs
 
 
 def embeddings(
@@ -51,7 +51,7 @@ def embeddings(
     vectors = np.empty((len(texts), model.embed.shape[1]), np.float32)
     order = np.argsort(sizes, kind="stable")  # similar lengths per batch reduce padding
     for some in np.split(order, range(batch_size, len(texts), batch_size)):
-        longest = min(int(-(-sizes[some].max() // STEP) * STEP), model.max_length)
+        longest = min(int(-(-sizes[some].max() // LENGTH_MULTIPLE) * LENGTH_MULTIPLE), model.max_length)
         rows = [join_pair({"tokens": encoded[i]}, marks, longest) for i in some]
         rows += rows[:1] * (batch_size - len(rows))
         tokens, lengths = (jnp.asarray(np.stack([row[name] for row in rows])) for name in ("tokens", "lengths"))

@@ -12,7 +12,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.data import points as drawn
+from leanformer.data.points import KINDS, FixedSplit, Points, PointTask, Sizes
+from leanformer.data.points import find as find_task
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
@@ -38,7 +39,7 @@ class Curriculum:
     points: int
     points_step: int
 
-    def at(self, step: int, sizes: drawn.Sizes) -> tuple[int, int]:
+    def at(self, step: int, sizes: Sizes) -> tuple[int, int]:
         """Return the pair (coordinates, points) of numbers at a training step, at most those of `sizes`."""
         if not self.every:
             return sizes.dim, sizes.points
@@ -46,7 +47,7 @@ class Curriculum:
         dim, points = self.dim + times * self.dim_step, self.points + times * self.points_step
         return min(dim, sizes.dim), min(points, sizes.points)
 
-    def first_complete_step(self, sizes: drawn.Sizes, axes: Sequence[str]) -> int:
+    def first_complete_step(self, sizes: Sizes, axes: Sequence[str]) -> int:
         """Return the first training step at which the numbers in `axes` reach those of `sizes`; 0 without a curriculum.
 
         `axes` has "dim", "points" or both.
@@ -97,19 +98,19 @@ class PointData(DataModule):
     """
 
     name: str
-    sizes: drawn.Sizes
+    sizes: Sizes
     examples: int
     seed: int
     curriculum: Curriculum
 
     @property
-    def kind(self) -> drawn.PointTask:
-        return drawn.find(self.name)
+    def kind(self) -> PointTask:
+        return find_task(self.name)
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         if split == "train":
-            return drawn.Points(self.name, self.sizes, split, self.seed)
-        return drawn.FixedSplit(self.name, self.sizes, split, 0, examples=self.examples)
+            return Points(self.name, self.sizes, split, self.seed)
+        return FixedSplit(self.name, self.sizes, split, 0, examples=self.examples)
 
     def notes(self) -> dict[str, str]:
         rows = {"task": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
@@ -161,13 +162,13 @@ class PointRegression(Objective):
     """
 
     name: str
-    sizes: drawn.Sizes
+    sizes: Sizes
 
     score = Score("error", higher=False)
 
     @property
-    def kind(self) -> drawn.PointTask:
-        return drawn.find(self.name)
+    def kind(self) -> PointTask:
+        return find_task(self.name)
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         """Raise ConfigError unless number S and dimension V of the model's outputs are those of the targets."""
@@ -236,14 +237,14 @@ class PointRegression(Objective):
         return jnp.square(jnp.asarray(outputs, jnp.float32) - targets).sum(axis=-1)
 
 
-def _input_spec(name: str, sizes: drawn.Sizes) -> Spec:
+def _input_spec(name: str, sizes: Sizes) -> Spec:
     """Return shape (T D) and dtype of the points of one example."""
-    return (drawn.find(name).tokens(sizes), sizes.dim), np.float32
+    return (find_task(name).tokens(sizes), sizes.dim), np.float32
 
 
-def _target_spec(name: str, sizes: drawn.Sizes) -> Spec:
+def _target_spec(name: str, sizes: Sizes) -> Spec:
     """Return shape (S V) and dtype of the targets of one example."""
-    kind = drawn.find(name)
+    kind = find_task(name)
     return (kind.targets(sizes), kind.outputs(sizes)), np.float32
 
 
@@ -253,12 +254,12 @@ def from_config(c: Any) -> Task:
     Raises:
         ConfigError: `data.name` is unknown, or cannot have these sizes or a curriculum.
     """
-    sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "num_items", "bias")})
-    if reason := drawn.find(c.data.name).validate(sizes):
+    sizes = Sizes(**{name: c.data[name] for name in ("points", "dim", "num_items", "bias")})
+    if reason := find_task(c.data.name).validate(sizes):
         raise ConfigError(f'data.name="{c.data.name}": {reason}')
     curriculum = Curriculum(**c.data.curriculum)
-    if curriculum.every and not drawn.find(c.data.name).curriculum_axes:
-        have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.curriculum_axes)
+    if curriculum.every and not find_task(c.data.name).curriculum_axes:
+        have = ", ".join(name for name, kind in KINDS.items() if kind.curriculum_axes)
         raise ConfigError(
             f'data.curriculum.every={curriculum.every}: data.name="{c.data.name}" has no curriculum, only: '
             f"{have}. Set data.curriculum.every=0."

@@ -59,9 +59,9 @@ def test_writers_sync_the_file_then_rename_then_sync_the_folder(tmp_path, tiny, 
 
 
 def test_generated_dataset_is_synced_before_its_rename(tmp_path, calls):
-    generated.make(tmp_path / "set", "Lists", 1, {}, lambda folder: (folder / "x").write_text("1") and {})
+    generated.make(tmp_path / "set", {}, lambda folder: (folder / "x").write_text("1") and {})
     index = calls.index(("name", "set"))
-    assert {("sync", "x"), ("sync", "lists.json")} < set(calls[:index]) and calls[index + 1 :] == [
+    assert {("sync", "x"), ("sync", "recipe.json")} < set(calls[:index]) and calls[index + 1 :] == [
         ("sync", tmp_path.name)
     ]
 
