@@ -4,7 +4,8 @@
 
 2026-11-25. Twice the heads at the same total width: open_lm's decoders lose 0.035 to 0.135 nats per token if the heads
 get a dimension of 48 or less, and nothing at 65 and above. archai's decoders lose nothing at any dimension; a gain of
-0.007 to 0.02 depends on the form of the regression up to 33. Deeper instead of wider gains at equal parameters, but not without embeddings or at equal FLOPs.
+0.007 to 0.02 depends on the form of the regression up to 33. Deeper instead of wider gains at equal parameters, but not
+without embeddings or at equal FLOPs.
 
 Prints every effect (experiments/effects.py) of the tables of experiments/published.py in about 10 s. --out writes
 DIR/effects.csv, the tables of the page, and the picture. --write writes the picture of docs/ and
