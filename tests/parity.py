@@ -20,7 +20,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 FILES = {  # architecture and weight source of each fixture file
     **{f"{family}_timm": (family, "timm") for family in ("vit", "xcit", "volo", "tnt", "davit")},
     **{"vit_huggingface": ("vit", "huggingface"), "gpt_huggingface": ("gpt", "huggingface")},
-    **{"deepseek_huggingface": ("gpt", "huggingface"), "nanochat_huggingface": ("gpt", "huggingface")},
+    "nanochat_huggingface": ("gpt", "huggingface"),
 }
 OUTPUTS = ("logits", "class", "distilled", "tokens")
 ARRAYS = {"input", "labels", "attentions", "grad", "train", *OUTPUTS, *(f"{name}64" for name in OUTPUTS)}

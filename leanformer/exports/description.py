@@ -11,7 +11,7 @@ from leanformer.pretrained.storage import Tensors
 # Keys of config.model that change nothing in evaluation, or only the initial weights.
 TRAINING = {"name", "drop_path", "remat", "unroll", "backend", "dropout", "attention_dropout", "qkv_init", "levers_on"}
 TRAINING |= {"packed"}  # a document alone is computed alike
-OTHERS = "Formats that hold every model: --to=stablehlo, which runs without leanformer, and --to=own."
+OTHERS = "--to=own holds every model."
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Files beside the weights in a folder: preprocessing of images, tokenizer, generation settings, model card.
-
-The code of the model card loads the folder from inside it, and is tested as it stands.
-"""
+"""Files beside the weights in a folder: preprocessing of images, tokenizer, generation settings, README."""
 
 import json
 import math
@@ -9,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
+from tokenizers import decoders, processors
 
 from leanformer.data.text.tokenizer import MASKS, Tokenizer, parse
 from leanformer.exports.description import Description
@@ -18,13 +15,6 @@ from leanformer.exports.description import Description
 BICUBIC = 3  # Pillow's number of the filter
 ROLES = {"cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": MASKS}
 ROLES |= {"pad_token": ("[PAD]", "<pad>"), "unk_token": ("[UNK]", "<unk>")}
-PIPELINES = {
-    "image-classification": 'classify = pipeline("image-classification", model=folder)  # classify("image.jpg")',
-    "text-generation": 'generate = pipeline("text-generation", model=folder)  # generate("It is")',
-    "fill-mask": 'fill = pipeline("fill-mask", model=folder)  # fill("It is a [MASK].")',
-    "text-classification": 'classify = pipeline("text-classification", model=folder)  # classify("It is good.")',
-    "feature-extraction": 'embed = pipeline("feature-extraction", model=folder)  # embed("It is a text.")',
-}
 LEAN = """
 class Lean(Attention):  # heads of dimension {head_dim}; timm's own are width / num_heads
     def __init__(self, dim, num_heads=8, **options):
@@ -74,6 +64,8 @@ def tokenizer_files(content: str, *, causal: bool, types: bool, length: int) -> 
     end = names[tokenizer.end]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length}
     config["clean_up_tokenization_spaces"] = False
+    if isinstance(base.decoder, decoders.ByteLevel):  # "<|endoftext|>" in a text is text, as in `Tokenizer.encode`
+        config["split_special_tokens"] = True
     if causal:
         template = processors.TemplateProcessing(
             single=f"{end}:0 $A:0", pair=f"{end}:0 $A:0 {end}:0 $B:0", special_tokens=[(end, tokenizer.end)]
@@ -114,53 +106,35 @@ def generation(numbers: Mapping[str, int], length: int) -> dict[str, Any]:
     return {**numbers, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_length": length}
 
 
-def loading_code(description: Description, *, prepared: bool = True) -> str:
-    """Return Python code that loads the model from the folder in which it runs.
-
-    Args:
-        description: model of the folder.
-        prepared: True if the folder has a tokenizer or the preprocessing of images.
-    """
-    if description.library == "timm":
-        lean = description.head_dim is not None
-        lines = ["import timm"] + (["from timm.layers import Attention"] if lean else [])
-        head = LEAN.format(head_dim=description.head_dim) if lean else ""
-        options = ", attn_layer=Lean" if lean else ""
-        lines += [head, 'folder = "."  # this folder']
-        lines += [f'model = timm.create_model(f"local-dir:{{folder}}", pretrained=True{options}).eval()']
-        return "\n".join(line for line in lines if line)
-    auto, use = description.auto, PIPELINES.get(description.pipeline or "") if prepared else None
-    lines = [f"from transformers import {auto}" + (", pipeline" if use else ""), "", 'folder = "."  # this folder']
-    options = "".join(f", {name}={value!r}" for name, value in description.options.items())
-    return "\n".join([*lines, f"model = {auto}.from_pretrained(folder{options})", *([use] if use else [])])
+def loading_code(description: Description) -> str:
+    """Return Python code that loads the model from the folder in which it runs."""
+    if description.library == "transformers":
+        options = "".join(f", {name}={value!r}" for name, value in description.options.items())
+        call = f'{description.auto}.from_pretrained("."{options})'
+        return f"from transformers import {description.auto}\n\nmodel = {call}"
+    lean = description.head_dim is not None
+    head = "from timm.layers import Attention\n\n" + LEAN.format(head_dim=description.head_dim) if lean else ""
+    options = ", attn_layer=Lean" if lean else ""
+    return f'import timm\n{head}\nmodel = timm.create_model("local-dir:.", pretrained=True{options}).eval()'
 
 
-def model_card(description: Description, model: Mapping[str, Any], facts: Mapping[str, Any], *, prepared: bool) -> str:
-    """Return the model card of a folder (README.md): a table of facts, and code that loads the folder.
+def readme(description: Description, model: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Return the README.md of a folder: a table of facts, and code that loads the folder.
 
     Args:
         description: model of the folder.
         model: section config.model.
         facts: further rows of the table, such as data and score.
-        prepared: True if the folder has a tokenizer or the preprocessing of images.
     """
-    meta = [f"library_name: {description.library}", "tags: [leanformer]"]
-    task = description.pipeline or ("image-classification" if description.library == "timm" else None)
-    meta += [f"pipeline_tag: {task}"] if task else []
     rows = {"architecture": f"{model['name']}, in {description.library} `{description.architecture}`"}
     if description.grey:
         rows["images"] = "RGB; the model was trained on grey images, and weighs the channels to grey"
     rows |= {**{f"`{key}`": model[key] for key in SIZES}, **facts}
+    table = ["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())]
     needs = f" It needs {description.library} {description.needs} or newer." if description.needs else ""
-    lines = ["---", *meta, "---", "", "# Model card", "", "Weights in float32, written by leanformer."]
-    lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())]
-    if prepared and description.pipeline == "image-classification":
-        needs += (
-            ' With `backend="pil"` the image processor gives the pixels of training, except that the central crop '
-            "starts one pixel earlier at some odd margins; with torchvision it also resizes slightly differently."
-        )
-    code = ["```python", loading_code(description, prepared=prepared), "```", ""]
-    return "\n".join([*lines, "", f"Run inside this folder.{needs}", "", *code])
+    meta = ["---", f"library_name: {description.library}", "tags: [leanformer]", "---"]
+    lines = [*meta, "", "Weights in float32, written by leanformer.", "", *table, ""]
+    return "\n".join([*lines, f"Run inside this folder.{needs}", "", "```python", loading_code(description), "```", ""])
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Folders of trained models for other libraries: weights with config, tokenizer, preprocessing and model card."""
+"""Folders of trained models for other libraries: weights with config, tokenizer, preprocessing and README."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Origin:
     Attributes:
         classes: names of the classes; None if they have none.
         tokenizer: content of tokenizer.json; None if the model does not read texts.
-        facts: rows of the model card, such as task, data and scores.
+        facts: rows of the README, such as task, data and scores.
     """
 
     classes: tuple[str, ...] | None = None
@@ -37,7 +37,7 @@ class Origin:
 
     @classmethod
     def of_run(cls, workdir: Path, c: Any, step: int | None = None) -> "Origin":
-        """Return the classes, the tokenizer, and the facts for the model card that a run's folder has, as an `Origin`.
+        """Return the classes, the tokenizer, and the facts for the README that a run's folder has, as an `Origin`.
 
         Args:
             workdir: folder of the run.
@@ -85,13 +85,11 @@ def describe(c: Any, to: str, classes: tuple[str, ...] | None = None) -> Descrip
     return LIBRARIES[to].describe(complete_arguments(c), names, sigmoid=c.get("loss") == "sigmoid")
 
 
-def write_folder(
-    folder: Path, model: ModelSetup, weights: Any, to: str, origin: Origin, *, largest: int | None = None
-) -> tuple[Description, Path]:
-    """Write a folder that a library loads, and return its description and the path of the weights (file or index).
+def write_folder(folder: Path, model: ModelSetup, weights: Any, to: str, origin: Origin) -> tuple[Description, Path]:
+    """Write a folder that a library loads, and return its description and the path of the weights.
 
-    The folder has weights, config.json and a model card, README.md; for transformers also the preprocessing of images,
-    or the files of the tokenizer and of generation. Files of these names are replaced.
+    The folder has weights, config.json and a README.md; for transformers also the preprocessing of images, or the files
+    of the tokenizer and of generation. Files of these names are replaced.
 
     Args:
         folder: folder to write to, which is created.
@@ -99,7 +97,6 @@ def write_folder(
         weights: parameters and batch statistics of the model.
         to: "huggingface" or "timm".
         origin: facts about the model beside its config.
-        largest: maximal bytes per file of weights; one file if None.
 
     Raises:
         ConfigError: the library has no such model.
@@ -109,12 +106,11 @@ def write_folder(
     description = describe(c, to, origin.classes)
     tensors = description.adapt(pretrained.export(jax.device_get(weights), layout))
     contents = _contents(c, description, origin, to)
-    target = storage.write_model(folder, tensors, {"format": "pt", "layout": to}, largest)
+    target = folder / "model.safetensors"
+    storage.write(target, tensors, {"format": "pt", "layout": to})
     for name, content in contents.items():
         disk.write_json(folder / name, content)
-    prepared = not contents.keys().isdisjoint({"tokenizer.json", "preprocessor_config.json"})
-    text = files.model_card(description, c.model.to_dict(), origin.facts, prepared=prepared)
-    disk.write_text(folder / "README.md", text)
+    disk.write_text(folder / "README.md", files.readme(description, c.model.to_dict(), origin.facts))
     return description, target
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from leanformer.errors import ConfigError
 from leanformer.exports.description import OTHERS, Description, check_keys, check_total_width, complete
-from leanformer.pretrained.published.timm import VOLOS
+from leanformer.pretrained.published import VOLOS
 
 
 NAME = "timm"

@@ -14,7 +14,7 @@ import numpy as np
 
 from leanformer.errors import WeightsError
 from leanformer.pretrained.layouts.entries import Entry, Form, same
-from leanformer.pretrained.storage import Tensors, read, write, write_sharded
+from leanformer.pretrained.storage import Tensors, read, write
 from leanformer.runtime.trees import flatten_names, leaf_names
 
 
@@ -27,7 +27,6 @@ __all__ = [
     "read",
     "resize_positions",
     "write",
-    "write_sharded",
 ]
 POSITIONS = "pos_embed"
 SHOWN = 40  # maximum number of names in a message

@@ -86,8 +86,7 @@ class ModelSetup:
         """Return (parameters, batch statistics) of this model from a file of weights, or from the best checkpoint of a
         run (the newest if none was evaluated), of its EMA weights if it has them.
 
-        For published weights, the config.json beside them is compared with the model first. Differences that the
-        weights do not show, and a missing config.json, are warned of on stderr.
+        For published weights, the config.json beside them is compared with the model first. Warns if it is missing.
 
         Args:
             path: file or folder of weights, or folder of a run.
@@ -100,13 +99,8 @@ class ModelSetup:
             WeightsError: the weights cannot be read, or are not finite and `finite` is True; their config.json does not
                 match the model, or they differ from the model in more than `config.init_from` allows.
         """
-        from leanformer.pretrained import published  # here and below, since few runs read weights
-
         grid = self._compare_settings(path, layout)
-        weights = self.map_weights(read_weights(path, layout, finite=finite), layout, grid)
-        if layout != "own":
-            published.warn_unchecked(path)
-        return weights
+        return self.map_weights(read_weights(path, layout, finite=finite), layout, grid)
 
     def _compare_settings(self, path: str, layout: str) -> tuple[int, int] | None:
         """Compare the config with what the files beside weights say of them. Raises WeightsError if it differs.
@@ -114,7 +108,6 @@ class ModelSetup:
         Returns the rows and columns of patches of the model that the weights are from; None if they are unknown.
         """
         from leanformer.pretrained import published
-        from leanformer.pretrained.published import preprocessing
 
         if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
             from leanformer.tasks import artifacts
@@ -123,16 +116,8 @@ class ModelSetup:
             folder = folder if folder.is_dir() else folder.parent
             beside = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
             return patch_grid(artifacts.load_config(folder).model) if "config" in beside else None
-        c, family = self.config, models.find_class(self.config.model.name)
-        model = c.model.to_dict()
-        start = c.init_from
-        ignored = ["image_size"] * start.resize_positions + ["num_classes"] * start.new_head
-        settings, keys = family.settings(model), {*family.defaults(), *model}
-        grid = published.check(path, layout, settings, configurable=keys, ignored=ignored)
-        data = c.get("data", {})
-        if "mean" in data and "std" in data:
-            preprocessing.warn_normalisation(path, layout, data.mean, data.std)
-        return grid
+        c = self.config
+        return published.check(path, layout, models.find_class(c.model.name).settings(c.model.to_dict()))
 
     def check_other_tokenizer(self, chosen: Any) -> None:
         """Raise DataError if the tokenizer of the data differs from the one beside the weights in `config.init_from`.

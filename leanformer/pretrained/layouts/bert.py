@@ -1,10 +1,7 @@
-"""Layout of Hugging Face's BERT (Devlin et al. 2019), and the names of RoBERTa (Liu et al. 2019) by those of BERT."""
+"""Layout of Hugging Face's BERT (Devlin et al. 2019)."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry, linear, matrix, norm, same
@@ -12,10 +9,6 @@ from leanformer.pretrained.layouts.entries import Entry, linear, matrix, norm, s
 
 REQUIRED = {"positions": "learned", "norm": "layernorm", "post_norm": True, "gated": False}
 REQUIRED |= {"mlp_bias": True, "qkv_bias": True, "pool": "first"}  # also the defaults of the architecture
-ROBERTA = {"roberta.": "bert.", "lm_head.bias": "cls.predictions.bias", "classifier.out_proj.": "classifier."}
-ROBERTA |= {"lm_head.dense.": "cls.predictions.transform.dense.", "lm_head.decoder.": "cls.predictions.decoder."}
-ROBERTA |= {"lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.", "classifier.dense.": "bert.pooler.dense."}
-UNUSED = 2  # positions of RoBERTa start from its padding token's number plus 1
 EMBED = "bert.embeddings.word_embeddings.weight"
 COPIES = {"cls.predictions.decoder.weight": EMBED, "cls.predictions.decoder.bias": "cls.predictions.bias"}
 UNTIED = "that differs from the array that it should copy: a model here has one for both. Use other weights."
@@ -54,26 +47,6 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
         *_heads(classifier=bool(num_classes), masked=bool(other.get("transform"))),
         Entry("bert.embeddings.position_ids", (), same),  # a buffer in old files
     ]
-
-
-def rename(tensors: Mapping[str, np.ndarray], **_: Any) -> dict[str, np.ndarray]:
-    """Return RoBERTa's tensors under the names of BERT, and those of any other model unchanged.
-
-    RoBERTa's classifier reads the first token through a dense layer with tanh, as BERT's. A model for its weights needs
-    model.types=1, model.epsilon=1e-05, and a model.max_length that is 2 less than RoBERTa's number of positions: the
-    first two are unused, and left out here.
-
-    Args:
-        tensors: tensors of the file by name.
-    """
-    if not any(name.startswith("roberta.") for name in tensors):
-        return dict(tensors)
-    renamed = {}
-    for name, x in tensors.items():
-        old = next((prefix for prefix in ROBERTA if name.startswith(prefix)), "")
-        renamed[ROBERTA.get(old, "") + name.removeprefix(old)] = x
-    positions = "bert.embeddings.position_embeddings.weight"
-    return renamed | ({positions: renamed[positions][UNUSED:]} if positions in renamed else {})
 
 
 def _blocks(depth: int) -> list[Entry]:

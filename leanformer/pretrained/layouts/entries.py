@@ -86,29 +86,6 @@ def conv(size: int, *, channels: int | None = None) -> Form:
     return Form(lambda shape: shape[-1], load, save)
 
 
-def neighbours(form: Form, width: int) -> Form:
-    """Return `form`, which in addition reorders the last `width` channels of each head, the rotary ones.
-
-    Published weights rotate pairs of neighbours, ours pairs from two halves (`layers.positions.rotate`). Reordering
-    queries and keys alike does not change their products.
-
-    Args:
-        form: conversion of the shapes, whose result has the channels of a head on its last axis.
-        width: number of rotary channels of a head, an even number.
-    """
-
-    def load(x: np.ndarray, shape: Shape) -> np.ndarray:
-        rest, pairs = np.split(form.load(x, shape), [shape[-1] - width], axis=-1)
-        return np.concatenate([rest, pairs[..., 0::2], pairs[..., 1::2]], axis=-1)
-
-    def save(x: np.ndarray) -> np.ndarray:
-        rest, halves = np.split(x, [x.shape[-1] - width], axis=-1)
-        pairs = np.stack(np.split(halves, 2, axis=-1), axis=-1).reshape(halves.shape)
-        return form.save(np.concatenate([rest, pairs], axis=-1))
-
-    return dataclasses.replace(form, load=load, save=save)
-
-
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """Entry of a layout: one published tensor, or one per layer, and our parameters that it contains.
@@ -127,8 +104,6 @@ class Entry:
         copy_of: name of another published tensor: `refused` then applies only if the two differ. None if it always
             does.
         value: array that export writes for the ignored tensor; None to write no such tensor.
-        blocks: number of blocks along the axis `cut` in which our parameters alternate, such as the number of heads; 1
-            if each is contiguous.
     """
 
     theirs: str
@@ -138,7 +113,6 @@ class Entry:
     refused: str | None = None
     copy_of: str | None = None
     value: np.ndarray | None = None
-    blocks: int = 1
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -158,9 +132,7 @@ class Entry:
             x: published tensor, of one layer.
             rows: length of each part along the axis `cut`, in the order of `ours`.
         """
-        axis, cuts = self.forms[0].cut, np.cumsum(rows)[:-1] // self.blocks
-        pieces = np.split(_split_axis(x, axis, self.blocks), cuts, axis + 1)
-        return [piece.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for piece in pieces]
+        return np.split(x, np.cumsum(rows)[:-1], self.forms[0].cut)
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Return the published tensor that consists of the given parts; the inverse of `split`.
@@ -168,14 +140,7 @@ class Entry:
         Args:
             parts: part of each of our parameters in the published form, in the order of `ours`.
         """
-        axis = self.forms[0].cut
-        whole = np.concatenate([_split_axis(x, axis, self.blocks) for x in parts], axis + 1)
-        return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
-
-
-def _split_axis(x: np.ndarray, axis: int, blocks: int) -> np.ndarray:
-    """Reshape an axis to (blocks, rest)."""
-    return x.reshape(*x.shape[:axis], blocks, -1, *x.shape[axis + 1 :])
+        return np.concatenate(parts, self.forms[0].cut)
 
 
 def linear(

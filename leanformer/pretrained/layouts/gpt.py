@@ -1,4 +1,4 @@
-"""Layouts of Hugging Face's GPT-2, Llama, Mistral, Qwen2, Qwen3, DeepSeek-V2, DeepSeek-V3 and, to load, nanochat."""
+"""Layouts of Hugging Face's GPT-2, Llama, Mistral, Qwen2, Qwen3 and, to load, nanochat."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,29 +6,24 @@ from typing import Any
 import numpy as np
 
 from leanformer.errors import ConfigError
-from leanformer.pretrained.layouts.entries import Entry, axis, flat, linear, matrix, neighbours, norm, same
+from leanformer.pretrained.layouts.entries import Entry, axis, flat, linear, matrix, norm, same
 
 
 GPT2 = {"positions": "learned", "norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True}
 LLAMA = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
-DEEPSEEK = LLAMA | {"qkv_bias": False, "latent_norm": "rmsnorm", "out_bias": False}
 NANOCHAT = LLAMA | {"gated": False, "activation": "relu2", "qk_norm": "rmsnorm", "qkv_bias": False, "out_bias": False}
 NANOCHAT |= {"tied": False}
 # Options that no published model has; nanochat has a `head_cap`.
-UNSUPPORTED = ("soft_cap", "head_cap", "logit_scale", "temperature", "layer_scale")
+UNSUPPORTED = ("soft_cap", "head_cap", "logit_scale", "temperature", "layer_scale", "rotary_width")
 OURS = "blocks.layers"
 
 
 def huggingface(*, depth: int, positions: str = "learned", attention: str = "softmax", **other: Any) -> list[Entry]:
     """Return the layout of the published model that matches the options.
 
-    It is `GPT2LMHeadModel` with learned positions, `DeepseekV2ForCausalLM` or `DeepseekV3ForCausalLM` with latent
-    attention, `Qwen3ForCausalLM` with norms of queries and keys, `Qwen2ForCausalLM` with biases of queries, keys and
-    values alone, else `LlamaForCausalLM`, whose `attention_bias` is qkv_bias and out_bias. Of DeepSeek models, every
-    layer's MLP must be dense (`first_k_dense_replace` of at least the depth), and V3 must have `rope_interleave`.
-    Models like nanochat have the layout of what `rename` returns, which no library loads.
-
-    Rotary positions must have `rope_type` "default", so that DeepSeek's logits have no further factor.
+    It is `GPT2LMHeadModel` with learned positions, `Qwen3ForCausalLM` with norms of queries and keys,
+    `Qwen2ForCausalLM` with biases of queries, keys and values alone, else `LlamaForCausalLM`, whose `attention_bias` is
+    qkv_bias and out_bias. Models like nanochat have the layout of what `rename` returns, which no library loads.
 
     Args:
         depth, positions, attention: keys of config.model.
@@ -37,7 +32,7 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
     Raises:
         ConfigError: the model has an option that these do not have.
     """
-    required = GPT2 if positions == "learned" else DEEPSEEK if attention == "latent" else LLAMA
+    required = GPT2 if positions == "learned" else LLAMA
     if required is LLAMA and other.get("activation") == "relu2" and not other.get("gated"):
         required = NANOCHAT
     given: dict[str, Any] = (
@@ -47,21 +42,14 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
     )
     wrong = {key: given.get(key) for key, value in required.items() if given.get(key) != value}
     wrong |= {key: given[key] for key in UNSUPPORTED if given.get(key) is not None}
-    if required is not DEEPSEEK and given.get("rotary_width") is not None:
-        wrong["rotary_width"] = given["rotary_width"]
     if required is NANOCHAT:
         wrong.pop("head_cap", None)
-    if required is GPT2 and attention != "softmax":
+    if attention != "softmax":
         wrong["attention"] = attention
-    if required is DEEPSEEK and given.get("rotary") is None:
-        wrong["rotary"] = None
     if wrong:
         shown = ", ".join(f"model.{key}={value!r}" for key, value in wrong.items())
         raise ConfigError(f'{shown}: not supported by the layout "huggingface" with model.positions="{positions}".')
-    if required is GPT2:
-        return _gpt2(depth, **given)
-    heads = _latent_heads(depth, **given) if required is DEEPSEEK else _heads(depth, **given)
-    return _llama(depth, **given) + heads
+    return _gpt2(depth, **given) if required is GPT2 else _llama(depth, **given) + _heads(depth, **given)
 
 
 def rename(tensors: Mapping[str, np.ndarray], **arguments: Any) -> dict[str, np.ndarray]:
@@ -131,14 +119,12 @@ def _llama(
     """Return the layout of Llama without the projections of queries, keys and values."""
     bias = qkv_bias and out_bias is not False
     layer = "model.layers.{i}"
-    experts = "of a mixture of experts, but a layer here has one MLP. Use a model in which every layer is dense."
     entries = [
         Entry("model.embed_tokens.weight", ("embed",), same),
         Entry(f"{layer}.input_layernorm.weight", (f"{OURS}.norm1.scale",), same, depth),
         *linear(f"{layer}.self_attn.o_proj", f"{OURS}.attention.out", matrix(2), bias=bias, layers=depth),
         Entry(f"{layer}.post_attention_layernorm.weight", (f"{OURS}.norm2.scale",), same, depth),
         Entry("model.norm.weight", ("norm.scale",), same),
-        Entry(f"{layer}.mlp.gate.weight", (), same, depth, refused=experts),  # router of the experts
     ]
     for name in ("gate", "up", "down") if gated else ("up", "down"):
         entries += linear(f"{layer}.mlp.{name}_proj", f"{OURS}.mlp.{name}", bias=False, layers=depth)
@@ -156,34 +142,12 @@ def _heads(depth: int, *, qk_norm: str | None = None, qkv_bias: bool = True, **_
     return entries
 
 
-def _latent_heads(
-    depth: int, *, num_heads: int, rotary_width: int, query_rank: int | None = None, **_: Any
-) -> list[Entry]:
-    """Return the entries of DeepSeek's latent attention.
-
-    The latent and the rotary key are one matrix, and so are the keys and values of each head.
-    """
-    theirs, ours = "model.layers.{i}.self_attn", f"{OURS}.attention"
-    turned, kernels = neighbours(matrix(), rotary_width), (f"{ours}.latent.kernel", f"{ours}.turned.kernel")
-    entries = [
-        Entry(f"{theirs}.kv_a_proj_with_mqa.weight", kernels, (matrix(), turned), depth),
-        Entry(f"{theirs}.kv_a_layernorm.weight", (f"{ours}.latent_norm.scale",), same, depth),
-    ]
-    kernels = (f"{ours}.key_up.kernel", f"{ours}.value_up.kernel")
-    entries.append(Entry(f"{theirs}.kv_b_proj.weight", kernels, matrix(), depth, blocks=num_heads))
-    if query_rank is None:
-        return entries + linear(f"{theirs}.q_proj", f"{ours}.query", turned, bias=False, layers=depth)
-    return [
-        *entries,
-        *linear(f"{theirs}.q_a_proj", f"{ours}.query_latent", bias=False, layers=depth),
-        Entry(f"{theirs}.q_a_layernorm.weight", (f"{ours}.query_norm.scale",), same, depth),
-        *linear(f"{theirs}.q_b_proj", f"{ours}.query_up", turned, bias=False, layers=depth),
-    ]
-
-
 def _head(tied: bool, bias: bool, embed: str) -> list[Entry]:
     """Return the entries of the output head; with tied embeddings `embed`, files may have a copy, which is not read."""
     if not tied:
         return linear("lm_head", "head", bias=bias)
-    reason = f"that differs from {embed}, but the model has one matrix for both. Set --config.model.tied=False."
+    reason = (
+        f"that differs from {embed}, but the model has one matrix for both. Set --config.model.tied=False, and "
+        "tie_word_embeddings to false in the config.json beside the weights."
+    )
     return [Entry("lm_head.weight", (), same, refused=reason, copy_of=embed)]

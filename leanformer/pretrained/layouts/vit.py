@@ -1,4 +1,4 @@
-"""Layouts of timm's and Hugging Face's ViT and DeiT, and of Hugging Face's DINOv2."""
+"""Layouts of timm's and Hugging Face's ViT and DeiT, and of DINOv2's backbone."""
 
 from typing import Any
 
@@ -33,18 +33,14 @@ def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = 
 
 
 def huggingface(
-    *, depth: int, patch_size: int, distilled: bool = False, layer_scale: float | None = None, **other: Any
+    *, depth: int, patch_size: int, distilled: bool = False, layer_scale: float | None = None, **_: Any
 ) -> list[Entry]:
-    """Return the layout of Hugging Face's ViT, DeiT or DINOv2, for a model with these arguments.
+    """Return the layout of Hugging Face's `ViTForImageClassification`, for a model with these arguments.
 
-    It is `ViTForImageClassification`, with a distillation token `DeiTForImageClassificationWithTeacher`, and with layer
-    scale `Dinov2Model`, a backbone without a head, which needs `new_head`.
-
-    The names are those that `save_pretrained` writes to files; transformers 5 has others in memory. Two things other
-    than weights differ. The published ViT and DeiT configs have `layer_norm_eps` 1e-12, while ours is 1e-6, as in timm
-    and DINOv2; so their logits differ from ours by slightly more than rounding. And `Dinov2Model` resizes its positions
-    without antialiasing at each call with an image that is not square or not of its config's size. Ours are resized
-    once, when they are loaded, with antialiasing (`pretrained.resize_positions`).
+    With a distillation token it is `DeiTForImageClassificationWithTeacher`, and with layer scale `Dinov2Model`, a
+    backbone without a head, which needs `new_head`. The names are those that `save_pretrained` writes to files;
+    transformers 5 has others in memory. Published configs of ViT and DeiT have `layer_norm_eps` 1e-12, while the
+    default here is 1e-6, as in timm and DINOv2.
     """
     dino = layer_scale is not None
     prefix = "" if dino else "deit." if distilled else "vit."

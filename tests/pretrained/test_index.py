@@ -1,0 +1,73 @@
+"""Weights in several files with an index, which may not lead outside its folder."""
+
+import json
+
+import numpy as np
+import pytest
+from messages import refuses
+from safetensors.numpy import save_file
+
+from leanformer import pretrained
+from leanformer.errors import WeightsError
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def arrays(tmp_path, rng):
+    """Return the arrays of an index and its two files."""
+    arrays = {name: rng.standard_normal(size).astype(np.float32) for name, size in (("a", 7), ("b", 13), ("c", 3))}
+    places = {"a": FIRST, "b": SECOND, "c": SECOND}
+    for file in (FIRST, SECOND):
+        save_file({name: arrays[name] for name, place in places.items() if place == file}, tmp_path / file)
+    write_index(tmp_path, places)
+    return arrays
+
+
+def write_index(folder, places):
+    index = folder / "model.safetensors.index.json"
+    index.write_text(places if isinstance(places, str) else json.dumps({"weight_map": places}))
+    return index
+
+
+def test_several_files_are_read(arrays, tmp_path):
+    for path in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        result = pretrained.read(path)
+        assert result.keys() == arrays.keys()
+        for name, value in arrays.items():
+            np.testing.assert_array_equal(result[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("places", ["{", "[]", '{"weight_map": []}', '{"weight_map": {"a": 3}}'])
+def test_broken_indexes_are_refused(arrays, tmp_path, places):
+    index = write_index(tmp_path, places)
+    with refuses(index, error=WeightsError):
+        pretrained.read(tmp_path)
+
+
+def test_files_that_differ_from_the_index_are_refused(arrays, tmp_path):
+    for places, name in (
+        ({"a": FIRST, "b": SECOND, "c": SECOND, "d": SECOND}, "(d)"),
+        ({"a": FIRST, "b": SECOND}, "(c)"),
+    ):
+        index = write_index(tmp_path, places)
+        with refuses(tmp_path / SECOND, name, error=WeightsError):
+            pretrained.read(index)
+    index = write_index(tmp_path, {"a": "other.safetensors"})
+    with refuses(index, "other.safetensors", error=WeightsError):
+        pretrained.read(index)
+
+
+def test_files_outside_the_folder_of_the_index_are_not_opened(arrays, tmp_path):
+    (tmp_path / "inner").mkdir()
+    save_file(arrays, tmp_path / "secret.safetensors")
+    index = write_index(tmp_path / "inner", dict.fromkeys(arrays, "../secret.safetensors"))
+    with refuses(index, error=WeightsError):
+        pretrained.read(index)
+
+
+def test_folders_with_several_files_are_refused(arrays, tmp_path):
+    (tmp_path / "model.safetensors.index.json").unlink()
+    with refuses(tmp_path, FIRST, SECOND, error=WeightsError):
+        pretrained.read(tmp_path)
