@@ -30,7 +30,7 @@ from leanformer.runtime import determinism
 from leanformer.runtime import mesh as meshes
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.run import Run
+from leanformer.training.train_setup import Setup
 from tools.gpu import attention as check
 
 
@@ -68,7 +68,7 @@ AGREE = 1e-3  # largest relative difference of the loss of ten steps between dev
 WATCH = 1e-4  # largest relative difference of a watched measure between devices, in float32; 7.4e-6 on an H200
 
 
-def build(config: str, batch: int, attention: str, tiny: bool, dtype: str = "bfloat16", **model: Any) -> Run:
+def build(config: str, batch: int, attention: str, tiny: bool, dtype: str = "bfloat16", **model: Any) -> Setup:
     """Return the training setup of a config."""
     sizes = TINY[config.partition("_")[0]] if tiny else {}
     return timing.build(config, 8 if tiny else batch, dtype, attention, **sizes, **model)
@@ -218,7 +218,7 @@ def pipeline(config: str, batch: int, folder: str, tiny: bool) -> dict[str, Any]
     c.data.update(workers=1 if tiny else os.cpu_count())
     size = {"image_size": c.model.image_size, "channels": c.model.channels, "num_classes": c.model.num_classes}
     source, batch_count = data.open_images(f"folder:{folder}", "train", **size), 4 * c.data.workers
-    with contextlib.closing(run.stream(source, 0)) as batches:
+    with contextlib.closing(run.batches(source, 0)) as batches:
         read_s = _time_calls(lambda _: next(batches), batch_count, None)
         step, key = run.compile_train_step(), run.run_key()
         for _ in range(c.data.workers * (c.data.prefetch + 1)):

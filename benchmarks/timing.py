@@ -26,7 +26,7 @@ WARM_UP, STEPS = 5, 30  # of `measure_training`
 MATMUL_SHAPES = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 1024, 1024)]
 
 
-def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> train_setup.Run:
+def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> train_setup.Setup:
     """Return the training setup of a config with another batch, dtype, attention backend and `model` sizes."""
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.update(batch_size=batch, accumulate=1, dtype=dtype)
@@ -35,7 +35,7 @@ def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> trai
     return train_setup.build(c, examples=1_281_167, mesh=meshes.make_mesh())
 
 
-def make_batch(run: train_setup.Run) -> dict[str, jax.Array]:
+def make_batch(run: train_setup.Setup) -> dict[str, jax.Array]:
     """Return a batch of random pixels, labels, tokens, lengths, targets and their positions, as the run requires."""
     m, rng = run.config.model, np.random.default_rng(0)
     limits = {"image": 256, "label": m.get("num_classes")}
@@ -48,7 +48,7 @@ def make_batch(run: train_setup.Run) -> dict[str, jax.Array]:
     return meshes.put_batch(run.model.mesh, result)
 
 
-def measure_training(run: train_setup.Run, steps: int = STEPS) -> dict[str, Any]:
+def measure_training(run: train_setup.Setup, steps: int = STEPS) -> dict[str, Any]:
     """Return the seconds to lower and compile the training step, examples/s, MFU in bfloat16, and peak memory.
 
     A value is None if the device does not report it, or if the step runs out of memory. Call it in a new process.

@@ -16,7 +16,7 @@ from leanformer import train as training
 from leanformer.config import ConfigDict, key_docs
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import make_mesh
-from leanformer.training import model_setup, probing, run_files, streams
+from leanformer.training import evaluators, model_setup, probing, run_files
 
 
 NEVER = 10**6  # interval in steps: at the start and at the end only
@@ -63,7 +63,7 @@ def measure_at_start(c: ConfigDict, measures: Sequence[str], seeds: int) -> list
     mesh = make_mesh(devices=jax.devices()[:1])
     model, task = model_setup.build(c, mesh=mesh), tasks.build(c)
     read = probing.make_reader(model, task.objective, measures)
-    batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
+    batch = evaluators.probe_batch(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     results = []
     for seed in range(seeds):
         values = jax.device_get(read(model.random_weights(seed), batch))

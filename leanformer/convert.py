@@ -83,7 +83,7 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
     """Return the path of the weights, and whether it is a run's folder. Raises ConfigError for invalid flags."""
 
     from leanformer.tasks import artifacts
-    from leanformer.training import restoring
+    from leanformer.training.checkpoint import is_run
 
     if len(f.words) + (f.weights is not None) != 1:
         raise ConfigError(
@@ -93,7 +93,7 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
     path, source = f.weights or f.words[0], getattr(f, "from")
     if not Path(path).expanduser().exists():
         raise ConfigError(f"{path} does not exist. Pass the folder of a run, or --weights=FILE.")
-    of_run = restoring.is_run(path) or artifacts.exported_weights(Path(path).expanduser()) is not None
+    of_run = is_run(path) or artifacts.exported_weights(Path(path).expanduser()) is not None
     if of_run == (f.config is not None):
         raise ConfigError(
             f"{path} is the folder of a run, which contains its config. Leave out --config."

@@ -35,7 +35,7 @@ def main(f: cli.Values) -> None:
     from leanformer.runtime import mesh as meshes
     from leanformer.runtime.watchdog import Watchdog
     from leanformer.tasks import artifacts
-    from leanformer.training import inference, run_files, streams
+    from leanformer.training import evaluators, inference, run_files
     from leanformer.training import step as steps
     from leanformer.training.timer import Timer
 
@@ -56,7 +56,7 @@ def main(f: cli.Values) -> None:
         restored = run.restore(f.step, best=f.best)
         weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
         eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
-        batches = timer.watched(streams.evaluation(c, run.model, task.data, source), "evaluation")
+        batches = timer.watched(evaluators.evaluation_batches(c, run.model, task.data, source), "evaluation")
         with phases.announce("Compiling the evaluation step, and evaluating"):
             values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}

@@ -39,8 +39,8 @@ def iterate_models(model: Any, workdir: Path | None, f: cli.Values) -> Iterator[
         WeightsError: weights cannot be read, do not fit the model, or are not finite without --allow_nonfinite.
     """
 
-    from leanformer.training import inference, restoring
-    from leanformer.training.checkpoint import Checkpoints
+    from leanformer.training import inference
+    from leanformer.training.checkpoint import is_run, steps_in
 
     finite = not f.allow_nonfinite
     if workdir is None:
@@ -48,9 +48,8 @@ def iterate_models(model: Any, workdir: Path | None, f: cli.Values) -> Iterator[
         yield 0, description, model.initial_weights(finite=finite)
         return
     steps: list[int | None] = [f.step]
-    if f.all and restoring.is_run(str(workdir)):  # a folder that convert wrote has one
-        with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as saved:
-            steps = [*saved.steps]
+    if f.all and is_run(str(workdir)):  # a folder that convert wrote has one
+        steps = [*steps_in(workdir / "checkpoints")]
     for step in steps:
         restored = inference.restore_weights(workdir, model, step, finite=finite)
         yield restored.step, f"{workdir}, step {restored.step}", restored.weights
@@ -191,7 +190,7 @@ def main(f: cli.Values) -> None:
     from leanformer.runtime import mesh as meshes
     from leanformer.runtime.watchdog import Watchdog
     from leanformer.tasks import artifacts
-    from leanformer.training import inference, model_setup, probing, run_files, streams
+    from leanformer.training import evaluators, inference, model_setup, probing, run_files
     from leanformer.training.timer import Timer
 
     if f.weights and f.workdir is None and f.config is None:
@@ -218,7 +217,7 @@ def main(f: cli.Values) -> None:
     activations, _ = probing.split_names(names)
     read, batch = probing.make_reader(model, task.objective, names), None
     if activations or heads:
-        batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
+        batch = evaluators.probe_batch(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:
         note = "Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows."

@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import cli
+from leanformer.config import loading
 
 
 def train(
@@ -23,7 +24,8 @@ def train(
     workdir: Path,
     *,
     dry_run: bool = False,
-    again: str = "the same call",
+    resume_command: str = "the same call",
+    make_evaluators: Callable[..., Any] | None = None,
     make_loggers: Callable[..., Any] | None = None,
 ) -> int:
     """Train from the newest checkpoint in `workdir` to the end, or to a stop request. Return the exit status.
@@ -35,8 +37,9 @@ def train(
         config: validated config.
         workdir: folder of the run, which is created if it does not exist.
         dry_run: True to print processes, devices and the starting step without training or writing.
-        again: command that resumes the run, for messages.
-        make_loggers: function (workdir, first step, config) that returns further loggers (`training.loggers`).
+        resume_command: command that resumes the run, for messages.
+        make_evaluators: function of the trainer that returns further evaluators, see `training.evaluators`.
+        make_loggers: function (workdir, first step, config) that returns further loggers, see `training.loggers`.
 
     Raises:
         LeanformerError: the class says what prevents training: ConfigError, DataError, WeightsError, CheckpointError,
@@ -45,50 +48,56 @@ def train(
     # Imported here, since spawned data workers run this module again and need no JAX.
     import jax
 
+    from leanformer import data, tasks
     from leanformer.costs import memory
     from leanformer.data import pool
     from leanformer.reports import pages
+    from leanformer.runtime import mesh as meshes
     from leanformer.runtime import multihost
     from leanformer.runtime.stopping import StopRequest
     from leanformer.runtime.watchdog import Watchdog
-    from leanformer.training import evaluators, loop, restoring, train_setup
+    from leanformer.training import evaluators, loop, train_setup
     from leanformer.training.timer import Timer
+    from leanformer.training.trainer import open_trainer
 
     pool.check_main_program(config.data.workers)
     timer, stop = Timer(), StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(Watchdog(config.hang_seconds, lambda: timer.activity))
-        # Devices, data, model, optimizer, training step. Nothing is allocated or written.
-        run = train_setup.prepare(config, workdir, timer, make_loggers=make_loggers)
-        measurements = evaluators.make(run, functools.partial(stop.during, feed=timer.touch))
-        if multihost.is_primary():
-            pages.warn_intervals(config, run.intervals)
+
+        # Devices, data, model, optimizer and training step: nothing is allocated or written.
+        mesh = meshes.make_mesh(**config.mesh)
+        task, source, held_out = tasks.open_run(config, workdir)
+        setup = train_setup.build(config, examples=data.size(source), mesh=mesh, task=task)
         if dry_run:
-            if config.init_from.path is not None and not restoring.steps_in(run.workdir / "checkpoints"):
-                run.model.initial_weights()  # raises WeightsError if they cannot be read
-            print(pages.dry_run(run))
+            print(pages.dry_run(setup, workdir))
             return 0
-        stack.enter_context(run)  # locks the workdir
-        timer.touch("restore")
-        state = run.restore()
-        if run.complete:
-            print(pages.complete(run))
+
+        # The workdir, the newest or the initial state, and the compiled step.
+        opened = open_trainer(setup, source, held_out, workdir, timer, make_loggers)
+        trainer, state = stack.enter_context(opened)
+        if trainer.complete:
+            print(pages.complete(trainer))
             return 0
+        between = functools.partial(stop.during, feed=timer.touch)
+        measurements = evaluators.make(trainer, between, make_evaluators)
         device = jax.local_devices()[0]
         with timer("compile"):
-            compiled = run.compile_train_step()
-            peaks = {memory.STEP: memory.peak_memory(compiled)}
+            train_step = setup.compile_train_step()
+            peaks = {memory.STEP: memory.peak_memory(train_step)}
             if memory.memory_limit(device):  # so that an evaluation cannot run out of memory after hours
-                peaks |= evaluators.peak_memory(run, measurements)
-        print(pages.start(run, compiled), flush=True)
+                peaks |= evaluators.peak_memory(setup.state, setup.model.weights, measurements)
+        print(pages.start(trainer, peaks[memory.STEP]), flush=True)
         memory.check_memory(config, peaks, device)
-        print(pages.origin(run), flush=True)
+        print(pages.origin(trainer), flush=True)
+
         stack.enter_context(stop)  # until here a signal ends the process: there is nothing to save
-        with contextlib.closing(run.batches()) as batches:
-            step_fn = run.make_step_fn(compiled)
-            state, status = loop.train(run, state, step_fn, batches, measurements, stop, again=again)
+        with contextlib.closing(trainer.batches()) as batches:
+            state, status = loop.train(
+                trainer, state, train_step, batches, measurements, stop, resume_command=resume_command
+            )
         if status == 0 and multihost.is_primary():
-            pages.summarise(run, state, memory.peak_memory(compiled))
+            pages.summarise(trainer, state, peaks[memory.STEP])
     return status
 
 
@@ -101,9 +110,16 @@ def train(
 def main(flags: cli.Values) -> int:
     from leanformer.costs import memory
 
-    again = f"python -m leanformer.train {flags.argv}"
+    file = flags.files["config"]
     with memory.explained(flags.config):
-        return train(flags.config, Path(flags.workdir).expanduser(), dry_run=flags.dry_run, again=again)
+        return train(
+            flags.config,
+            Path(flags.workdir).expanduser(),
+            dry_run=flags.dry_run,
+            resume_command=f"python -m leanformer.train {flags.argv}",
+            make_evaluators=loading.load_function(file, "make_evaluators"),
+            make_loggers=loading.load_function(file, "make_loggers"),
+        )
 
 
 if __name__ == "__main__":

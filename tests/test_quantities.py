@@ -5,7 +5,7 @@ import pytest
 from leanformer import quantities
 from leanformer.analysis import frontier
 from leanformer.tasks import classification, language, points
-from leanformer.training.run import TRAIN_METRICS
+from leanformer.training.trainer import TRAIN_METRICS
 
 
 def test_every_cost_and_training_metric_has_an_entry():

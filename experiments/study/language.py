@@ -24,7 +24,7 @@ from leanformer.conditioning import Summary, condition
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import make_mesh
-from leanformer.training import inference, metrics_log, model_setup, step, streams
+from leanformer.training import evaluators, inference, metrics_log, model_setup, step
 
 
 ROWS = Path(__file__).parents[1] / "evidence" / "study_language.csv"
@@ -207,7 +207,7 @@ def probe_at_end(workdir: Path, names: Sequence[str]) -> dict[str, Any]:
 
     read = jax.jit(step.make_probe_step(opened.model.graphdef, opened.task.objective, names, reduce=reduce))
     split = opened.task.data.open(opened.config.data.eval_split)
-    batch = streams.probe(opened.model, opened.task.data, split, ROWS_PROBED)
+    batch = evaluators.probe_batch(opened.model, opened.task.data, split, ROWS_PROBED)
     return jax.device_get(read(opened.restore().weights, batch))
 
 

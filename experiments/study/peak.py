@@ -30,7 +30,7 @@ from leanformer.analysis import statistics
 from leanformer.conditioning import gaussian
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
-from leanformer.training import inference, model_setup, streams
+from leanformer.training import evaluators, inference, model_setup
 
 
 ROWS = language.ROWS.with_name("study_peak.csv")
@@ -94,7 +94,7 @@ def measure(c: config.ConfigDict, workdir: Path | None) -> dict[str, str]:
     task = opened.task if opened else tasks.build(c)
     model = opened.model if opened else model_setup.build(c, mesh=make_mesh(devices=jax.devices()[:1]))
     weights = opened.restore().weights if opened else model.random_weights(c.seed)
-    batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), IMAGES)
+    batch = evaluators.probe_batch(model, task.data, task.data.open(c.data.eval_split), IMAGES)
     with jax.enable_x64(True), c.unlocked():
         c.dtype = "float64"
         graphdef, *_ = model_setup.abstract_model(c)

@@ -16,14 +16,14 @@ from leanformer.analysis.dimensions import AXES
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.training import train_setup
-from leanformer.training.run import Run
+from leanformer.training.train_setup import Setup
 
 
 Shape = tuple[int, ...]  # in the order of AXES
 FITTED, CHECKED = 17, 3  # numbers of traced models for the fit and for its verification
 REFINED = 3  # refinements of the fit: large coefficients have more digits than one float64 solution gets right
 SCALES = (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2)  # factors of the config's width and MLP
-COUNTS: Mapping[str, Callable[[Run], int]] = {
+COUNTS: Mapping[str, Callable[[Setup], int]] = {
     "params": lambda run: count.parameters(run.state.params),
     "flops": lambda run: run.flops_per_example[1],
 }
@@ -119,7 +119,7 @@ def with_shape(c: ConfigDict, shape: Shape) -> ConfigDict:
     return c
 
 
-def build(c: ConfigDict, shape: Shape) -> Run:
+def build(c: ConfigDict, shape: Shape) -> Setup:
     """Return the training setup of a config with other sizes of the model, for counting only.
 
     It has no mesh and no warm-up, and a batch of one example per device.

@@ -10,7 +10,7 @@ from leanformer.training import train_setup
 NOMINAL_EXAMPLES = 1_281_167  # the epoch length changes no cost, but the schedule needs one
 
 
-def build(config: ConfigDict) -> train_setup.Run:
+def build(config: ConfigDict) -> train_setup.Setup:
     """Return the training setup of a config. Raises ConfigError if it does not fit the devices."""
     return train_setup.build(config, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**config.mesh))
 

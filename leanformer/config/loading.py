@@ -5,7 +5,9 @@ The files of `configs/` ship with leanformer: `--config=vit_b_7x16` works in any
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -58,6 +60,16 @@ def load(name: str, flag: str = "config") -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"get_config() of {file} returned {type(config).__name__}, expected a ConfigDict.")
     return config
+
+
+def load_function(name: str, function: str) -> Callable[..., Any] | None:
+    """Return a function of a config file beside `get_config`, such as `make_loggers`; None if it has none.
+
+    Args:
+        name: name or path of the file, see `find`; or `FILE:ARGUMENT`.
+        function: name of the function.
+    """
+    return runpy.run_path(str(find(name.partition(":")[0]))).get(function)
 
 
 def format_error(error: BaseException) -> str:

@@ -1,39 +1,74 @@
-"""Checkpoints with Orbax, saved in the background; the newest ones and the best one by validation score are kept.
+"""Checkpoints of a run, WORKDIR/checkpoints/STEP, written by Orbax in the background: the newest ones and the best one.
 
-Module `restoring` chooses the checkpoint to read if some are damaged, and moves damaged ones.
+A checkpoint that is damaged, for example by a power cut, is never deleted: training resumes from the one before.
 """
 
 import concurrent.futures
-import functools
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from leanformer.errors import CheckpointError, first_line
+from leanformer.errors import CheckpointError, WeightsError, first_line
 from leanformer.runtime import files, integrity, multihost
-from leanformer.tasks import scores
+from leanformer.runtime.trees import flatten_names
 from leanformer.tasks.scores import Score
-from leanformer.training import restoring
+from leanformer.training import metrics_log
 
 
 WEIGHTS = ("params", "statistics")  # parts of the training state
-DEFERRED_SCORE_FILE = "score.json"  # score of a checkpoint that was evaluated after it was saved
-POLICIES = ocp.training.preservation_policies
 
 
-class _Best:
-    """Preservation policy that keeps the best checkpoint, whose score may be known only after a resume."""
+class OtherState(CheckpointError):
+    """A checkpoint whose arrays differ in name or shape from those of the model."""
 
-    def __init__(self, saved: "Checkpoints"):
-        self.saved = saved
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        best = self.saved.best_of([checkpoint.step for checkpoint in checkpoints])
-        return [checkpoint.step == best for checkpoint in checkpoints]
+class Restored(NamedTuple):
+    """Training state of a checkpoint, and what was saved with it.
+
+    Attributes:
+        state: the `TrainState`.
+        seconds: wall-clock seconds by phase until then.
+        examples: number of training examples until then.
+    """
+
+    state: Any
+    seconds: dict[str, float]
+    examples: int
+
+
+class RestoredWeights(NamedTuple):
+    """Weights of a checkpoint.
+
+    Attributes:
+        step: step of the checkpoint.
+        weights: (parameters, batch statistics).
+        ema: EMA of (parameters, batch statistics); None if the run does not keep it.
+    """
+
+    step: int
+    weights: Any
+    ema: Any | None
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """Parameters and statistics, {dotted name: array}, of `ema` if the run keeps it, else of `weights`."""
+        return {name: x for tree in self.ema or self.weights for name, x in flatten_names(tree).items()}
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, ascending; [] without any."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+
+
+def is_run(path: str) -> bool:
+    """Return whether a path is the folder of a run, with a subfolder `checkpoints`, and not weights or an export."""
+    return (Path(path).expanduser() / "checkpoints").is_dir()
 
 
 class Checkpoints:
@@ -41,42 +76,37 @@ class Checkpoints:
 
     Attributes:
         folder: absolute path of the folder of checkpoints.
-        scores: score of each evaluation by step, with or without a checkpoint.
-        score: metric that selects the best checkpoint; None if no checkpoint was evaluated and none was given.
+        score: metric that selects the best checkpoint; None if there is no checkpoint and none was given.
+        scores: value of this metric by step, of all evaluations, from metrics.jsonl beside the folder.
 
     Args:
         folder: folder of checkpoints, WORKDIR/checkpoints.
         keep: number of newest checkpoints to keep, in addition to the best by validation score.
-        score: metric that selects the best checkpoint; given only by the run that trains. Readers find it with the
-            checkpoints. Only a run that trains changes the folder: it deletes the remains of interrupted saves, and
-            moves damaged checkpoints to another folder.
+        score: metric that selects the best checkpoint, given only by the run that trains; others read it.
     """
 
     def __init__(self, folder: Path, keep: int = 2, *, score: Score | None = None):
         self.folder = Path(folder).absolute()
-        self.scores: dict[int, float] = {}  # by step, of all evaluations, with or without a checkpoint
-        self._policy: Any = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), _Best(self)])
-        self._trains = score is not None
-        try:
-            read = self._read_scores()
-        except Exception as error:  # the storage library raises errors of many classes for damaged files
-            restoring.set_aside_damaged(self.folder, error, move=self._trains)
-            if (manager := self.__dict__.pop("_manager", None)) is not None:
-                manager.close()
-            read = self._read_scores()
-        self.score: Any = score or (read[max(read)][0] if read else None)  # the newest if the metric has changed
-        self.scores |= {step: value for step, (metric, value) in read.items() if metric == self.score}
-        self._written = set(self.scores)
+        self._keep, self._trains = keep, score is not None
+        self.score: Any = score or self._read_score()
+        self.scores: dict[int, float] = {}
+        if self.score is not None:
+            scores = [*metrics_log.read_scores(self.folder.parent, self.score.name).items()]
+            self.scores = dict(map(tuple, multihost.broadcast_from_primary(scores)))
+        self._unreadable: set[int] = set()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._pending: concurrent.futures.Future[Any] | None = None
-        self._reported = False  # whether a failed save was reported
+        self._pending: concurrent.futures.Future[None] | None = None
 
-    def _read_scores(self) -> dict[int, tuple[Score, float]]:
-        """Return the scores of the checkpoints on disk, by step. This reads the metadata of all of them."""
-        records = {checkpoint.step: checkpoint.metrics for checkpoint in self._listed if checkpoint.metrics}
-        late = {step: self.folder / str(step) / DEFERRED_SCORE_FILE for step in self.steps}
-        records |= {step: files.read_json(path) for step, path in late.items() if path.is_file()}
-        return {step: scores.read(record) for step, record in records.items()}
+    def _read_score(self) -> Score | None:
+        """Return the metric that the newest readable checkpoint names."""
+        for step in reversed(self.steps):
+            try:
+                saved: Any = ocp.metadata(str(self.folder / str(step))).custom_metadata
+                score = Score(**saved["score"])
+            except Exception:  # Orbax raises errors of many classes for damaged files; `restore` reports them
+                continue
+            return score
+        return None
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -87,42 +117,15 @@ class Checkpoints:
                 self.wait()
         finally:
             self._pool.shutdown()
-            try:
-                if "_manager" in self.__dict__:
-                    self._manager.close()
-            except Exception as error:  # `close` raises the error of a failed save again
-                if kind is None and not self._reported:
-                    raise self._make_error(error) from error
 
     @property
     def steps(self) -> list[int]:
         """Steps of the checkpoints on disk, in ascending order."""
-        return sorted(checkpoint.step for checkpoint in self._listed)
-
-    @functools.cached_property
-    def _manager(self) -> Any:
-        """Orbax's CheckpointManager of the folder; creates the folder."""
-        return ocp.training.Checkpointer(
-            str(self.folder), preservation_policy=self._policy, cleanup_tmp_directories=self._trains
-        )
-
-    @property
-    def _listed(self) -> Sequence[Any]:
-        return self._manager.checkpoints if self._trains or self.folder.is_dir() else ()
+        return steps_in(self.folder)
 
     def best(self) -> int | None:
-        """Return the step of the best checkpoint on disk by validation score; None if none has a finite score."""
-        return self.best_of(self.steps)
-
-    def best_of(self, steps: Iterable[int]) -> int | None:
-        """Return the one of these steps whose evaluation has the best score, the first of equal ones.
-
-        None if none was evaluated with a finite score.
-
-        Args:
-            steps: steps to choose from, with or without a checkpoint.
-        """
-        evaluated = {step: self.scores[step] for step in steps if step in self.scores}
+        """Return the step of the best checkpoint on disk, the first of equal ones; None if none was evaluated."""
+        evaluated = {step: self.scores[step] for step in self.steps if step in self.scores}
         return self.score.best(evaluated) if evaluated else None
 
     def choose(self, step: int | None = None, *, best: bool = False) -> int:
@@ -146,35 +149,12 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder} has no checkpoint of step {chosen}. Found: {steps}.")
         return steps[-1] if chosen is None else chosen
 
-    def report(self, step: int, value: float) -> None:
-        """Record the score of an evaluation, which `best` and the deletion of older checkpoints then take into account.
-
-        If there is already a checkpoint of this step without a score, process 0 writes the score into its folder.
-
-        Args:
-            step: step of the evaluated weights.
-            value: value of the metric `score`.
-        """
-        self.scores[step] = value
-        if multihost.is_primary() and step not in self._written and step in self.steps:
-            files.write_json(self.folder / str(step) / DEFERRED_SCORE_FILE, self.score.record(value))
-        self._written.add(step)
-
-    def save(
-        self,
-        step: int,
-        state: Any,
-        *,
-        score: float | None = None,
-        seconds: Mapping[str, float] | None = None,
-        examples: int | None = None,
-    ) -> None:
+    def save(self, step: int, state: Any, *, seconds: Mapping[str, float] | None = None, examples: int = 0) -> None:
         """Start saving a checkpoint in the background, after the end of an earlier save.
 
         Args:
             step: step of the checkpoint.
             state: tree of arrays to save, a `TrainState`.
-            score: score of an evaluation at this step, if it was not reported before.
             seconds: wall-clock seconds by phase so far, which `restore` returns.
             examples: number of training examples so far, which `restore` returns.
 
@@ -183,26 +163,30 @@ class Checkpoints:
                 `poll`, `save` or `wait`.
         """
         self.wait()
-        if score is not None:
-            self.scores[step] = score
-        metrics = self.score.record(self.scores[step]) if step in self.scores else None
+        self._unreadable.discard(step)
+        steps = sorted({*self.steps, step} - self._unreadable)
+        kept = {*steps[-self._keep :], self.score.best({at: self.scores[at] for at in steps if at in self.scores})}
+        metadata = {"seconds": dict(seconds or {}), "examples_seen": examples, "score": vars(self.score)}
+        path = self.folder / str(step)
         try:
-            more = {"seconds": dict(seconds or {}), "examples_seen": examples}
-            response = self._manager.save_async(step, state, force=True, metrics=metrics, custom_metadata=more)
+            response = ocp.save_async(str(path), state, overwrite=True, custom_metadata=metadata)
         except Exception as error:
             raise self._make_error(error) from error
-        self._pending = self._pool.submit(self._finish, response, self.folder / str(step))
+        self._pending = self._pool.submit(self._finish, response, path, {*steps} - kept)
 
-    def _finish(self, response: Any, folder: Path) -> None:
-        """Wait for a save, then write the checksums of its files, so that damage is detected before loading.
+    def _finish(self, response: Any, path: Path, old: set[int]) -> None:
+        """Wait for a save, write the checksums of its files, and delete older checkpoints.
 
         The files are synced to disk before the checksums are written; otherwise a power cut would look like damage.
         """
         response.result()
         if multihost.is_primary():
-            for path in (*folder.rglob("*"), folder, folder.parent):
-                files.sync(path)
-            integrity.write_checksums(folder)
+            for file in (*path.rglob("*"), path, path.parent):
+                files.sync(file)
+            integrity.write_checksums(path)
+            for step in old:
+                deleted = (self.folder / str(step)).rename(self.folder / f"deleted-{step}")  # so that no half is left
+                shutil.rmtree(deleted)
 
     def poll(self) -> None:
         """Raise CheckpointError if the save in the background has failed; return at once while it is running."""
@@ -220,23 +204,17 @@ class Checkpoints:
             raise self._make_error(error) from error
 
     def _make_error(self, error: Exception) -> CheckpointError:
-        self._reported = True
-        if not self.folder.is_dir():
-            return CheckpointError(
-                f"A checkpoint could not be saved: {self.folder} was deleted or moved during training. Pass the run's "
-                "present path as --workdir, or start again in a new folder."
-            )
         return CheckpointError(
             f"A checkpoint could not be saved in {self.folder}: {first_line(error)}\n"
             f"Complete checkpoints: {self.steps or 'none'}. Remove the cause, then run the same command "
             "to resume."
         )
 
-    def restore(self, like: Any, step: int | None = None) -> restoring.Restored | None:
+    def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Return the state of the newest readable checkpoint, or of `step`, and what was saved with it.
 
         If the newest checkpoint cannot be read, an older one is read and a warning is printed. A run that trains also
-        moves the unreadable one to `<folder>_damaged`.
+        passes over weights that contain NaN or infinity.
 
         Args:
             like: `TrainState` of shapes, dtypes and shardings.
@@ -247,35 +225,30 @@ class Checkpoints:
 
         Raises:
             CheckpointError: no checkpoint can be read, `step` does not exist, or the shapes differ from `like`.
-            WeightsError: the weights contain NaN or infinity. A run that trains reads an older checkpoint instead.
+            WeightsError: the weights are not finite; if the run trains, those of all checkpoints.
         """
-        steps = multihost.broadcast_from_primary(self.steps)
-        if step is not None and step not in steps:
-            raise CheckpointError(f"{self.folder} has no checkpoint of step {step}. Found: {steps or 'none'}.")
-        if not steps:
+        if self._trains and multihost.is_primary():
+            for path in (*self.folder.glob("*.orbax-checkpoint-tmp*"), *self.folder.glob("deleted-*")):
+                shutil.rmtree(path)  # of a save or a deletion that was killed
+        if not multihost.broadcast_from_primary(self.steps):
             return None
+        self.choose(step)
 
-        def load(candidate: int) -> restoring.Restored:
-            content = self._manager.metadata(candidate)
-            restoring.check_shapes(self.folder / str(candidate), content.metadata, like)
-            more = content.custom_metadata or {}
-            state = self._manager.load(candidate, like)
-            return restoring.Restored(state, more.get("seconds", {}), more.get("examples_seen"))
+        def load(path: Path) -> Restored:
+            content = ocp.metadata(str(path))
+            check_shapes(path, content.metadata, like)
+            saved: Any = content.custom_metadata
+            return Restored(ocp.load(str(path), like), saved["seconds"], saved["examples_seen"])
 
-        def check(candidate: int, content: restoring.Restored) -> None:
-            restoring.check_weights(self.folder / str(candidate), content.state.weights, content.state.ema)
+        def check(path: Path, content: Restored) -> None:
+            _check_finite(path, content.state.weights, content.state.ema)
 
-        # A run that trains falls back to older finite weights. A reader must not use a checkpoint other than requested.
-        fallback = check if self._trains else None
-        chosen, content, unreadable = restoring.newest_readable(self.folder, steps, load, step, fallback)
-        self._report(unreadable, chosen)
+        chosen, content = self._load_newest(load, step, check if self._trains else None)
         if not self._trains:
-            check(chosen, content)
+            check(self.folder / str(chosen), content)
         return content
 
-    def restore_weights(
-        self, like: Any = None, step: int | None = None, *, finite: bool = True
-    ) -> restoring.RestoredWeights:
+    def restore_weights(self, like: Any = None, step: int | None = None, *, finite: bool = True) -> RestoredWeights:
         """Return the weights of the newest readable checkpoint, or of `step`, without the rest of the training state.
 
         Args:
@@ -289,62 +262,94 @@ class Checkpoints:
         """
         self.choose(step)
 
-        def load(candidate: int) -> restoring.RestoredWeights:
-            saved = self._manager.metadata(candidate).metadata
+        def load(path: Path) -> RestoredWeights:
+            saved = ocp.metadata(str(path)).metadata
             if like is None:
                 expected = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), {name: saved[name] for name in WEIGHTS})
             else:
                 expected = dict(zip(WEIGHTS, like, strict=True))
-                restoring.check_shapes(self.folder / str(candidate), {name: saved[name] for name in expected}, expected)
+                check_shapes(path, {name: saved[name] for name in expected}, expected)
             ema = [expected[name] for name in WEIGHTS] if saved["ema"] else saved["ema"]
             skipped = {name: jax.tree.map(lambda _: ocp.PLACEHOLDER, part) for name, part in saved.items()}
-            tree = self._manager.load(candidate, skipped | expected | {"ema": ema})
+            tree = ocp.load(str(path), skipped | expected | {"ema": ema})
             ema = tuple(tree["ema"]) if tree["ema"] else None
-            return restoring.RestoredWeights(candidate, tuple(tree[name] for name in WEIGHTS), ema)
+            return RestoredWeights(int(path.name), tuple(tree[name] for name in WEIGHTS), ema)
 
-        steps = multihost.broadcast_from_primary(self.steps)
-        chosen, restored, unreadable = restoring.newest_readable(self.folder, steps, load, step)
-        self._report(unreadable, chosen)
+        chosen, restored = self._load_newest(load, step)
         if finite:
-            restoring.check_weights(self.folder / str(chosen), restored.weights, restored.ema)
+            _check_finite(self.folder / str(chosen), restored.weights, restored.ema)
         return restored
 
-    def _report(self, unreadable: dict[int, str], good: int) -> None:
-        """Warn about unreadable checkpoints.
+    def _load_newest[T](
+        self, load: Callable[[Path], T], step: int | None, check: Callable[[Path, T], None] | None = None
+    ) -> tuple[int, T]:
+        """Return the step and content of the newest checkpoint that can be loaded; all processes load the same one.
 
-        A run that trains moves them to `<folder>_damaged`, so that their steps can be saved again. A reader leaves
-        them in place, because the run may still be training.
+        `check` raises WeightsError for unusable content, in all processes or in none. Process 0 verifies all files.
         """
-        if self._trains:
-            reasons = {step: f"cannot be read: {reason}" for step, reason in unreadable.items()}
-            self._move(reasons, "damaged", f"Resuming from step {good}.")
-        else:
-            restoring.warn_unreadable(self.folder, unreadable, good)
+        unreadable: dict[int, str] = {}
+        steps = multihost.broadcast_from_primary(self.steps)
+        for candidate in reversed(steps) if step is None else [step]:
+            path: Path = self.folder / str(candidate)
+            content: Any = None
+            reason = multihost.broadcast_from_primary(
+                integrity.find_corruption(path) if multihost.is_primary() else None
+            )
+            try:
+                if reason is None:
+                    content = load(path)
+            except CheckpointError:
+                raise
+            except Exception as error:  # Orbax raises errors of many classes for damaged files
+                reason = first_line(error)
+            reason = next(filter(None, multihost.all_gather_host(reason)), None)
+            try:
+                if reason is None and check is not None:
+                    check(path, content)
+            except WeightsError as error:
+                reason = str(error)
+            if reason is not None:
+                unreadable[candidate] = reason
+                continue
+            for bad, why in unreadable.items() if multihost.is_primary() else ():
+                print(
+                    f"\nWARNING: the checkpoint of step {bad} in {self.folder} cannot be read: {why}. Step {candidate} "
+                    "is used instead.\n",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            self._unreadable = {*unreadable}
+            return candidate, content
+        reasons = "\n  ".join(f"step {candidate}: {reason}" for candidate, reason in unreadable.items())
+        remedy = (
+            f"Choose another with --step=N: {steps}." if step else "To start from scratch, choose another --workdir."
+        )
+        raise CheckpointError(f"No checkpoint in {self.folder} can be read:\n  {reasons}\n{remedy}")
 
-    def quarantine(self, since: int) -> int | None:
-        """Move the checkpoints of step `since` and later to `<folder>_diverged`, so that no command resumes from them.
 
-        Waits for a save in the background first. Process 0 moves the folders and prints a warning to stderr for each.
+def _check_finite(path: Path, weights: Any, ema: Any | None) -> None:
+    """Raise WeightsError if the weights or the EMA weights of a checkpoint contain NaN or infinity."""
+    from leanformer.pretrained.checks import check_finite  # not needed by a new run
 
-        Args:
-            since: first step whose checkpoint may contain diverged weights.
+    tensors = {name: x for tree in weights for name, x in flatten_names(tree).items()}
+    tensors |= {f"ema.{name}": x for tree in ema or () for name, x in flatten_names(tree).items()}
+    check_finite(tensors, str(path))
 
-        Returns:
-            The newest remaining step; None if no checkpoint is left.
 
-        Raises:
-            CheckpointError: the save in the background failed.
-        """
-        self.wait()
-        steps = [step for step in multihost.broadcast_from_primary(self.steps) if step >= since]
-        self._move(dict.fromkeys(steps, "may contain diverged weights"), "diverged", "")
-        return max(self.steps, default=None)
+def check_shapes(path: Path, saved: Any, like: Any) -> None:
+    """Raise OtherState, naming the differing leaves, if the shapes of a checkpoint and of a model differ.
 
-    def _move(self, reasons: dict[int, str], where: str, then: str) -> None:
-        """Move checkpoints to `<folder>_<where>`, print the reason for each, and forget their scores."""
-        restoring.move_checkpoints(self.folder, reasons, where, then)
-        for step in reasons:
-            self.scores.pop(step, None)
-            self._written.discard(step)
-        if multihost.broadcast_from_primary(reasons):  # all processes wait here until process 0 has moved the files
-            self._manager.reload()
+    Args:
+        path: folder of the checkpoint, for the message.
+        saved: tree of the checkpoint's metadata, with shapes.
+        like: tree of arrays or shapes that the model has.
+    """
+    actual, expected = ({name: tuple(x.shape) for name, x in flatten_names(tree).items()} for tree in (saved, like))
+    wrong = [
+        f"{name}: saved {actual.get(name, 'nothing')}, expected {expected.get(name, 'nothing')}"
+        for name in sorted(actual.keys() | expected.keys())
+        if actual.get(name) != expected.get(name)
+    ]
+    if wrong:
+        more = f"\n  and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise OtherState(f"{path} belongs to a different model:\n  " + "\n  ".join(wrong[:5]) + more)

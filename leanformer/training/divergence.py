@@ -16,12 +16,7 @@ from leanformer.training.step import IN_FLIGHT
 class DivergenceMonitor:
     """Check of every step and evaluation of a run, which raises TrainingError on divergence.
 
-    It warns on stderr when a step was skipped after a healthy one. On divergence it moves the checkpoints that may
-    contain diverged weights (`Checkpoints.quarantine`), writes a record of kind "abort", and raises TrainingError.
-
-    A step reports that it was skipped (`step.make_train_step`) only when the device has executed it. By then the
-    checkpoint of the previous step may contain diverged weights. It is therefore moved to another folder, and the same
-    command resumes from the checkpoint before it.
+    The step reports that it was skipped (`step.make_train_step`) only when the device has executed it.
 
     Attributes:
         skipped: number of consecutive skipped steps up to the last checked step.
@@ -30,9 +25,8 @@ class DivergenceMonitor:
         optim: section `optim` of the config, of which `max_skipped` and `lr` are read.
         ceiling: divergence threshold of the loss.
         names: names of the parameters, in the order of the tree.
-        checkpoints: checkpoints of the run, of which those that may have diverged are moved.
+        checkpoints: checkpoints of the run, for the message.
         write_record: function (step, kind, values) that writes a record.
-        run: name of the run as a prefix of messages, if several runs train at once.
     """
 
     def __init__(
@@ -42,34 +36,27 @@ class DivergenceMonitor:
         names: Sequence[str],
         checkpoints: Checkpoints,
         write_record: Callable[[int, str, dict[str, Any]], None],
-        run: str = "",
     ):
         self.skipped = 0
         self._optim, self._ceiling, self._names = optim, ceiling, names
         self._checkpoints, self._write_record = checkpoints, write_record
-        self._run = run and f"{run}: "
         self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Store the metrics of a dispatched step, and check the step IN_FLIGHT steps before it, which is executed.
 
-        Args:
-            step: number of the step.
-            metrics: metrics of `step.make_train_step`, on the device.
-
-        Raises:
-            TrainingError: `optim.max_skipped` consecutive steps were skipped.
+        Raises TrainingError if `optim.max_skipped` consecutive steps were skipped.
         """
         self._pending.append((step, metrics))
         while len(self._pending) > IN_FLIGHT:
             self._check_step(*self._pending.popleft(), self._optim.max_skipped)
 
-    def settle(self, limit: int | None = None) -> None:
+    def check_pending_steps(self, limit: int | None = None) -> None:
         """Wait for all dispatched steps and check them.
 
         Args:
-            limit: number of consecutive skipped steps that ends the run, if less than optim.max_skipped; None for
-                optim.max_skipped.
+            limit: number of consecutive skipped steps that ends the run, if less than optim.max_skipped: at the end of
+                a run its length, so that one whose steps were all skipped has diverged.
 
         Raises:
             TrainingError: that many consecutive steps were skipped.
@@ -78,25 +65,15 @@ class DivergenceMonitor:
             self._check_step(*self._pending.popleft(), min(limit or self._optim.max_skipped, self._optim.max_skipped))
 
     def on_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
-        """Check the losses of an evaluation of the weights at `step`, after all dispatched steps.
+        """Check the losses of an evaluation, the values whose names end in "loss", after all dispatched steps.
 
-        Args:
-            step: step of the weights.
-            values: values of the evaluation by name; those whose names end in "loss" are checked.
-
-        Raises:
-            TrainingError: a loss is NaN or above the divergence threshold, or an error of `settle`.
+        Raises TrainingError if a loss is NaN or above the divergence threshold.
         """
-        self.settle()
+        self.check_pending_steps()
         for name, loss in values.items():
             if name.endswith("loss") and not loss <= self._ceiling:
-                self._end(
-                    step,
-                    step - self.skipped + 1,
-                    f"The evaluation at step {step} has {name}={loss:.3g}, above the divergence threshold "
-                    f"{self._ceiling:.3g}.",
-                    {name: loss},
-                )
+                problem = f"The evaluation at step {step} has {name}={loss:.3g}, above the divergence threshold"
+                self._end(step, step - self.skipped + 1, f"{problem} {self._ceiling:.3g}.", {name: loss})
 
     def _check_step(self, step: int, metrics: Mapping[str, Any], limit: int) -> None:
         self.skipped = int(metrics["skipped_in_row"])
@@ -116,13 +93,16 @@ class DivergenceMonitor:
 
     def _end(self, step: int, first: int, message: str, facts: Mapping[str, Any]) -> NoReturn:
         """Raise TrainingError; the weights before step `first` are the earliest that may have diverged."""
-        newest = self._checkpoints.quarantine(first - 1)
-        self._write_record(step, "abort", {"first_bad_step": first, **facts, "resume_from": newest})
-        who = "A sweep trains it separately from the other runs and" if self._run else "The same command"
-        resume = f"No earlier checkpoint is left. {who} starts again"
-        if newest is not None:
-            resume = f"{who} resumes from step {newest}, the newest earlier checkpoint"
+        self._checkpoints.wait()
+        steps = self._checkpoints.steps
+        good, doubtful = [at for at in steps if at < first - 1], [str(at) for at in steps if at >= first - 1]
+        self._write_record(step, "abort", {"first_bad_step": first, **facts})
+        resume = f"The same command resumes from step {max(steps)}." if steps else "The same command starts again."
+        if doubtful:
+            before = f"step {max(good)}" if good else "the start"
+            resume += f" Its weights may have diverged: delete {', '.join(doubtful)} in {self._checkpoints.folder} to "
+            resume += f"resume from {before}."
         raise TrainingError(
-            f"{self._run}{message} {resume}. Lower optim.lr (it was {self._optim.lr:g}), set optim.clip_norm, "
-            'lengthen optim.warmup_epochs, or train with dtype="float32".'
+            f"{message} {resume} Lower optim.lr (it was {self._optim.lr:g}), set optim.clip_norm, lengthen the warm-up "
+            '(optim.warmup_steps), or train with dtype="float32".'
         )

@@ -1,8 +1,9 @@
 """Evaluators of a run: functions of the training state, called at intervals by the training loop.
 
-A config file can add an evaluator to EXTRA, as a function of the run:
+A config file adds its own with a function of the trainer, which only `train` calls:
 
-    evaluators.EXTRA["norm"] = lambda run: Evaluator(100, lambda state: {"l2": optax.global_norm(state.params)})
+    def make_evaluators(trainer):
+        return {"norm": Evaluator(100, lambda state: {"l2": optax.global_norm(state.params)})}
 
 Its values become records of kind "norm".
 """
@@ -10,24 +11,27 @@ Its values become records of kind "norm".
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from leanformer import data
 from leanformer.costs import memory
 from leanformer.errors import ConfigError
+from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost
+from leanformer.tasks import DataModule
 from leanformer.training import step as steps
-from leanformer.training import streams
-from leanformer.training.run import MAIN, Run
+from leanformer.training.model_setup import ModelSetup
 from leanformer.training.state import TrainState
+from leanformer.training.trainer import MAIN, Trainer
 
 
 PROBE = "probe"  # kind of the measurements of conditioning
 RESERVED = (MAIN, PROBE, "train", "abort")
-EXTRA: dict[str, Callable[[Run], "Evaluator"]] = {}
+MakeEvaluators = Callable[[Trainer], Mapping[str, "Evaluator"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,29 +60,33 @@ def due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
-def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> dict[str, Evaluator]:
+def make(
+    trainer: Trainer, between: Callable[[Iterable[Any]], Iterator[Any]] = iter, more: MakeEvaluators | None = None
+) -> dict[str, Evaluator]:
     """Return the evaluators of a run by the kind of their records.
 
-    They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order.
+    They are "eval", "eval NAME" for each NAME of `eval.more`, those of `more`, and the probe, in this order.
 
     Args:
-        run: open run.
+        trainer: open run.
         between: wrapper of the batches of an evaluation, which may raise `stopping.Stopped` between two of them.
+        more: function of the trainer that returns further evaluators.
 
     Raises:
-        ConfigError: the probe needs more examples than there are, or EXTRA has the kind of another record.
+        ConfigError: the probe needs more examples than there are, or `more` has the kind of another record.
     """
-    c, model, task, every = run.config, run.model, run.task, run.intervals
-    splits = {name: data.take_subset(source, c.eval.examples) for name, source in run.held_out.items()}
+    setup, held_out = trainer.setup, trainer.held_out
+    config, model, task, every = setup.config, setup.model, setup.task, setup.intervals
+    splits = {name: data.take_subset(source, config.eval.examples) for name, source in held_out.items()}
 
     @functools.cache
     def compile_eval() -> jax.stages.Compiled:
-        batch = model.abstract_batch(c.eval.batch_size, task.data.specs(train=False))
+        batch = model.abstract_batch(config.eval.batch_size, task.data.specs(train=False))
         return model.lower(jax.jit(model.eval_step(task.objective)), model.weights, batch).compile()
 
     def evaluate(source: data.Source, state: TrainState) -> dict[str, Any]:
-        weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
-        with contextlib.closing(streams.evaluation(c, model, task.data, source)) as batches:
+        weights = {"": state.weights} | ({"ema_": state.ema} if config.optim.ema else {})
+        with contextlib.closing(evaluation_batches(config, model, task.data, source)) as batches:
             return steps.evaluate(compile_eval(), task.objective.metrics, weights, between(batches))
 
     evaluators = {
@@ -87,17 +95,17 @@ def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> 
         )
         for name, split in splits.items()
     }
-    if clash := [name for name in EXTRA if name.partition(" ")[0] in RESERVED]:
-        raise ConfigError(f"evaluators.EXTRA has {clash[0]!r}, a kind of record of every run. Choose another name.")
-    evaluators |= {name: make_extra(run) for name, make_extra in EXTRA.items()}
+    others = more(trainer) if more else {}
+    if clash := [name for name in others if name.partition(" ")[0] in RESERVED]:
+        raise ConfigError(f"make_evaluators returns {clash[0]!r}, a kind of record of every run. Choose another name.")
+    evaluators |= others
     if every.probe:
-        streams.check_probe(run.held_out[""], c.probe.examples)
-        batch = functools.cache(lambda: streams.probe(model, task.data, run.held_out[""], c.probe.examples))
+        batch = functools.cache(lambda: probe_batch(model, task.data, held_out[""], config.probe.examples))
 
         @functools.cache
         def compile_probe() -> jax.stages.Compiled:
-            inputs = model.abstract_batch(c.probe.examples, task.data.input_specs())
-            step = model.probe_step(task.objective, c.probe.measures)
+            inputs = model.abstract_batch(config.probe.examples, task.data.input_specs())
+            step = model.probe_step(task.objective, config.probe.measures)
             return model.lower(jax.jit(step), model.weights, inputs).compile()
 
         def probe(state: TrainState) -> dict[str, Any]:
@@ -107,15 +115,60 @@ def make(run: Run, between: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> 
     return evaluators
 
 
-def peak_memory(run: Run, evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
+def peak_memory(state: TrainState, weights: Any, evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
     """Compile the programs of evaluators, and return {evaluator name: peak bytes per device}.
 
     The bytes include the rest of the training state, which stays on the device during an evaluation.
 
     Args:
-        run: run, whose state may be abstract.
+        state, weights: shapes and shardings of the training state, and of its weights.
         evaluators: evaluators by name; those without a program are left out.
     """
-    rest = memory.count_bytes(run.state) - memory.count_bytes(run.model.weights)
+    rest = memory.count_bytes(state) - memory.count_bytes(weights)
     compilers = {name: evaluator.compile for name, evaluator in evaluators.items()}
     return {name: rest + memory.peak_memory(compile()) for name, compile in compilers.items() if compile}
+
+
+def evaluation_batches(
+    config: ConfigDict, model: ModelSetup, module: DataModule, source: data.Source
+) -> Generator[dict[str, jax.Array], None, None]:
+    """Yield the global batches of an evaluation on the devices, with every example of a split once, in order.
+
+    Args:
+        config: config of the run, of which `eval.batch_size` and `data` are used.
+        model: set-up of the model, with the mesh.
+        module: data of the task.
+        source: evaluation split.
+
+    Raises:
+        DataError: too many examples are unreadable.
+    """
+    names, process = module.specs(train=False), {"process": multihost.index(), "processes": multihost.count()}
+    split = module.eval_batches(source, batch_size=config.eval.batch_size, **process)
+    corrupt = data.CorruptLog(split, config.data.max_corrupt)
+    for host in data.batches(split, workers=config.data.workers, prefetch=config.data.prefetch):
+        corrupt(host["corrupt"])
+        yield model.put(host, names)
+
+
+def probe_batch(model: ModelSetup, module: DataModule, source: data.Source, examples: int) -> dict[str, jax.Array]:
+    """Return the fixed batch of the probe on the devices, by name: the first examples of a split, as for evaluation.
+
+    Args:
+        model: set-up of the model, with the mesh.
+        module: data of the task.
+        source: evaluation split.
+        examples: number of examples.
+
+    Raises:
+        ConfigError: the split has too few examples, or the devices cannot divide them evenly.
+    """
+    size = data.size(source)
+    if size is not None and size < examples:
+        raise ConfigError(
+            f"probe.examples={examples}: the evaluation split has only {size} examples. Set "
+            f"--config.probe.examples={size} or lower."
+        )
+    meshes.check_batches(model.mesh, {"probe.examples": examples})
+    process = {"process": multihost.index(), "processes": multihost.count()}
+    return model.put(module.eval_batches(source, batch_size=examples, **process)[0], module.input_specs())

@@ -28,10 +28,9 @@ from leanformer.errors import CheckpointError, ConfigError, CorruptExample, Data
 from leanformer.runtime import phases
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.tasks.language import TextData
-from leanformer.training import model_setup, restoring
-from leanformer.training.checkpoint import Checkpoints
+from leanformer.training import model_setup
+from leanformer.training.checkpoint import Checkpoints, RestoredWeights, is_run
 from leanformer.training.model_setup import ModelSetup
-from leanformer.training.restoring import RestoredWeights
 
 
 class OpenRun(NamedTuple):
@@ -79,7 +78,7 @@ def restore_weights(
         CheckpointError: the checkpoint does not exist, is damaged, or does not fit the model.
         WeightsError: the weights are not finite and `finite` is True, or a file of weights does not fit the model.
     """
-    exported = None if restoring.is_run(str(workdir)) else artifacts.exported_weights(workdir)
+    exported = None if is_run(str(workdir)) else artifacts.exported_weights(workdir)
     if exported is None:
         with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as checkpoints:
             chosen = checkpoints.choose(step, best=best)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, first_line
@@ -50,6 +49,8 @@ class TensorBoard:
     """
 
     def __init__(self, workdir: Path, first_step: int, config: Any):
+        from tensorboardX import SummaryWriter  # needed only here
+
         folder = workdir / "tensorboard"
         purge = first_step and first_step + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge if any(folder.glob("*")) else None)

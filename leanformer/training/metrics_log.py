@@ -7,8 +7,9 @@ the keys in TIMING is a function of config and seed. A resumed run truncates the
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from leanformer.errors import WorkdirError
 from leanformer.runtime import files, multihost
@@ -48,12 +49,6 @@ def read_scores(workdir: Path, name: str) -> dict[int, float]:
     return {step: math.nan if value is None else value for step, value in scores.items()}
 
 
-def diverged(workdir: Path) -> bool:
-    """Return whether the run in `workdir` ended by divergence. Raises WorkdirError if a line is not a record."""
-    records = read_records(workdir / "metrics.jsonl")
-    return bool(records) and records[-1]["kind"] == "abort"
-
-
 class Recorder:
     """Writer of a run's records to metrics.jsonl, to a logger and to the progress output; only process 0 writes.
 
@@ -68,29 +63,36 @@ class Recorder:
         start: step from which the run starts. Records after it, of an earlier attempt, are removed from the file; at 0
             all are, since that attempt may have had another config.
         total: number of steps of the run, for the progress output.
-        logger: receivers of the records besides the file; None for none.
+        make_logger: function that makes the receivers of the records besides the file, called at the first record.
     """
 
-    def __init__(self, workdir: Path, *, start: int, total: int, logger: LoggerGroup | None = None):
+    def __init__(self, workdir: Path, *, start: int, total: int, make_logger: Callable[[], LoggerGroup] = LoggerGroup):
         self.path = workdir / "metrics.jsonl"
-        self.records = []
+        self.records: list[dict[str, Any]] = []
         self._silent = not multihost.is_primary()
-        if self._silent:
-            return
-        self.records += [record for record in read_records(self.path) if record["step"] <= start] if start else []
-        files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self._file = self.path.open("ab", buffering=0)  # unbuffered, so that nothing is pending after a failed write
-        self._logger = logger or LoggerGroup()
+        if start and not self._silent:
+            self.records += [record for record in read_records(self.path) if record["step"] <= start]
+        self._make_logger = make_logger
         self._progress = Progress(start=start, total=total)
+        self._file: IO[bytes] | None = None
+        self._logger: LoggerGroup | None = None
 
     def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._silent:
+        if self._file is not None and self._logger is not None:
             self._file.close()
             self._logger.close()
-            self._progress.close()
+        self._progress.close()
+
+    def _open(self) -> tuple[IO[bytes], LoggerGroup]:
+        """Return the file, cut to the step from which the run starts, and the loggers; opened at the first record."""
+        if self._file is None or self._logger is None:
+            files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+            self._file = self.path.open("ab", buffering=0)  # so that nothing is pending after a failed write
+            self._logger = self._make_logger()
+        return self._file, self._logger
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
         """Write a record, and wait until it is on disk. Numbers that are not finite become null.
@@ -102,14 +104,16 @@ class Recorder:
         """
         values = {name: to_json(value) for name, value in values.items()}
         record = {"step": step, "kind": kind, **values}
-        self.records.append(record)
         if self._silent:
+            self.records.append(record)
             return
+        file, logger = self._open()
+        self.records.append(record)
         line = memoryview(json.dumps(record).encode() + b"\n")
         while line:
-            line = line[self._file.write(line) :]
-        os.fsync(self._file.fileno())
-        self._logger.log(step, kind, values)
+            line = line[file.write(line) :]
+        os.fsync(file.fileno())
+        logger.log(step, kind, values)
         self._progress.print(step, kind, values)
 
     def advance(self, step: int) -> None:

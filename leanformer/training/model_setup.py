@@ -1,12 +1,13 @@
 """Setup of a model: definition, abstract weights and their placement on a mesh. Nothing is allocated."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -23,8 +24,7 @@ from leanformer.runtime.sharing import Axes
 from leanformer.tasks import Batch, Objective, Spec, Task
 from leanformer.training import state as states
 from leanformer.training import step as steps
-from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.restoring import is_run
+from leanformer.training.checkpoint import Checkpoints, is_run
 
 
 # Largest depth of a stack that a GPU runs without a loop over layers, if model.unroll is unset: a third fewer launches
@@ -179,6 +179,15 @@ class ModelSetup:
         return {
             name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in specs.items()
         }
+
+    def put(self, host: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, jax.Array]:
+        """Return the global arrays of a batch on the devices, sharded over the batch.
+
+        Args:
+            host: this process's part of each array, with leading axis B / processes.
+            names: arrays to take; others of `host`, such as indices, stay there.
+        """
+        return meshes.put_batch(self.mesh, {name: host[name] for name in names})
 
     def with_mesh[**P, R](self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function`, to be jitted, with the mesh set for the sharding constraints in it."""

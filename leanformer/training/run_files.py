@@ -8,15 +8,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import models
-from leanformer.errors import ConfigError, WorkdirError
+from leanformer.errors import ConfigError
 from leanformer.runtime import determinism, files, multihost
 from leanformer.tasks import artifacts
 
@@ -25,40 +24,25 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "lea
 
 
 @contextlib.contextmanager
-def lock_workdir(
-    workdir: Path, patience: float = 120.0, touch: Callable[[str], None] = lambda _: None
-) -> Iterator[None]:
+def lock_workdir(workdir: Path, patience: float = 120.0) -> Iterator[None]:
     """Context manager that locks a folder for one run, and creates it. Processes other than 0 do nothing.
-
-    The system releases the lock when the process ends.
 
     Args:
         workdir: folder of the run.
         patience: seconds to wait for the lock; file servers take up to 90 to release that of a lost host.
-        touch: `Timer.touch`, called while waiting, so that the watchdog does not take the wait for a hang.
 
     Raises:
         ConfigError: another run uses the folder.
-        WorkdirError: the folder cannot be created.
     """
     if not multihost.is_primary():
         yield
         return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # a file system that has no new folders, such as /proc
-        raise WorkdirError(f"--workdir={workdir}: the folder cannot be created. Choose another folder.") from error
+    workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / "lock").open("a") as file:
         begun = time.monotonic()
-        if not _lock(file):
-            print(f"{workdir} is in use by another run. Waiting up to {patience:.0f} s for its end.", flush=True)
         while not _lock(file):
             if time.monotonic() - begun > patience:
-                raise ConfigError(
-                    f"--workdir={workdir}: the folder is in use by another run. Stop that run, wait for its end, or "
-                    "use another folder."
-                )
-            touch("the end of another run")
+                raise ConfigError(f"--workdir={workdir}: the folder is in use by another run. Use another folder.")
             time.sleep(0.2)
         yield
 
@@ -70,10 +54,7 @@ def _lock(file: IO[str]) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        print(
-            f"WARNING: {file.name} cannot be locked: {error.strerror}. Make sure that no other run uses this folder.",
-            file=sys.stderr,
-        )
+        print(f"WARNING: {file.name}: {error.strerror}. Start no other run in this folder.", file=sys.stderr)
     return True
 
 
@@ -110,24 +91,20 @@ def provenance() -> dict[str, Any]:
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """Return {key: (value in the config.json of `workdir`, value in `config`)} for the keys that differ.
 
-    All keys are compared, by dotted name. A missing key is None. A key of the model that the older config does not have
-    counts as its default. Raises WorkdirError if config.json is broken.
+    Keys are dotted; a missing one is None. Raises WorkdirError if config.json is broken.
     """
     before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
-    if before["model.name"] == after["model.name"]:
-        defaults = json.loads(json.dumps(models.find_class(config.model.name).defaults()))
-        before = {key: x for key, x in artifacts.flatten_keys({"model": defaults}).items() if key in after} | before
     keys = sorted(before.keys() | after.keys())
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
-def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None] | None = None) -> None:
-    """Warn about each config key, environment variable that changes numbers, and number of examples that has changed.
+def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None]) -> None:
+    """Warn of config keys, environment variables and numbers of examples that differ from a run's config.json.
 
     Process 0 prints the warnings to stderr. Does nothing in a new folder.
 
     Args:
-        workdir: folder of the run, with its config.json.
+        workdir: folder of the run.
         config: config with which the run resumes.
         examples: number of examples by split.
 
@@ -145,44 +122,19 @@ def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int |
                 f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir.'
             )
     content = files.read_json(workdir / "config.json")
-    if "environment" in content:  # not in old runs
-        before, after = content["environment"], determinism.numerics(os.environ)
-        names = [name for name in determinism.NUMERICS if before.get(name) != after.get(name)]
-        changes |= {name: (before.get(name, "unset"), after.get(name, "unset")) for name in names}
-    recorded = content.get("examples", {})
-    for split, number in (examples or {}).items():
-        if recorded.get(split, number) != number:
-            changes[f"examples of {split}"] = recorded[split], number
+    for name, after in {"environment": determinism.numerics(os.environ), "examples": examples}.items():
+        before = content.get(name, {})
+        names = sorted(before.keys() | after.keys())
+        changes |= {f"{name} {x}": (before.get(x), after.get(x)) for x in names if before.get(x) != after.get(x)}
     for key, (was, now) in changes.items() if multihost.is_primary() else ():
-        warning = f"WARNING: changed since this run was started: {key}: {was} -> {now}"
-        print(warning, file=sys.stderr, flush=True)
+        print(f"WARNING: changed since this run was started: {key}: {was} -> {now}", file=sys.stderr, flush=True)
 
 
-def begin(
-    workdir: Path, config: ConfigDict, compiled: float | None = None, examples: Mapping[str, int | None] | None = None
-) -> None:
-    """Write config.json, replacing an older one, and delete summary.json; only process 0 does so.
-
-    A command for a complete run does not call it and keeps both. An extended run is not finished.
-
-    Args:
-        workdir: folder of the run.
-        config: config of the run.
-        compiled: seconds that compilation took, stored rounded to 0.1 for `compiled_seconds`; None if unknown.
-        examples: number of examples by split.
-    """
+def begin(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None]) -> None:
+    """Write config.json with the numbers of examples by split, and delete summary.json; only process 0 does so."""
     if multihost.is_primary():
         (workdir / "summary.json").unlink(missing_ok=True)
-    write_config(workdir, config, compiled_s=compiled and round(compiled, 1), examples=dict(examples or {}))
-
-
-def compiled_seconds(workdir: Path) -> float | None:
-    """Return the seconds that compilation took when the run in `workdir` was last trained, from its config.json.
-
-    None if they or the file do not exist. Raises WorkdirError if the file is broken.
-    """
-    path = workdir / "config.json"
-    return files.read_json(path).get("compiled_s") if path.is_file() else None
+    write_config(workdir, config, examples=dict(examples))
 
 
 def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:

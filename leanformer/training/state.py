@@ -65,7 +65,8 @@ def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[A
         definitions[:] = [graphdef]  # static, so tracing provides it; building the model again would double the time
         return nnx.as_pure(params), nnx.as_pure(statistics)
 
-    shapes = jax.eval_shape(lambda: weights(jax.random.key(0)))  # a key created outside would start the devices
+    # Under `jit`, whose trace `materialise` uses again; a concrete key would start the devices.
+    shapes = jax.eval_shape(jax.jit(weights), jax.eval_shape(lambda: jax.random.key(0)))
     return definitions[0], weights, shapes
 
 

@@ -21,7 +21,6 @@ ANNOUNCED = {  # lines about the first time of a phase, if it is slow (`phases.a
     "probe": "Compiling the probe, and measuring conditioning",
     "checkpoint": "Saving the first checkpoint",
 }
-NOTHING = contextlib.nullcontext()
 DEVICE = "a step on the device"  # activity outside all phases
 
 
@@ -47,7 +46,6 @@ class Timer:
     Call it with the name of a phase for a context manager that counts the time within its block as this phase.
 
     Attributes:
-        compiled: seconds that compilation took the last time; None if unknown.
         activity: current activity, for the watchdog.
     """
 
@@ -57,7 +55,6 @@ class Timer:
         self._spent: dict[str, float] = collections.defaultdict(float)
         self._at_lap: dict[str, float] = {}
         self._steps = 0  # steps that this process has started
-        self.compiled: float | None = None
         self.activity = Activity(self._began, "start-up", None, first=True)
 
     def resume(self, seconds: Mapping[str, float]) -> None:
@@ -98,12 +95,9 @@ class Timer:
         self.activity = self.activity._replace(first=first)
         before = time.monotonic()
         slow = phase in ANNOUNCED and first
-        with phases.announce(ANNOUNCED[phase], self.compiled if phase == "compile" else None) if slow else NOTHING:
+        with phases.announce(ANNOUNCED[phase]) if slow else contextlib.nullcontext():
             yield
-        seconds = time.monotonic() - before
-        self._spent[phase] += seconds
-        if phase == "compile":
-            self.compiled = seconds
+        self._spent[phase] += time.monotonic() - before
         self.touch(DEVICE)
         self.activity = self.activity._replace(first=self._steps <= 1)
 

@@ -1,111 +1,175 @@
-"""Set-up of a training run: everything that its config decides, in order. Nothing is allocated."""
+"""Set-up of a training run: everything that its config decides, and no data, files or arrays."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import config, data, models, tasks
+from leanformer import config as configs
+from leanformer import data, models, tasks
+from leanformer.config import Intervals
 from leanformer.config.rules import sharded_batches
-from leanformer.runtime import mesh as meshes
-from leanformer.tasks import Objective, Task
+from leanformer.costs import hardware
+from leanformer.runtime import multihost
+from leanformer.tasks import Task
 from leanformer.training import freezing, model_setup, optimizers, schedules
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.freezing import Freezing
 from leanformer.training.model_setup import ModelSetup
-from leanformer.training.run import Run, Step
-from leanformer.training.timer import Timer
+from leanformer.training.schedules import Schedule
+from leanformer.training.state import TrainState
 
 
-def prepare(
-    c: ConfigDict, workdir: Path, timer: Timer, *, mesh: Mesh | None = None, name: str = "", make_loggers: Any = None
-) -> Run:
-    """Open the data of a run, and set up the run. Nothing is written.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """Set-up of a training run. It can be lowered, compiled and counted without data; nothing is allocated.
 
-    Args:
-        c: validated config.
-        workdir: folder of the run, which need not exist.
-        timer: timer of the run.
-        mesh: device mesh; that of the config if None.
-        name: prefix of messages, if several runs train at once.
-
-    Raises:
-        ConfigError, DataError: the data, the task or the mesh do not fit the config, or `workdir` is an export.
+    Attributes:
+        config: config of the run.
+        model: set-up of the model on the mesh.
+        task: data and objective.
+        examples: number of training examples per epoch; None if the data are unlimited.
+        intervals: length of the run and intervals of its events, in steps.
+        schedule: learning rate and beta1 by step.
+        freezing: which parameters are trained.
+        make_state: function from weights to the initial state, for `jit`.
+        state: shapes, dtypes and shardings of the training state.
+        batch: shapes, dtypes and shardings of a global training batch, by name.
+        train_step: function (state, batch, key) -> (state, metrics), for `jit`.
     """
-    mesh = mesh or meshes.make_mesh(**c.mesh)
-    task, source, held_out = tasks.open_run(c, workdir)
-    run = build(c, examples=data.size(source), mesh=mesh, task=task)
-    sizes = {split: data.size(opened) for split, opened in tasks.by_split(c, source, held_out).items()}
-    opened = {"source": source, "held_out": held_out, "split_sizes": sizes}
-    return dataclasses.replace(run, **opened, workdir=workdir, timer=timer, name=name, make_loggers=make_loggers)
+
+    config: ConfigDict
+    model: ModelSetup
+    task: Task
+    examples: int | None
+    intervals: Intervals
+    schedule: Schedule
+    freezing: Freezing
+    make_state: Callable[[Any], TrainState]
+    state: TrainState
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    train_step: Callable[..., tuple[TrainState, Mapping[str, Any]]]
+
+    def lower_train_step(self) -> jax.stages.Lowered:
+        """Return the training step (state, batch, key) lowered for the device, with the state donated."""
+        place = self.model.placement
+        outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), place.replicated)
+        options: dict[str, Any] = {"out_shardings": outputs, "compiler_options": place.compiler_options}
+        key = jax.eval_shape(jax.random.key, 0)
+        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=place.replicated)
+        jitted = jax.jit(self.train_step, donate_argnums=0, **options)
+        return self.model.lower(jitted, self.state, self.batch, key)
+
+    def compile_train_step(self) -> jax.stages.Compiled:
+        """Return the compiled training step (state, batch, key) -> (state, metrics). No array is allocated."""
+        return self.lower_train_step().compile()
+
+    def run_key(self) -> jax.Array:
+        """Return the random key of the run, into which every step folds its number."""
+        replicated = self.model.placement.replicated
+        return jax.jit(lambda key: jax.random.split(key)[1], out_shardings=replicated)(jax.random.key(self.config.seed))
+
+    def initial_state(self) -> TrainState:
+        """Return the state at step 0 on the devices, with weights of `config.init_from` or random ones.
+
+        Raises WeightsError if they cannot be read or do not fit, see `ModelSetup.initial_weights`.
+        """
+        return states.materialise(self.make_state, self.model.initial_weights(), self.state)
+
+    def train_batches(self, source: data.Source) -> data.Batches:
+        """Return this process's part of every training batch of a split, NumPy arrays by name."""
+        options = {"batch_size": self.config.batch_size, "seed": self.config.seed}
+        return self.task.data.train_batches(source, **options, process=multihost.index(), processes=multihost.count())
+
+    def batches(
+        self, source: data.Source, start: int, stop: int | None = None
+    ) -> Generator[dict[str, np.ndarray], None, None]:
+        """Yield the batches of `train_batches` from number `start`, prepared in other threads or processes.
+
+        `stop` is the number after the last; the length of the run if None.
+        """
+        stop, options = self.intervals.total if stop is None else stop, self.config.data
+        batches = self.train_batches(source)
+        return data.batches(batches, start=start, stop=stop, workers=options.workers, prefetch=options.prefetch)
+
+    def put(self, host: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Return the global training batch on the devices from this process's part of it."""
+        return self.model.put(host, self.batch)
+
+    @functools.cached_property
+    def flops_per_example(self) -> tuple[int, int]:
+        """Pair (forward FLOPs, training FLOPs) per example, without rematerialisation; traces the model three times."""
+        return self.model.count_flops(self.task, self.freezing.stop_gradients)
+
+    @functools.cached_property
+    def peak_examples(self) -> float | None:
+        """Training examples/s at the peak bfloat16 throughput of all devices; None for other dtypes or devices."""
+        peak = hardware.peak_flops(self.model.device) if self.config.dtype == "bfloat16" else None
+        return peak and peak * self.model.mesh.size / self.flops_per_example[1]
 
 
 def build(
-    c: ConfigDict, *, examples: int | None, mesh: Mesh | None = None, device: Any = None, task: Task | None = None
-) -> Run:
-    """Set up a run without data and workdir, from a validated config.
+    config: ConfigDict,
+    *,
+    examples: int | None,
+    mesh: Mesh | None = None,
+    device: Any = None,
+    task: Task | None = None,
+) -> Setup:
+    """Return the set-up of a run, from a validated config.
 
     Args:
-        c: validated config.
+        config: validated config.
         examples: number of training examples, which is the length of an epoch; None if the data are unlimited.
         mesh: device mesh; None for the first device.
-        device: device to compile for, if not that of the mesh.
+        device: device to compile for, if not the mesh's.
         task: task of the config, if it already exists.
 
     Raises:
         ConfigError: the attention backend, mesh, schedule, task or an interval is not possible.
     """
-    intervals = config.intervals(c, examples)
-    schedule = schedules.make(c.optim, batch_size=c.batch_size, examples=examples, total=intervals.total)
-    task = task or tasks.build(c)
-    model = model_setup.build(c, mesh=mesh, device=device, batches=sharded_batches(c))
+    intervals = configs.intervals(config, examples)
+    schedule = schedules.make(config.optim, batch_size=config.batch_size, examples=examples, total=intervals.total)
+    task = task or tasks.build(config)
+    model = model_setup.build(config, mesh=mesh, device=device, batches=sharded_batches(config))
     task.objective.check_model(model.graphdef, model.weights)
-    frozen, optimizer = _make_optimizer(c, model)
-    make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
-    make_step = functools.partial(_make_step, c, model, task.objective, optimizer, frozen)
-    return Run(
-        config=c,
+
+    optim, params, no_decay = config.optim, model.weights[0], models.find_class(config.model.name).no_decay
+    frozen = freezing.make(params, optim.freeze)
+    settings = {name: optim[name] for name in ("b1", "b2", "eps", "weight_decay")}
+    optimizer: optax.GradientTransformationExtraArgs = frozen.freeze(
+        optimizers.OPTIMIZERS[optim.name](mask=optimizers.decay_mask(params, no_decay), **settings)
+    )
+    make_state = functools.partial(states.init, optimizer=optimizer, ema=optim.ema > 0)
+    gradient = steps.make_gradient(
+        model.graphdef, task.objective, freeze=frozen.stop_gradients, accumulate=config.accumulate
+    )
+    train_step = steps.make_train_step(
+        gradient,
+        optimizer,
+        schedule,
+        ceiling=task.objective.ceiling,
+        clip_norm=optim.clip_norm,
+        ema=optim.ema,
+        log_every=config.log_every,
+    )
+    return Setup(
+        config=config,
         model=model,
         task=task,
         examples=examples,
         intervals=intervals,
         schedule=schedule,
-        optimizer=optimizer,
         freezing=frozen,
-        state=states.with_shardings(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
         make_state=make_state,
-        make_step=make_step,
-        train_step=make_step(schedule),
-        batch=model.abstract_batch(c.batch_size, task.data.specs(train=True)),
+        state=states.with_shardings(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
+        batch=model.abstract_batch(config.batch_size, task.data.specs(train=True)),
+        train_step=model.with_mesh(train_step),
     )
-
-
-def _make_step(
-    c: ConfigDict,
-    model: ModelSetup,
-    objective: Objective,
-    optimizer: optax.GradientTransformationExtraArgs,
-    frozen: Freezing,
-    schedule: Callable[..., tuple[Any, Any]],
-) -> Step:
-    """Return the training step (state, batch, key) -> (state, metrics) for a schedule."""
-    trained = {"freeze": frozen.stop_gradients, "accumulate": c.accumulate}
-    gradient = steps.make_gradient(model.graphdef, objective, **trained)
-    settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
-    return model.with_mesh(steps.make_train_step(gradient, optimizer, schedule, ceiling=objective.ceiling, **settings))
-
-
-def _make_optimizer(c: ConfigDict, model: ModelSetup) -> tuple[Freezing, optax.GradientTransformationExtraArgs]:
-    """Return which parameters are trained, and the optimizer that leaves the others unchanged."""
-    o, family, params = c.optim, models.find_class(c.model.name), model.weights[0]
-    frozen = freezing.make(params, o.freeze)
-    mask = optimizers.decay_mask(params, family.no_decay)
-    settings = {name: o[name] for name in ("b1", "b2", "eps", "weight_decay")}
-    return frozen, frozen.freeze(optimizers.OPTIMIZERS[o.name](mask=mask, **settings))

@@ -15,7 +15,7 @@ from leanformer import tasks
 from leanformer.conditioning import charts, formula, tables
 from leanformer.data.images.sources import Synthetic
 from leanformer.models import vit
-from leanformer.training import model_setup, probing, streams
+from leanformer.training import evaluators, model_setup, probing
 
 
 MEASURES = ["attention_output", "head_output", "attention_probabilities", "attention_entropy", "output_weights"]
@@ -167,7 +167,7 @@ class ThreeImages(Synthetic):
 
 def test_too_few_examples_are_refused(tiny_model):
     with refuses("probe.examples=8", 3, "--config.probe.examples=3"):
-        streams.probe(tiny_model, tasks.build(tiny_model.config).data, ThreeImages("train", 14, 1, 5), 8)
+        evaluators.probe_batch(tiny_model, tasks.build(tiny_model.config).data, ThreeImages("train", 14, 1, 5), 8)
 
 
 def test_model_setup_ignores_training_settings(small, meshes):

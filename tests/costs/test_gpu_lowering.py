@@ -13,7 +13,7 @@ from small_runs import lower_eval_step, lower_probe_step
 from leanformer import config
 from leanformer.layers.stack import REMAT
 from leanformer.training import train_setup
-from leanformer.training.run import Run
+from leanformer.training.train_setup import Setup
 from tools.gpu.absent import Gpu, pretend_attached
 
 
@@ -117,7 +117,7 @@ def test_representatives_cover_every_architecture():
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", pytest.param("nystromformer_text", marks=pytest.mark.slow)])
 def test_programs_for_hopper_and_ampere_are_equal(name):
-    for lower in (Run.lower_train_step, lower_eval_step):
+    for lower in (Setup.lower_train_step, lower_eval_step):
         text = lower(build_setup(name)).as_text()
         with pretend_attached(HOPPER):
             assert lower(build_setup(name, HOPPER)).as_text() == text

@@ -14,7 +14,7 @@ from leanformer import conditioning, config, models, tasks
 from leanformer.conditioning import tables
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.trees import flatten_names
-from leanformer.training import model_setup, probing, state, streams, train_setup
+from leanformer.training import evaluators, model_setup, probing, state, train_setup
 
 
 STAGES = {"num_heads": (2, 3), "head_dim": (5, 4)}
@@ -70,7 +70,7 @@ def test_architecture_smoke(name, meshes):
     c = make_config(name)
     run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
     train, held_out = tasks.open_data(tasks.build(c).data, c)
-    batches = run.stream(train, 0)
+    batches = run.batches(train, 0)
     host = next(batches)
     batches.close()
     assert host["image"].shape == (4, *SIZES[name], 1)
@@ -85,7 +85,7 @@ def test_architecture_smoke(name, meshes):
 
     names = ["attention_output", "tokens", "mlp_hidden", "output_weights"]
     values = probing.make_reader(run.model, run.task.objective, names)(
-        after.weights, streams.probe(run.model, run.task.data, held_out[""], c.probe.examples)
+        after.weights, evaluators.probe_batch(run.model, run.task.data, held_out[""], c.probe.examples)
     )
     entries, _ = tables.describe(jax.device_get(values))
     stacks = {entry.rpartition(".")[0] for entry in entries}

@@ -58,7 +58,7 @@ def test_epoch_is_exact_across_restarts_and_process_counts(tiny, meshes, monkeyp
         readers = []
         for i in range(processes):
             monkeypatch.setattr(multihost, "index", lambda i=i: i)
-            readers.append(run.stream(source, begin))
+            readers.append(run.batches(source, begin))
         for _ in range(begin, end):
             step = [int(index) for reader in readers for index in next(reader)["index"]]
             (reference if (begin, end) == (0, total) else indices).extend(step)

@@ -71,7 +71,6 @@ def test_checkpoint_is_synced_before_its_manifest(tmp_path, calls):
         checkpoints.save(3, {"x": np.arange(7.0)})
         checkpoints.wait()
         calls_of_save = list(calls)
-        checkpoints.report(3, 0.5)
     folder = tmp_path / "c" / "3"
     manifest = json.loads((folder / "files.json").read_text())
     index = calls_of_save.index(("name", "files.json"))

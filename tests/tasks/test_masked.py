@@ -20,7 +20,7 @@ from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
 from leanformer.tasks.language import CausalLanguageModelling
-from leanformer.training import checks, streams, train_setup
+from leanformer.training import checks, evaluators, train_setup
 from leanformer.training import step as steps
 from tests.tasks.test_language import folder
 from tests.tasks.test_language import make_config as make_language_config
@@ -57,7 +57,7 @@ def test_run_saves_its_tokenizer_and_probes_masked_rows(texts, tmp_path, meshes)
     source = run.task.data.open("test")
     artifacts.save(tmp_path, source)
     assert artifacts.load_tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
-    batch = streams.probe(run.model, run.task.data, source, run.config.probe.examples)
+    batch = evaluators.probe_batch(run.model, run.task.data, source, run.config.probe.examples)
     np.testing.assert_array_equal((np.asarray(batch["tokens"]) == SPECIAL.index("[MASK]")).sum(axis=1), 6)
     jax.eval_shape(run.model.probe_step(run.task.objective, run.config.probe.measures), run.state.weights, batch)
 

@@ -20,7 +20,7 @@ from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts, sentences
 from leanformer.tasks.scores import Score
-from leanformer.training import checks, inference, metrics_log, run_files, streams, train_setup
+from leanformer.training import checks, evaluators, inference, metrics_log, run_files, train_setup
 from leanformer.training import step as steps
 from tests.data.test_sentences import HEADERS, download, make_row, wordpiece, write_table
 
@@ -62,7 +62,7 @@ def test_metrics_equal_those_over_all_examples(task, download, wordpiece, meshes
         jax.jit(run.model.eval_step(run.task.objective)),
         run.task.objective.metrics,
         {"": weights},
-        streams.evaluation(run.config, run.model, run.task.data, source),
+        evaluators.evaluation_batches(run.config, run.model, run.task.data, source),
     )
     assert values.pop("examples") == 37 and len(source) % c.eval.batch_size
     if task == "rte":

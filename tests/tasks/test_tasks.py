@@ -18,7 +18,7 @@ from messages import mentions, refuses
 from random_weights import fill_weights
 
 from leanformer import evaluate, tasks, train
-from leanformer.training import checks, metrics_log, optimizers, run_files, state, streams, train_setup
+from leanformer.training import checks, evaluators, metrics_log, optimizers, run_files, state, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 
@@ -119,7 +119,7 @@ def test_per_example_metrics_cover_the_whole_split(points, meshes):
             jax.jit(run.model.eval_step(run.task.objective)),
             run.task.objective.metrics,
             {"": weights},
-            streams.evaluation(run.config, run.model, run.task.data, split),
+            evaluators.evaluation_batches(run.config, run.model, run.task.data, split),
         )
         ranks.append(result["rank_correlation"])
     examples = [run.task.data.prepare(split[index]) for index in range(len(split))]

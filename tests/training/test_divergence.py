@@ -1,7 +1,6 @@
 """Divergence: diverged steps are skipped and counted, and an aborted run names the step to resume from."""
 
 import json
-import re
 import shutil
 
 import jax
@@ -15,6 +14,7 @@ from leanformer import config
 from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks import losses
+from leanformer.tasks.scores import Score
 from leanformer.train import train
 from leanformer.training import step as steps
 from leanformer.training import train_setup
@@ -29,41 +29,6 @@ def test_threshold_is_100_times_the_loss_of_a_uniform_guess():
         guess = losses.classify(uniform, jax.nn.one_hot(jnp.array([3]), 7), loss)
         np.testing.assert_allclose(losses.divergence_threshold(loss, 7), 100 * float(guess[0]), rtol=1e-5)
     assert losses.divergence_threshold("softmax", 1) > 0
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("optim.lr", np.inf),
-        ("optim.lr", 1e39),  # infinite in float32
-        ("augment.crop_ratio", (0.5, np.inf)),
-        ("optim.eps", 0.0),
-        ("optim.eps", 1e-50),  # 0 in float32
-        ("optim.b2", 0.99999999),  # 1 in float32
-        ("optim.b1", 1.0),
-    ],
-)
-def test_non_finite_and_degenerate_values_are_refused(tiny, key, value):
-    tiny.update_from_flattened_dict({key: value})
-    with refuses(f"{key}={value}"):
-        config.check(tiny)
-
-
-def test_nan_is_refused_for_every_float_key(tiny):
-    def iterate_floats(tree, prefix=""):
-        for name, value in tree.items():
-            if hasattr(value, "items"):
-                yield from iterate_floats(value, f"{prefix}{name}.")
-            elif isinstance(value, float) or (isinstance(value, tuple) and value and isinstance(value[0], float)):
-                yield prefix + name, value
-
-    entries = list(iterate_floats(tiny))
-    assert len(entries) > 25
-    for name, value in entries:
-        c = tiny.copy_and_resolve_references()
-        c.update_from_flattened_dict({name: np.nan if isinstance(value, float) else (np.nan, *value[1:])})
-        with refuses(name):
-            config.check(c)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +71,7 @@ def test_overflowing_update_is_detected_in_the_same_step(compiled_step):
 def make_monitor(tiny, folder, limit=3, steps=()):
     """Return a monitor, its checkpoints at `steps`, and the list of records that it writes."""
     tiny.optim.max_skipped = limit
-    checkpoints, records = Checkpoints(folder / "checkpoints", 9), []
+    checkpoints, records = Checkpoints(folder / "checkpoints", 9, score=Score("top1")), []
     for step in steps:
         checkpoints.save(step, {"x": np.full(3, float(step))})
     checkpoints.wait()
@@ -123,39 +88,38 @@ def make_metrics(in_row=0, loss=2.0, leaf=-1):
     return {"skipped_in_row": jnp.int32(in_row), "last_loss": jnp.float32(loss), "bad_leaf": jnp.int32(leaf)}
 
 
-def test_steps_are_checked_late_and_all_by_settle(tiny, tmp_path, capfd):
+def test_steps_are_checked_late_and_all_at_once(tiny, tmp_path, capfd):
     monitor, checkpoints, _ = make_monitor(tiny, tmp_path)
     with checkpoints:
         for step in range(1, IN_FLIGHT + 1):
             monitor.on_step(step, make_metrics(1, np.nan, 1))
         assert monitor.skipped == 0
-        monitor.settle()
+        monitor.check_pending_steps()
         assert monitor.skipped == 1
         assert mentions(capfd.readouterr().err, "step 1", "head.kernel")
         monitor.on_step(9, make_metrics(0))
-        monitor.settle()
+        monitor.check_pending_steps()
         assert monitor.skipped == 0
 
 
 def test_abort_names_the_step_to_resume_from(tiny, tmp_path, capfd):
     """The first bad loss is that of step 7: the update of step 6 may have caused it, that of step 4 cannot have."""
     monitor, checkpoints, records = make_monitor(tiny, tmp_path, steps=(2, 4, 6))
+    folder = checkpoints.folder
     with checkpoints:
         for step, in_row in ((6, 0), (7, 1), (8, 2), (9, 3)):
             monitor.on_step(step, make_metrics(in_row, 1e7 if in_row else 2.0))
-        with refuses(3, "step 7", "1e+07", "step 4", "optim.lr", 0.003, error=TrainingError):
-            monitor.settle()
-        assert checkpoints.steps == [2, 4]
-    assert [path.name for path in (tmp_path / "checkpoints_diverged").iterdir()] == ["6"]
-    assert records == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "resume_from": 4})]
-    assert mentions(capfd.readouterr().err, "step 6", tmp_path / "checkpoints_diverged" / "6")
+        with refuses(3, "step 7", "1e+07", "step 4", f"delete 6 in {folder}", "optim.lr", 0.003, error=TrainingError):
+            monitor.check_pending_steps()
+        assert checkpoints.steps == [2, 4, 6]  # nothing saved is lost
+    assert records == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3})]
 
 
 def test_abort_without_checkpoint_names_no_step_to_resume(tiny, tmp_path):
     monitor, checkpoints, _ = make_monitor(tiny, tmp_path, steps=(6,))
     with checkpoints, refuses("step 6", "loss=nan", error=TrainingError) as caught:
         monitor.on_evaluation(6, {"loss": np.nan, "top1": 0.1})
-    assert not checkpoints.steps and not re.search(r"from step \d", str(caught.value))
+    assert mentions(str(caught.value), "delete 6", "from the start")
 
 
 @pytest.mark.parametrize("values", [{"loss": 1e9}, {"loss": 2.0, "ema_loss": np.inf}], ids=str)
@@ -217,6 +181,7 @@ def test_diverged_run_resumes_with_a_lower_learning_rate(short_config, tmp_path,
     with refuses("step 5", "optim.lr", error=TrainingError):
         train(short_config, diverged)
     short_config.optim.lr = 0.003
+    shutil.rmtree(diverged / "checkpoints" / "6", ignore_errors=True)  # as the message says
     assert train(short_config, diverged) == 0
     assert mentions(capfd.readouterr().out, "step 5")
     finals = [json.loads((folder / "summary.json").read_text())["final"] for folder in (uninterrupted, diverged)]

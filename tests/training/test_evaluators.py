@@ -1,6 +1,7 @@
 """Evaluators: the recipe of the module docstring, reserved names, and the steps at which they are due."""
 
 import json
+import types
 
 import optax
 import pytest
@@ -17,17 +18,18 @@ from leanformer.training.evaluators import Evaluator
 
 RECIPE = """
 import optax
-from leanformer.training import evaluators
 from leanformer.training.evaluators import Evaluator
 
-evaluators.EXTRA["norm"] = lambda run: Evaluator(2, lambda state: {"l2": optax.global_norm(state.params)})
+
+def make_evaluators(trainer):
+    return {"norm": Evaluator(2, lambda state: {"l2": optax.global_norm(state.params)})}
 """
 
 
 @pytest.mark.slow
 def test_evaluator_recipe_works_from_a_config_file(tmp_path):
     """The recipe of the module docstring works in a config file, with the command."""
-    assert 'evaluators.EXTRA["norm"]' in evaluators.__doc__
+    assert "def make_evaluators(trainer):" in evaluators.__doc__
     path = tmp_path / "mine.py"
     path.write_text(f"from leanformer import config\n{RECIPE}\n\ndef get_config():\n    return config.points()\n")
     changes = {"batch_size": 4, "total_steps": 5, "eval.batch_size": 4, "data.examples": 8, "log_every": 5}
@@ -41,13 +43,12 @@ def test_evaluator_recipe_works_from_a_config_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["eval", "eval test", "probe", "train"])
-def test_reserved_record_names_are_refused(name, tmp_path, monkeypatch):
+def test_reserved_record_names_are_refused(name, tmp_path):
     c = make_small_config("points", tmp_path)
     setup = train_setup.build(c, examples=None)
-    setup.held_out = {"": setup.task.data.open(c.data.eval_split)}
-    monkeypatch.setitem(evaluators.EXTRA, name, lambda run: Evaluator(1, dict))
+    trainer = types.SimpleNamespace(setup=setup, held_out={"": setup.task.data.open(c.data.eval_split)})
     with refuses(repr(name)):
-        evaluators.make(setup)
+        evaluators.make(trainer, more=lambda trainer: {name: Evaluator(1, dict)})
 
 
 @pytest.mark.parametrize(

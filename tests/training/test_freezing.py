@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from messages import mentions, refuses
+from messages import refuses
 from rounding import global_norm, leaves_by_name
 from small_runs import make_image_batch, make_initial_state
 
 from leanformer import config
-from leanformer.reports import pages
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.trees import leaf_names
 from leanformer.training import freezing, model_setup, optimizers, train_setup
@@ -94,7 +93,7 @@ def test_frozen_parameters_have_no_moments_or_gradient_norm(plain, meshes):
             assert all((np.asarray(new[name][i]) != old[name][i]).any() for i in (0, 2)), name
     total = sum(x.size for x in old.values())
     trained = run.freezing.count(run.state.params)
-    assert 0 < trained < total and mentions(pages._format_parameters(run), total, trained)
+    assert 0 < trained < total
     # After one step the first moment is (1 - b1) times the gradient, which gives the norm of the gradient.
     moments = {name: x for name, x in leaves_by_name(first.moments).items() if ".mu." in name}
     grad_norm = global_norm(moments) / (1 - plain.optim.b1)

@@ -1,5 +1,6 @@
 """Loggers: TensorBoard, Weights & Biases after a resume, charts of the probe, and a logger that fails."""
 
+import functools
 import io
 import json
 import sys
@@ -48,7 +49,9 @@ def read_events(folder):
 
 
 def make_recorder(folder, c, start=0):
-    return metrics_log.Recorder(folder, start=start, total=9, logger=loggers.start(c, folder, start))
+    return metrics_log.Recorder(
+        folder, start=start, total=9, make_logger=functools.partial(loggers.start, c, folder, start)
+    )
 
 
 def test_tensorboard_has_numbers_config_and_charts(tmp_path, tiny, probe_result):
@@ -124,7 +127,7 @@ def test_logger_that_fails_is_dropped_with_one_warning(tmp_path, tiny, capsys):
     failing = Failing()
     tiny.loggers = ()
     group = loggers.start(tiny, tmp_path, 0, lambda workdir, first_step, config: [failing])
-    with metrics_log.Recorder(tmp_path, start=0, total=9, logger=group) as record:
+    with metrics_log.Recorder(tmp_path, start=0, total=9, make_logger=lambda: group) as record:
         for at in (1, 2, 3):
             record.write(at, "train", {"loss": 1.0})
     assert failing.logged == [1, 2]

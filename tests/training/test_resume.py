@@ -19,6 +19,7 @@ from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime import multihost
 from leanformer.tasks import artifacts
+from leanformer.tasks.scores import Score
 from leanformer.training import metrics_log, optimizers, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.timer import Timer
@@ -68,7 +69,7 @@ def test_state_is_restored_bit_for_bit_on_another_mesh(task, optimizer, folder, 
         c.optim.b1_peak = None
     source, target = (train_setup.build(c, examples=64, mesh=meshes(*shape)) for shape in ((1, 4), (2, 2, 2)))
     state = draw_state(source.state, 1)
-    with Checkpoints(tmp_path) as checkpoints:
+    with Checkpoints(tmp_path, score=Score("top1")) as checkpoints:
         checkpoints.save(3, state, seconds={"steps": 3.0})
     with Checkpoints(tmp_path) as checkpoints:
         result, seconds, _ = checkpoints.restore(target.state)
@@ -97,7 +98,7 @@ def test_batches_are_a_function_of_seed_and_step(task, folder, monkeypatch):
     _, reopened = open_run(c)
     for step in (2, 0, 3):
         assert_equal_bits(experiment_run.train_batches(reopened)[step], whole[step])
-    stream = experiment_run.stream(reopened, 2)
+    stream = experiment_run.batches(reopened, 2)
     assert_equal_bits([*itertools.islice(stream, 2)], whole[2:])
     stream.close()
     parts = []

@@ -15,7 +15,8 @@ from processes import find_free_port, make_environment, wait_for_processes
 from leanformer import train
 from leanformer.runtime import watchdog
 from leanformer.tasks import artifacts
-from leanformer.training import metrics_log, restoring, timer
+from leanformer.training import metrics_log, timer
+from leanformer.training.checkpoint import steps_in
 
 
 # The phase in which the signal comes, from step 2 on, and the step of the saved state: the next step that ends.
@@ -63,7 +64,7 @@ SIGNALLED = [pytest.param(phase, marks=[pytest.mark.slow] * (phase in SLOW)) for
 def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypatch, one_device, capsys):
     sent = signal_in(phase, monkeypatch.setattr)
     assert train.train(short, tmp_path) == 75 and len(sent) == 1
-    steps = restoring.steps_in(tmp_path / "checkpoints")
+    steps = steps_in(tmp_path / "checkpoints")
     assert max(steps, default=None) == PHASES[phase] and mentions(capsys.readouterr().err, "SIGTERM")
     assert train.train(short, tmp_path) == 0
     records = metrics_log.read_records(tmp_path / "metrics.jsonl")
@@ -147,4 +148,4 @@ def test_signal_to_one_of_two_processes_saves_in_any_phase(phase, tmp_path, cach
     ]
     statuses, _, err = wait_for_processes(running)
     assert statuses == [75, 75], err
-    assert 2 <= max(restoring.steps_in(tmp_path / "checkpoints")) <= 60
+    assert 2 <= max(steps_in(tmp_path / "checkpoints")) <= 60

@@ -19,7 +19,7 @@ from leanformer import cli
 from leanformer.layers import attention
 from leanformer.layers.masks import Mask
 from leanformer.training import train_setup
-from leanformer.training.run import Run
+from leanformer.training.train_setup import Setup
 
 
 BATCH = 2
@@ -68,7 +68,7 @@ def recorded_calls() -> Iterator[set[Call]]:
         jax.nn.dot_product_attention = original
 
 
-def find_calls(run: Run) -> list[Call]:
+def find_calls(run: Setup) -> list[Call]:
     """Return the distinct calls of cuDNN's attention in a training step; nothing is run."""
     jax.clear_caches()  # what JAX has traced before is not traced again, and would not be recorded
     with recorded_calls() as calls:
@@ -123,7 +123,7 @@ def relative_error(call: Call, backend: str) -> float:
     return float(error) if np.isfinite(error) else float("inf")
 
 
-def check(run: Run) -> int:
+def check(run: Setup) -> int:
     """Print a line per call of a training step. Return the exit status: 0 if there is a call and all are right."""
     calls = find_calls(run)
     if not calls:

@@ -1,0 +1,114 @@
+"""Opening a run: traces before the first step, and what a resume with another config does to data and schedule."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+from messages import mentions, refuses
+from small_runs import make_initial_state, make_small_config
+
+from leanformer import data, models, tasks
+from leanformer.errors import CheckpointError
+from leanformer.tasks.scores import Score
+from leanformer.train import loop, train
+from leanformer.training import run_files, train_setup
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.timer import Timer
+from leanformer.training.trainer import describe_schedule_change, open_trainer
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Config of a run on endless data, in which the index of an example is its position."""
+    return make_small_config("points", tmp_path)
+
+
+def open_run(config, workdir, meshes):
+    """Return a context manager of (trainer, state)."""
+    task, source, held_out = tasks.open_run(config, workdir)
+    setup = train_setup.build(config, examples=data.size(source), mesh=meshes(1, 1), task=task)
+    return open_trainer(setup, source, held_out, workdir, Timer())
+
+
+def save_run(config, workdir, meshes, step):
+    """Write the files of a run that was killed after its checkpoint of `step`."""
+    setup = train_setup.build(config, examples=None, mesh=meshes(1, 1))
+    state = make_initial_state(setup)
+    state.__dict__["step"] = state.step + step
+    run_files.begin(workdir, config, {"train": None})
+    with Checkpoints(workdir / "checkpoints", score=Score("ema_loss", higher=False)) as checkpoints:
+        checkpoints.save(step, state, examples=step * config.batch_size)
+
+
+def change(config, **values):
+    changed = config.copy_and_resolve_references()
+    changed.update_from_flattened_dict(values)
+    return changed
+
+
+def test_the_model_is_traced_twice_before_the_first_step(config, tmp_path, monkeypatch, one_device):
+    """Once to build it, and once in the training step."""
+    traces = []
+    model = models.find_class(config.model.name)
+    for name in ("__init__", "__call__"):
+        original = getattr(model, name)
+
+        def counted(self, *args, original=original, name=name, **options):
+            traces.append(name)
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(model, name, functools.wraps(original)(counted))
+
+    def stop(*_, **__):
+        raise InterruptedError
+
+    monkeypatch.setattr(loop, "train", stop)
+    with pytest.raises(InterruptedError):
+        train(config, tmp_path / "run")
+    assert traces == ["__init__", "__call__"]
+
+
+def test_another_batch_size_continues_with_the_next_example(config, tmp_path, meshes):
+    save_run(config, tmp_path / "run", meshes, 3)  # 24 examples
+    for size, total in ((8, 8), (4, 9), (12, 5)):
+        with open_run(change(config, batch_size=size, total_steps=total), tmp_path / "run", meshes) as (trainer, state):
+            batches = [batch["index"] for batch in trainer.batches()]
+            assert int(state.step) == trainer.first_step == 3 and len(batches) == total - 3
+            np.testing.assert_array_equal(np.concatenate(batches), 24 + np.arange(size * (total - 3)))
+            assert trainer.examples_seen(total) == 24 + size * (total - 3)
+    with refuses("batch_size=16", 24), open_run(change(config, batch_size=16), tmp_path / "run", meshes):
+        pass
+
+
+def test_resume_that_moves_the_schedule_prints_both_rates(config, tmp_path, meshes):
+    save_run(config, tmp_path / "run", meshes, 3)
+    with open_run(config, tmp_path / "run", meshes) as (trainer, _):
+        assert describe_schedule_change(trainer) is None
+        before = float(trainer.setup.schedule(3)[0])
+    longer = change(config, total_steps=24)
+    with open_run(longer, tmp_path / "run", meshes) as (trainer, _):
+        after, line = float(trainer.setup.schedule(3)[0]), describe_schedule_change(trainer)
+    warmup, total = 2, 8
+    assert before == pytest.approx(3e-3 * 0.5 * (1 + np.cos(np.pi * (3 - warmup) / (total - warmup))))
+    assert after > before and mentions(line, f"{before:.3g} -> {after:.3g}", "step 3", "8 -> 24")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"optim.ema": 0.0}, ["optim.ema: 0.9 -> 0.0 changes the saved state"]),
+        ({"optim.name": "sgd"}, ["optim.name: adamw -> sgd changes the saved state"]),
+        ({"model.mlp_dim": 30}, ["model.mlp_dim: 24 -> 30 changes the saved state"]),
+    ],
+)
+def test_key_that_changes_the_state_is_named(config, tmp_path, meshes, changes, parts):
+    save_run(config, tmp_path / "run", meshes, 3)
+    with refuses(*parts, error=CheckpointError), open_run(change(config, **changes), tmp_path / "run", meshes):
+        pass
+
+
+def test_nothing_is_written_before_the_first_record(config, tmp_path, meshes):
+    with open_run(config, tmp_path / "run", meshes) as (trainer, _):
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+        assert [*itertools.islice(trainer.batches(), 1)]
