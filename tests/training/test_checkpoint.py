@@ -114,10 +114,10 @@ def test_damaged_newest_checkpoint_falls_back_with_warning(tmp_path, run, state,
         result, seconds, examples = checkpoints.restore(run.state)
         assert seconds == {"steps": 1.0} and examples == 8
         assert mentions(capfd.readouterr().err, "WARNING", "step 2", "Step 1")
-        checkpoints.save(3, result)
-        checkpoints.save(4, result)
+        for step in (3, 4, 5):
+            checkpoints.save(step, result)
         checkpoints.wait()
-        assert checkpoints.steps == [2, 3, 4]  # the damaged one is neither counted nor deleted
+        assert checkpoints.steps == [1, 2, 4, 5]  # the best, and the damaged one, which is neither counted nor deleted
     assert_equal_trees(result, state)
     with Checkpoints(tmp_path / "c", score=TOP1) as checkpoints:
         checkpoints.save(2, result)  # its step can be saved again

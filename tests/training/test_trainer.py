@@ -47,8 +47,9 @@ def change(config, **values):
     return changed
 
 
-def test_the_model_is_traced_twice_before_the_first_step(config, tmp_path, monkeypatch, one_device):
+def test_the_model_is_traced_twice_before_the_first_step(tmp_path, monkeypatch, one_device):
     """Once to build it, and once in the training step."""
+    config = make_small_config("images", tmp_path)
     traces = []
     model = models.find_class(config.model.name)
     for name in ("__init__", "__call__"):
