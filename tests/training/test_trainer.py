@@ -11,8 +11,8 @@ from small_runs import make_initial_state, make_small_config
 from leanformer import data, models, tasks
 from leanformer.errors import CheckpointError
 from leanformer.tasks.scores import Score
-from leanformer.train import loop, train
-from leanformer.training import run_files, train_setup
+from leanformer.train import train
+from leanformer.training import loop, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.timer import Timer
 from leanformer.training.trainer import describe_schedule_change, open_trainer
