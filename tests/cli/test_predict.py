@@ -14,6 +14,7 @@ import leanformer
 from leanformer import predict
 from leanformer.errors import CorruptExample
 from leanformer.tasks import artifacts
+from leanformer.tasks.scores import Score
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.inference import LoadedModel
@@ -43,7 +44,7 @@ def workdir(tmp_path_factory, make_tiny, meshes):
     folder, c = tmp_path_factory.mktemp("predict") / "run", make_tiny()
     run_files.write_config(folder, c)
     artifacts.save(folder, NoImages())
-    with Checkpoints(folder / "checkpoints") as checkpoints:
+    with Checkpoints(folder / "checkpoints", score=Score("top1")) as checkpoints:
         checkpoints.save(6, train_setup.build(c, examples=64, mesh=meshes(1, 1)).initial_state())
     return folder
 
