@@ -143,8 +143,8 @@ def run(main: Command) -> NoReturn:
     from leanformer.runtime import malloc
 
     malloc.keep_freed()
-    # On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of threads only slows matrices this
-    # small: 1.6 times on an idle machine, over ten times on a busy one. SciPy reads this at the first SVD.
+    # On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of threads only slows such small
+    # ones: 1.6 times on an idle machine, over ten times on a busy one. SciPy reads this at the first SVD.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["MPLBACKEND"] = "agg"  # one inherited from a notebook does not exist here
     faulthandler.enable()
