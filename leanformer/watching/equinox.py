@@ -11,8 +11,9 @@ import jax
 
 from leanformer.errors import ConfigError
 from leanformer.watching import EXAMPLES
+from leanformer.watching.jax_arrays import Attention, is_cross_attention, replicate
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, Attention, Place, is_cross_attention, replicate
+from leanformer.watching.traced import Arrivals, Place
 
 
 class Measured(eqx.Module):

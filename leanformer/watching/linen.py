@@ -14,9 +14,10 @@ import numpy as np
 from flax import linen as nn
 
 from leanformer.errors import ConfigError
+from leanformer.watching.jax_arrays import find_tokens, is_cross_attention
 from leanformer.watching.nnx import attention_of
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import Arrivals, find_place, find_tokens, is_cross_attention
+from leanformer.watching.traced import Arrivals, find_place
 
 
 EQUAL = "a second model of the same class and settings was called, which linen cannot tell from this one: both count"

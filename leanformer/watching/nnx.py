@@ -17,17 +17,10 @@ from leanformer.conditioning import tap
 from leanformer.errors import ConfigError
 from leanformer.layers.masks import ALL
 from leanformer.layers.model_base import Family
+from leanformer.watching.jax_arrays import Attention, count_rows, find_tokens, is_cross_attention
 from leanformer.watching.measures import find_roundoffs, pack
 from leanformer.watching.session import Watch
-from leanformer.watching.traced import (
-    Arrivals,
-    Attention,
-    Place,
-    count_rows,
-    find_place,
-    find_tokens,
-    is_cross_attention,
-)
+from leanformer.watching.traced import Arrivals, Place, find_place
 
 
 def attach(watch: Watch) -> Callable[[], None]:
