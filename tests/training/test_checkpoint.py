@@ -164,7 +164,7 @@ def test_failed_background_save_is_reported_once(tmp_path, state, monkeypatch):
         for step, report in ((2, checkpoints.poll), (3, checkpoints.wait)):
             checkpoints.save(step, state)
             concurrent.futures.wait([checkpoints._pending])
-            with refuses(tmp_path / "c", "MiB", error=CheckpointError):
+            with refuses(tmp_path / "c", "No space left", error=CheckpointError):
                 report()
             checkpoints.poll()
             checkpoints.wait()
