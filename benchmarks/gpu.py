@@ -16,7 +16,7 @@ comparison with PyTorch 180 s.
 
 Each measurement runs in a process with a time limit. A failed measurement becomes a row with the reason, and the others
 still run. DIR/results.json and DIR/table.md are updated after each row; the same command runs what is missing or
-failed, also if it was killed. DIR/table.md begins with what to change. With several GPUs, the first one of
+failed, also if it was killed. With several GPUs, the first one of
 CUDA_VISIBLE_DEVICES is used. Logs are in DIR/logs. `agree`, `attention`, `resume` and `watch` are the only tests that
 need a GPU: the test suite runs on CPUs.
 
@@ -41,16 +41,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import gpu_advice
 import gpu_rows
 import timing
-import zoo
 
 from leanformer.runtime import files, malloc
 
 
 RESULT_PREFIX = "RESULT "  # of the last output line of a measurement
 ORIGINAL, LEAN, BATCH = "vit_b_12x12", gpu_rows.LEAN, 256
+LEANS = ("xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean")
+ORIGINALS = ("xcit_m_24x8", "tnt_b_12x10", "volo_d3_original", "davit_b_original")
 GPT = ("gpt2_tinystories_4x16", "gpt2_tinystories_12x12")
 NYSTROM = "nystromformer_text"  # 4,096 tokens
 CHECKS = ("attention", "resume", "agree", "watch")  # functions whose result does not depend on what else runs
@@ -80,7 +80,7 @@ def measurements(out: Path, python: str, tiny: bool = False) -> dict[str, tuple[
             {"config": config, "batch": batch, "attention": attention} | model,
         )
 
-    families = ("vit_b_7x16", "deit_b_7x16", *zoo.LEAN[1:], GPT[0], "bert_crammed_10x24", NYSTROM)
+    families = ("vit_b_7x16", "deit_b_7x16", *LEANS, GPT[0], "bert_crammed_10x24", NYSTROM)
     rows = {f"attention {dtype}": ("attention", {"dtype": dtype}) for dtype in ("bfloat16", "float32")}
     rows |= {f"resume {'deterministic' * d or 'default'}": ("resume", {"deterministic": d}) for d in (True, False)}
     rows |= {f"agree {config}": ("agree", {"config": config}) for config in families}
@@ -95,7 +95,7 @@ def measurements(out: Path, python: str, tiny: bool = False) -> dict[str, tuple[
     rows |= {f"pipeline {LEAN}": ("pipeline", {"config": LEAN, "batch": BATCH, "folder": str(out / "images")})}
     if tiny:  # the rest runs the same functions
         return rows
-    rows |= [step(config, 128) for config in (*zoo.LEAN[1:], *zoo.ORIGINAL[1:])]
+    rows |= [step(config, 128) for config in (*LEANS, *ORIGINALS)]
     return rows | dict(step(config, batch) for batch in (512, 128, 64) for config in (LEAN, ORIGINAL))
 
 
@@ -188,9 +188,8 @@ def end_with_parent(parent: int) -> None:
 
 
 def format_page(results: dict[str, Any]) -> str:
-    """Format what to change, then all rows as Markdown tables; failed measurements are below their table."""
-    lines = [f"# {results['machine']['device']}", "", "## What to change", ""]
-    lines += [*(f"- {line}" for line in gpu_advice.advise(results)), "", json.dumps(results["machine"]), ""]
+    """Format all rows as Markdown tables; failed measurements are below their table."""
+    lines = [f"# {results['machine']['device']}", "", json.dumps(results["machine"]), ""]
     for name in gpu_rows.FUNCTIONS:
         results_of = [result for result in results["rows"].values() if result["table"] == name]
         shown = [row for result in results_of for row in result.get("rows", ())]
