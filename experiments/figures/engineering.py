@@ -60,7 +60,6 @@ PASSAGES = [
                 "short side 288, {cached:.1f} times",
                 "{Nyström[1024 tokens]:.2f}, {Nyström[2048 tokens]:.2f}, {Nyström[4096 tokens]:.2f}, "
                 "{Nyström[8192 tokens]:.2f} |",
-                "{Pathfinder[contour 14]:,.0f}, {Pathfinder[relative to a plain sampler]:.0f} times a plain sampler",
                 "{timm[TNT-B lean batch 2]:.2f}, {timm[DaViT-B lean batch 2]:.2f}, {timm[VOLO-d3 lean batch 2]:.2f}; "
                 "{timm[TNT-B lean batch 8]:.2f}, {timm[DaViT-B lean batch 8]:.2f}, {timm[VOLO-d3 lean batch 8]:.2f} |",
                 "{kills[SIGTERM]:.0f} random kills of each of",
