@@ -3,7 +3,7 @@
     python -m experiments.planner [--runs=SWEEP ...]
 
 2026-11-22. Kendall's τ within 10 % of parameters on six public tables: parameters .03 to .63, spectral capacity .04 to
-.52 (worse than parameters on three), a fitted response surface .17 to .62 (worse on one). None wins everywhere.
+.52 (worse than parameters on three), a fitted response surface .16 to .61 (worse on one). None wins everywhere.
 
 For each table of trained models (experiments/evidence, and finished sweeps of --runs) and each predictor:
 

@@ -31,7 +31,6 @@ from leanformer.analysis.shapes import Costs, Shape
 from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import ConfigDict
 from leanformer.config.per_layer import listed_per_layer
-from leanformer.config.rules import require
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
@@ -46,13 +45,11 @@ class Budget:
         counted: limited count: "params", or "flops" for training FLOPs per example.
         amount: limit of the count.
         memory: limit of the bytes per device of a training step; None without a limit.
-        flags: each limit as typed, such as "--budget=params:40e6", by "params", "flops" or "memory".
     """
 
     counted: str
     amount: float
     memory: float | None = None
-    flags: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Budget":
@@ -62,17 +59,13 @@ class Budget:
             texts: values such as "params:40e6", "flops:1e9" and "memory:60e9".
 
         Raises:
-            ConfigError: a value is not a budget, one is given twice, or there is not exactly one of params and flops.
+            ConfigError: a value is not a budget, or there is not exactly one of params and flops.
         """
         amounts: dict[str, float] = {}
-        flags: dict[str, str] = {}
         for text in texts:
-            kind, _, rest = text.partition(":")
-            if kind in flags:
-                raise ConfigError(f"--budget={text}: {flags[kind]} is given too. Pass only one limit of {kind}.")
-            flags[kind] = f"--budget={text}"
+            kind, _, number = text.partition(":")
             try:
-                amounts[kind] = float(rest)
+                amounts[kind] = float(number)
             except ValueError:
                 amounts[kind] = math.nan
             if kind not in ("params", "flops", "memory") or not 0 < amounts[kind] < math.inf:
@@ -83,7 +76,7 @@ class Budget:
         memory, counted = amounts.pop("memory", None), [*amounts]
         if len(counted) != 1:
             raise ConfigError(f"--budget: found {', '.join(counted) or 'no count'}. Pass one of params:N and flops:N.")
-        return cls(counted[0], amounts[counted[0]], memory, flags)
+        return cls(counted[0], amounts[counted[0]], memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +185,7 @@ def select_fitting(
             break
     if not fit:
         tried = format_count(len(notes), "architecture")
-        raise ConfigError(f"{budget.flags['memory']}: {tried} compiled, none fits. {' '.join(notes)}")
+        raise ConfigError(f"--budget=memory:{budget.memory:g}: {tried} compiled, none fits. {' '.join(notes)}")
     return fit, notes
 
 
@@ -200,13 +193,10 @@ def _parse_over(texts: Sequence[str]) -> dict[str, list[int]]:
     result = {}
     for text in texts:
         key, _, values = text.partition("=")
-        if (name := key.removeprefix("model.")) in result:
-            raise ConfigError(f"--over={text}: {key} is given more than once. Pass all values in one --over.")
         try:
-            result[name] = [int(value) for value in values.split(",")]
+            result[key.removeprefix("model.")] = [int(value) for value in values.split(",")]
         except ValueError as error:
             raise ConfigError(f'--over="{text}": expected model.KEY=NUMBER,NUMBER,...') from error
-        require(min(result[name]) >= 1, f"--over={text}: every size must be at least 1.")
     return result
 
 
@@ -231,26 +221,14 @@ def main(f: cli.Values) -> None:
         raise ConfigError(
             f"model.{min(several)}={several[min(several)]}: plan lists models of equal layers. Set one number for all."
         )
-    kv_heads, points = c.model.get("num_kv_heads"), c.task == "points"
-    require(kv_heads is None, f"model.num_kv_heads={kv_heads}: plan varies the number of heads. Leave it unset.")
-    value_dim = c.model.get("value_dim")
-    require(value_dim is None, f"model.value_dim={value_dim}: plan varies the head dimension. Leave it unset.")
-    if points and None in (c.model.inputs, c.model.outputs):
-        raise ConfigError(
-            "model.inputs and model.outputs are not both set: plan varies the width, which is data.dim then. Set "
-            f"model.inputs={c.data.dim}, and model.outputs to the dimension of a target."
-        )
     out = None if f.out is None else Path(f.out).expanduser()
-    require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} requires a folder. Pass --out=DIR.")
-    require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: use {surface.FEWEST} or more.")
-    require(not f.set or f.proxies > 0, f"--set={next(iter(f.set), '')} is for proxy runs. Pass --proxies=N as well.")
-    require(f.metric is None or bool(f.runs or f.proxies), "--metric requires runs. Pass --runs or --proxies.")
-    require(not f.extrapolate or bool(f.runs or f.proxies), "--extrapolate requires runs. Pass --runs or --proxies.")
+    if f.proxies and (out is None or f.proxies < surface.FEWEST):
+        raise ConfigError(f"--proxies={f.proxies}: pass {surface.FEWEST} or more, and a folder, --out=DIR.")
     base, fit = Base.of(f.files["config"], c), fit_runs(f.runs, f.metric) if f.runs and not f.proxies else None
     axes, names = shapes.axis_values(c, _parse_over(f.over)), [*dict.fromkeys(("params", budget.counted))]
     costs = Costs.fit(c, names)
     price = functools.partial(costs.of, budget.counted)
-    limit = budget.flags[budget.counted]
+    limit = f"--budget={budget.counted}:{budget.amount:g}"
     inside = shapes.enumerate_within(axes, price, budget.amount, f.slack, limit)
     if f.proxies and out is not None:
         candidates = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST, limit)
