@@ -221,6 +221,8 @@ def main(f: cli.Values) -> None:
         raise ConfigError(
             f"model.{min(several)}={several[min(several)]}: plan lists models of equal layers. Set one number for all."
         )
+    if c.task == "points" and None in (c.model.inputs, c.model.outputs):
+        raise ConfigError("plan varies the width, so set model.inputs to data.dim, and model.outputs to a target's.")
     out = None if f.out is None else Path(f.out).expanduser()
     if f.proxies and (out is None or f.proxies < surface.FEWEST):
         raise ConfigError(f"--proxies={f.proxies}: pass {surface.FEWEST} or more, and a folder, --out=DIR.")
