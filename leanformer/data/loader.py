@@ -158,7 +158,10 @@ def batches(
     """
     steps = range(start, len(source) if stop is None else stop)
     if not workers:
-        yield from map_ordered(source.__getitem__, steps, 0, ahead=prefetch, thread=True)
+        import grain  # which imports JAX; worker processes do not need it
+
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
+        yield from grain.MapDataset.source(source)[steps.start : steps.stop].to_iter_dataset(options)
         return
     check_main_program(workers)
     # Through files in memory, as pipes between processes are several times slower.

@@ -43,9 +43,7 @@ def check_main_program(workers: int) -> None:
         )
 
 
-def map_ordered(
-    function: Callable[[Any], Any], items: Iterable[Any], workers: int, *, ahead: int = 2, thread: bool = False
-) -> Iterator[Any]:
+def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int, *, ahead: int = 2) -> Iterator[Any]:
     """Yield function(item) for each item, in order, computed in advance by worker processes.
 
     With workers, function, items and results must be picklable. An error of `function` is raised in place of its
@@ -56,19 +54,18 @@ def map_ordered(
         items: items, also endless.
         workers: number of processes, which stay for later calls; 0 for this process.
         ahead: number of results per worker that are computed in advance.
-        thread: without workers, compute them in a thread, in advance too.
 
     Raises:
         DataError: a worker was killed, or could not start.
     """
-    if not (workers or thread):
+    if not workers:
         yield from map(function, items)
         return
-    executor = _processes(workers) if workers else concurrent.futures.ThreadPoolExecutor(1)
+    executor = _processes(workers)
     running: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
     rest = iter(items)
     try:
-        running.extend(executor.submit(function, item) for item in itertools.islice(rest, ahead * max(workers, 1)))
+        running.extend(executor.submit(function, item) for item in itertools.islice(rest, ahead * workers))
         while running:
             running.extend(executor.submit(function, item) for item in itertools.islice(rest, 1))
             yield running.popleft().result()
@@ -80,8 +77,6 @@ def map_ordered(
         ) from error
     finally:
         concurrent.futures.wait([future for future in running if not future.cancel()])
-        if not workers:
-            executor.shutdown(wait=False)
 
 
 @functools.cache
