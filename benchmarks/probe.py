@@ -30,7 +30,7 @@ import numpy as np
 import timing
 
 from leanformer.conditioning import singular_values
-from leanformer.conditioning.spectrum import by_gram
+from leanformer.conditioning.in_jax import by_gram
 
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 12 * 8, 197, 16, 64
