@@ -41,6 +41,7 @@ SETTINGS = [
         r"(?:training loss of|steps to|reaches) \d\.\d(?:, \d\.\d and \d\.\d)? nats",  # losses that are reached
         r"(?:behind|minus|with|to|All runs of one,) 4(?= on| heads| \(p| with| instead|, 16 and)|two of 8 err",
         r"step 400|step 1,000 of 4,000|390 updates|0\.01 nats per doubling|seeds 0 to 2|10 degrees of freedom",
+        r"set before, 0\.03",
         r"rates? 0\.\d+(?:, 0\.\d+)*(?: and 0\.\d+)?|at 0\.\d+ and 0\.\d+|ended at 0\.\d+|0\.\d+ was not tried",
         r"prints 64 before|favour 64|at one \(256\)|at 120,000|test error of 13 %|of 10,000 images",
         r"from 64 to 32(?: and from 32 to 16)?|steps 64 to 32|has logits of at most 2|at most 4, so|\d with 32\.",

@@ -18,7 +18,7 @@ PASSAGES = [
     Passage(
         published.values,
         {
-            README: ["archai's, with many, show no loss | {step[64 to 32]:+.3f} |"],
+            README: ["archai's, trained for more updates, show no loss | {step[64 to 32]:+.3f} |"],
             FINDINGS: [
                 "| open_lm | {low[16]} to {high[16]} | {openlm[16]:+.3f} | {worse[16]} of {pairs[16]} pairs |",
                 *(OPENLM.replace("HIGH", str(high)) for high in (32, 48, 64, 128)),
@@ -83,9 +83,9 @@ PASSAGES = [
         {
             README: [
                 "32 heads minus one head | {late[32][3_0]:+.0f} |",
-                "32 heads minus 4 heads; equivalent by a margin set before | {planned:+.3f} |",
+                "32 heads minus 4 heads; equivalent by a margin set before, 0.03 | {planned:+.3f} |",
                 "per doubling of heads at the same total width | {surface[0]:+.1f %} |",
-                "rank correlation of fall and gain | {causes[correlation]:.2f} ({causes[low]:.2f} to "
+                "rank correlation of fall and gain in accuracy | {causes[correlation]:.2f} ({causes[low]:.2f} to "
                 "{causes[high]:.2f}) |",
             ],
             FINDINGS: [
@@ -153,7 +153,7 @@ PASSAGES = [
             FINDINGS: [
                 "In {runs} runs of a small ViT",
                 "| more heads | {slope[heads]:+.1f} | | ten interventions, over seeds | {slope[interventions]:+.1f} |",
-                "That κ alone decides is {verdict} by the rule.",
+                "By the plan's rule, that κ alone decides is {verdict}.",
                 "the slope is {gaining:+.1f}: a share",
             ],
         },
