@@ -30,9 +30,9 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
 	$(RUN) -m pytest -n $(JOBS) -m "not slow"
 
-test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.torch lint pretrained  ## The same and the slow tests: kills, notebooks, browser, PyTorch, array shapes checked everywhere.
+test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.torch lint pretrained  ## The same, the slow tests and the study's: kills, notebooks, browser, PyTorch, array shapes checked everywhere.
 	$(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
-	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
+	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype tests study/tests
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

@@ -12,7 +12,7 @@ of an environment that has it); Nyströmformer; model.unroll, model.remat and XL
 other models and batch sizes. On an H200 with 16 CPU cores, four checks took 100 s, and two training steps and one
 comparison with PyTorch 180 s.
 
---study: then the runs of part 6 of experiments/study/PLAN.md, in the minutes that are left.
+--study: then the runs of part 6 of study/heads/PLAN.md, in the minutes that are left.
 
 Each measurement runs in a process with a time limit. A failed measurement becomes a row with the reason, and the others
 still run. DIR/results.json and DIR/table.md are updated after each row; the same command runs what is missing or
@@ -58,8 +58,8 @@ MEASURED, FAILED, NO_TIME = "measured", "failed", "no time left"
 MIN_SECONDS, MAX_SECONDS = 45, 240  # time left that a measurement needs to start, and its time limit
 CORES = 4  # for each check that runs at the same time: XLA compiles candidates of each matmul side by side
 GRACE = 120  # seconds that a run of the study has to save after SIGTERM
-STUDY = {  # commands of the study on a GPU (experiments/study/PLAN.md, part 6), without the folder of their runs
-    "gpt2": ("experiments.study.gpt2",)
+STUDY = {  # commands of the study on a GPU (study/heads/PLAN.md, part 6), without the folder of their runs
+    "gpt2": ("study.heads.gpt2",)
 } | {
     f"nearest_rank{rank}_{seed}": (
         *("leanformer.train", f"--config=configs/rank_nn.py:rank={rank}", "--config.optim.lr=0.01"),

@@ -4,7 +4,7 @@ Command:   python -m leanformer.train --config=configs/cifar10.py --workdir=DIR
 Data:      tfds:cifar10, prepared once by python -m leanformer.prepare build --config=configs/cifar10.py; or folders
            FOLDER/train/CLASS/ and FOLDER/test/CLASS/ of images, by --config.data.name=folder:FOLDER.
 Surface:   forty shapes of this width, and which of heads, head width and depth pay, as on the quickstart's images:
-               python -m experiments.surface --config=cifar10 --budgets=1.7e6,3.7e6 --epochs=200 --out=DIR
+               python -m study.shapes.surface --config=cifar10 --budgets=1.7e6,3.7e6 --epochs=200 --out=DIR
            with --set=data.name=folder:FOLDER if the images are in folders. The same command resumes.
 Hardware:  one H100 about 2 minutes, the surface about 2 hours. By arithmetic at 20 % of the bfloat16 peak, input and
            compilation not counted; not measured.

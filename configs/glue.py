@@ -3,7 +3,7 @@
 Argument: task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte), as in --config=configs/glue.py:task=cola.
 
 Command:   python -m leanformer.train --config=configs/glue.py:task=sst2 --workdir=DIR --config.init_from.path=RUN
-           --config.init_from.new_head; all tasks, five seeds and the table: python -m experiments.glue --init_from=RUN
+           --config.init_from.new_head; all tasks, five seeds, a table: python -m study.trained.glue --init_from=RUN
 Data:      GLUE's files in data/glue, or --config.data.dir: SST-2/train.tsv, SST-2/dev.tsv, CoLA/train.tsv, ...
 Hardware:  one GPU; 16 x 128 tokens a step, from 780 steps (RTE) to 123,000 (MNLI). Not measured.
 Expected:  as reported, (16,12): MNLI 83.8, SST-2 92.3, STS-B 86.3, RTE 55.1, QNLI 90.1, QQP 87.3, MRPC 85.0, CoLA 48.9.

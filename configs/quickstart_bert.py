@@ -4,7 +4,7 @@ Command:   python -m leanformer.train --config=configs/quickstart_bert.py --work
 Data:      five novels by Jane Austen, 2.8 MB to train on and 0.3 MB to evaluate on, every tenth chapter; WordPiece of
            1,024 tokens, trained on them. All in the package.
 Recipe:    Cramming's architecture but for rotary positions; with its sinusoids so small a model learned little in as
-           many steps (experiments/LOG.md).
+           many steps (study/LOG.md).
 Hardware:  two CPU cores, 217 s of steps while others ran on them.
 Expected:  3.27 nats a masked token, 33.7 % of them told, on the chapters held out; seed 0.
 Counts:    460,288 parameters.

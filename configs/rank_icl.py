@@ -10,7 +10,7 @@ Sizes:     tiny width=64,depth=3,heads=2; small width=128,depth=6,heads=4; stand
 Counts:    9,534,977 parameters of the standard model, the published 22,400,769 without their unused table of tokens.
 Hardware:  not measured at full length, 500,001 steps of batch 64.
 Expected:  the paper reports nothing for these heads; fewer heads of higher rank do better, by the ICLR paper. In
-           5 dimensions, trained here for 5,000 steps, more heads did better (experiments/LOG.md).
+           5 dimensions, trained here for 5,000 steps, more heads did better (study/LOG.md).
 """
 
 from leanformer import config

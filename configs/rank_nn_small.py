@@ -5,8 +5,8 @@ Arguments: rank, modules, depth, as of rank_nn.py.
 Command:   python -m leanformer.train --config=configs/rank_nn_small.py:rank=8 --workdir=DIR
            python -m leanformer.sweep --config=rank_nn_small:rank=1,rank_nn_small:rank=16 --seeds=3 --workdir=DIR
 Counts:    9,554 parameters, whatever the rank.
-Hardware:  two CPU cores; see experiments/LOG.md for what was measured.
-Expected:  see experiments/LOG.md; the order of ranks is that of the full size.
+Hardware:  two CPU cores; see study/LOG.md for what was measured.
+Expected:  see study/LOG.md; the order of ranks is that of the full size.
 """
 
 from leanformer import config

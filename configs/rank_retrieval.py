@@ -5,7 +5,7 @@ items among 128 points. `inner` is the width of all heads together, as in inner=
 
 Command:   python -m leanformer.train --config=configs/rank_retrieval.py:heads=3 --workdir=DIR
 Counts:    8,643 parameters; 3 heads, or 4 in an inner width of 24, 7,595.
-Hardware:  two CPU cores; see experiments/LOG.md for what was measured.
+Hardware:  two CPU cores; see study/LOG.md for what was measured.
 Expected:  reported for 128 points and 4 items: 1 head 0.145, 3 heads 1.6e-3, 4 heads 5.2e-6; with an inner width of 32
            for all, 3 heads 4.8e-4, 4 heads 5.7e-7. Theirs is another model, 8,000 examples and a normalised error;
            `unexplained` is the error over that of predicting the mean. Measured: 3 heads 0.273 to 0.277 (three seeds);

@@ -1,6 +1,6 @@
 """ViT-S/14 with layer scale, the shape of DINOv2-S: 12 layers, 6 heads of dimension 64, MLP 1536; on bundled images.
 
-Here to probe trained weights of that shape (`python -m experiments.packaged --name=vit_s14`); it can be trained too.
+Here to probe trained weights of that shape (`python -m study.trained.packaged --name=vit_s14`); it can be trained too.
 
 Command:   python -m leanformer.train --config=configs/vit_s_12x6_p14.py --workdir=DIR
 Data:      10,000 training and 2,000 test images of Fashion-MNIST, in the package, enlarged to 224 pixels.

@@ -16,8 +16,8 @@ copyright = author
 # The root of the repository is the source folder, so that links between pages are those of the files.
 root_doc = "docs/index"
 include_patterns = ["docs/*.md", "docs/_generated/*.md", "notebooks/*.ipynb", "launch/*.md", "CONTRIBUTING.md"]
-include_patterns += ["CHANGELOG.md", "experiments/LOG.md", "experiments/evidence/README.md"]
-include_patterns += ["experiments/study/PLAN.md", "experiments/study/LAYERS.md"]
+include_patterns += ["CHANGELOG.md", "study/README.md", "study/LOG.md", "study/data/README.md"]
+include_patterns += ["study/heads/PLAN.md", "study/heads/PLAN2.md", "study/heads/LAYERS.md"]
 exclude_patterns = [".*", "runs", "docs/_build", "leanformer", "tests", "benchmarks", "configs"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 

@@ -14,7 +14,7 @@ ranked: each size within its range, parameters at most 10 % outside. --extrapola
 Effects that the runs do not determine are listed. The learning rate is that of the config, not tuned per architecture.
 
 Without runs nothing is ranked; the printed architectures are spread over all sizes. Published predictors are no better
-than counting parameters on three of six tables (experiments/planner.py).
+than counting parameters on three of six tables (study/shapes/planner.py).
 """
 
 import dataclasses

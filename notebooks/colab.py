@@ -52,7 +52,7 @@ def main() -> None:
     if not [*importlib.metadata.Distribution.discover(name="leanformer")]:  # find_spec would find the clone's folder
         install(gpu=gpu)
     if str(CLONE) not in sys.path:
-        sys.path.append(str(CLONE))  # for experiments/
+        sys.path.append(str(CLONE))  # for study/
     check(gpu=gpu)
 
 

@@ -1,4 +1,4 @@
-"""Tables of results in experiments/evidence, one row per run, and estimates from them."""
+"""Tables of results in study/data, one row per run, and estimates from them."""
 
 import csv
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
 
 
-EVIDENCE = Path(__file__).parent / "evidence"
+EVIDENCE = Path(__file__).parent / "data"
 Row = dict[str, str]
 
 
@@ -48,7 +48,7 @@ class Estimate(NamedTuple):
 
 
 def read(path: str | Path) -> list[Row]:
-    """Return the rows of a CSV file, or of the table of this name in experiments/evidence."""
+    """Return the rows of a CSV file, or of the table of this name in study/data."""
     path = EVIDENCE / f"{path}.csv" if isinstance(path, str) else path
     with path.open(newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]

@@ -1,18 +1,18 @@
 """Table of the finished runs of sweeps: one row per run.
 
-    python -m experiments.tabulate --runs=SWEEP,... --keys=model.num_heads,... --metrics=top1,... --out=FILE
+    python -m study.tabulate --runs=SWEEP,... --keys=model.num_heads,... --metrics=top1,... --out=FILE
 
 Columns: the last part of each config key, the seed, final metrics, the number of parameters, and the commit of the run.
-experiments/evidence/README.md lists the sweeps whose tables are committed.
+study/data/README.md lists the sweeps whose tables are committed.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import tables
 from leanformer import cli
 from leanformer.analysis import runs
+from study import tables
 
 
 def tabulate(folders: Sequence[str], keys: Sequence[str], metrics: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from leanformer.errors import LeanformerError
 
 
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "study" / "README.md"]
     + [path for folder in ("launch", "docs", "stress") for path in (ROOT / folder).glob("*.md")]
 )
 COMMAND = re.compile(rf"(?:python -m leanformer\.|leanformer )({'|'.join(COMMANDS)})\b([^`\n|#]*)")
@@ -59,7 +59,7 @@ def test_link_targets_exist(page):
 
 def test_mentioned_files_exist():
     path = re.compile(
-        r"\b((?:leanformer|configs|tests|benchmarks|experiments|launch|notebooks|stress)/[\w./-]+\.[a-z]\w+)\b"
+        r"\b((?:leanformer|configs|tests|benchmarks|study|launch|notebooks|stress|tools)/[\w./-]+\.[a-z]\w+)\b"
     )
     mentioned = {
         (page.name, name) for page in PAGES for name in path.findall(re.sub(r"https?://\S+", "", page.read_text()))

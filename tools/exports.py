@@ -1,6 +1,6 @@
 """Exported folders of every architecture, loaded by transformers and timm: the table of docs/formats.md.
 
-python -m experiments.exports [--only=WORD] [--out=FILE.md]
+python -m tools.exports [--only=WORD] [--out=FILE.md]
 
 Run it in an environment that has leanformer, torch, timm and transformers. Each model is small and has
 random weights in which every part matters; its inputs are random too. The largest difference of the outputs is relative

@@ -26,8 +26,8 @@ class Term(NamedTuple):
     prior: float
 
 
-# In published tables of trained models (experiments/planner.py) the effects are 0.02 to 0.3 per doubling of parameters,
-# and up to 0.1 per doubling of another size.
+# In published tables of trained models (study/shapes/planner.py) the effects are 0.02 to 0.3 per doubling of
+# parameters, and up to 0.1 per doubling of another size.
 TERMS = (
     Term("parameters", 1, 0.3),
     Term("parameters", 2, 0.05),

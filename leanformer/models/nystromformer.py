@@ -5,7 +5,7 @@ MLP's dimension with ReLU, logits (Xiong et al. 2021; the released LRA models). 
 layers and more heads. Any attention type can be used; `attention="softmax"` is the exact baseline.
 
 Weights are initialised uniform in ±1/√inputs, embeddings normal with 0.02, as in the original; with 0.02 everywhere
-ListOps needs several times as many examples (experiments/LOG.md). Biases are zero; in the original they are random.
+ListOps needs several times as many examples (study/LOG.md). Biases are zero; in the original they are random.
 
 Options reproduce the original, except for the batch-wide scale of pairs, which it computes per tower:
 `zero_is_padding=True, padding="zeros", scale="batch", pool="padded_mean", dropout=0.1`.

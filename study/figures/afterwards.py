@@ -6,18 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments import afterwards
-from experiments.figures.passages import RESULTS, Passage
-from experiments.study import language, verdicts, vision
-from experiments.tables import Estimate
 from leanformer.analysis import statistics
+from study.figures.passages import RESULTS, Passage
+from study.heads import afterwards, language, verdicts, vision
+from study.tables import Estimate
 
 
 NAMES = {"lean, MLP kept": "kept", "lean, MLP halved": "halved", "lean, fixed width": "fixed"}
 
 
 def values() -> Mapping[str, Any]:
-    """Return the estimates of `experiments.afterwards`, by name."""
+    """Return the estimates of `study.heads.afterwards`, by name."""
     steps = {level: afterwards.arrivals(level) for level in afterwards.LEVELS}
     late = {
         n: {f"{level:.1f}".replace(".", "_"): Estimate.of(statistics.paired(x[n], x[1])) for level, x in steps.items()}

@@ -1,8 +1,8 @@
-"""Check of figures on README, findings, results, published models and the page on GPUs against experiments/evidence.
+"""Check of figures on README, findings, results, published models and the page on GPUs against study/data.
 
-    python -m experiments.check_figures [--root=FOLDER]
+    python -m study.figures.check_figures [--root=FOLDER]
 
-Each passage in experiments/figures is a template of text on a page, with fields that are computed from a table. Prints
+Each passage in study/figures is a template of text on a page, with fields that are computed from a table. Prints
 place, field and value of every figure. Exit status 1 if a page has another value, or a figure that no field computes
 and that no pattern of settings.SETTINGS (seeds, shapes, dates, commands) describes.
 """
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.figures import PAGES, PASSAGES, SETTINGS
 from leanformer import cli
+from study.figures.registry import PAGES, PASSAGES, SETTINGS
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"(?<![\w.])(?<!\w-)(?:\d+(?:[.,]\d+)*(?:e-?\d+)?|\.\d+)")  # not of a name: top-1, x86-64
 FORMATTER = string.Formatter()
 compute: Callable[[Callable[[], Any]], Any] = functools.cache(lambda values: values())

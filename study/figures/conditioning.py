@@ -5,11 +5,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import heads, mediation
-from experiments.figures.passages import RESULTS, Passage
-from experiments.study import causes, language, peak
-from experiments.tables import EVIDENCE, Estimate, round_to
 from leanformer import conditioning
+from study.figures.passages import RESULTS, Passage
+from study.heads import causes, heads, language, mediation, peak
+from study.tables import EVIDENCE, Estimate, round_to
 
 
 TRAINED = 100  # steps after which part 4 of the study measures κ again

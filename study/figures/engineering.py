@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import tables
-from experiments.figures.passages import GPUS, RESULTS, Passage
+from study import tables
+from study.figures.passages import GPUS, RESULTS, Passage
 
 
 def records() -> Mapping[str, Any]:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import families
-from experiments.figures.passages import RESULTS, Passage
-from experiments.tables import Estimate
+from study.figures.passages import RESULTS, Passage
+from study.heads import families
+from study.tables import Estimate
 
 
 def rows() -> Mapping[str, Any]:

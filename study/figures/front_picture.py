@@ -1,7 +1,7 @@
-"""The picture on the front page, and one per claim of the findings, from the data in experiments/evidence.
+"""The picture on the front page, and one per claim of the findings, from the data in study/data.
 
 Question: do more heads help, and does conditioning tell?
-Command: python -m experiments.front_picture
+Command: python -m study.figures.front_picture
 2026-11-28: narrow heads learn later and catch up (left). More heads condition the attention output better in both
 trades, where theory predicts it for one (middle). The two diagnostic tasks disagree on the number of heads (right).
 Bars and bands are 95 % intervals.
@@ -15,21 +15,22 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments import families, surface, tables
-from experiments.figures import conditioning as figures
-from experiments.figures import heads as head_figures
-from experiments.figures import language, published, shapes, trained
-from experiments.figures.heads import DIMENSIONS
-from experiments.heads import TOKENS
-from experiments.study import curves, verdicts, vision
-from experiments.study.causes import HEADS, INTERVENTIONS
-from experiments.study.language import read_rows
-from experiments.tables import Estimate
 from leanformer import conditioning
 from leanformer.analysis import statistics
+from study import tables
+from study.figures import conditioning as figures
+from study.figures import heads as head_figures
+from study.figures import language, published, shapes, trained
+from study.figures.heads import DIMENSIONS
+from study.heads import curves, families, verdicts, vision
+from study.heads.causes import HEADS, INTERVENTIONS
+from study.heads.heads import TOKENS
+from study.heads.language import read_rows
+from study.shapes import surface
+from study.tables import Estimate
 
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 DARK = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
 DARK |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#d0d3d9")
 FIRST, SECOND, THIRD = "#2b8cbe", "#cf6a1e", "#b25fc4"  # contrast of at least 3:1 to white and the dark background

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.figures.passages import RESULTS, Passage
-from experiments.study import curves, verdicts
-from experiments.study.language import BLOCKS, SHORT, TUNING_SEED, read_rows
-from experiments.tables import Estimate
 from leanformer.analysis import statistics
+from study.figures.passages import RESULTS, Passage
+from study.heads import curves, verdicts
+from study.heads.language import BLOCKS, SHORT, TUNING_SEED, read_rows
+from study.tables import Estimate
 
 
 MEASURES = (  # name, column and format

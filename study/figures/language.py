@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments import planner, tables
-from experiments.figures.passages import RESULTS, Passage
-from experiments.study import gpt2, layers
-from experiments.study.language import read_rows
-from experiments.tables import Estimate
 from leanformer.analysis import statistics
+from study import tables
+from study.figures.passages import RESULTS, Passage
+from study.heads import gpt2, layers
+from study.heads.language import read_rows
+from study.shapes import planner
+from study.tables import Estimate
 
 
 def language() -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import tables
+from study import tables
 
 
 def counts() -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ class Passage(NamedTuple):
     """Passages about one result.
 
     Attributes:
-        values: function that computes the fields of the templates from a table in experiments/evidence.
+        values: function that computes the fields of the templates from a table in study/data.
         pages: templates by page, in the syntax of `str.format`.
     """
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import effects, published, published_scaling, reruns, tables, updates
-from experiments.effects import HEADS, STEP, Effect
-from experiments.tables import Estimate
+from study import tables
+from study.published import effects, published, published_scaling, reruns, updates
+from study.published.effects import HEADS, STEP, Effect
+from study.tables import Estimate
 
 
 SEARCH = "archai TransXL lm1b"

@@ -1,6 +1,6 @@
 """Registry of the figures on README, findings, results, published models and the page on GPUs, by subject."""
 
-from experiments.figures import (
+from study.figures import (
     afterwards,
     conditioning,
     engineering,
@@ -12,8 +12,8 @@ from experiments.figures import (
     tasks,
     trained,
 )
-from experiments.figures.passages import FINDINGS, GPUS, PUBLISHED, README, RESULTS
-from experiments.figures.settings import SETTINGS
+from study.figures.passages import FINDINGS, GPUS, PUBLISHED, README, RESULTS
+from study.figures.settings import SETTINGS
 
 
 PASSAGES = [*conditioning.PASSAGES, *shapes.PASSAGES, *tasks.PASSAGES, *language.PASSAGES, *heads.PASSAGES]

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import surface
-from experiments.figures.passages import RESULTS, Passage
-from experiments.study import language, vision
-from experiments.tables import EVIDENCE, Estimate
+from study.figures.passages import RESULTS, Passage
+from study.heads import language, vision
+from study.shapes import surface
+from study.tables import EVIDENCE, Estimate
 
 
 SMALL, LARGE = 120e3, 270e3  # budgets of parameters

@@ -1,7 +1,7 @@
 """Figures on README and findings, from the values of the other modules."""
 
-from experiments.figures import afterwards, conditioning, heads, language, papers, published, shapes, tasks
-from experiments.figures.passages import FINDINGS, PUBLISHED, README, RESULTS, Passage
+from study.figures import afterwards, conditioning, heads, language, papers, published, shapes, tasks
+from study.figures.passages import FINDINGS, PUBLISHED, README, RESULTS, Passage
 
 
 OPENLM = "| {low[HIGH]} to {high[HIGH]} | {openlm[HIGH]:+.3f} | {worse[HIGH]} of {pairs[HIGH]} |"

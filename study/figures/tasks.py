@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import tables
-from experiments.figures.passages import RESULTS, Passage
-from experiments.tables import Estimate
 from leanformer.analysis import statistics
+from study import tables
+from study.figures.passages import RESULTS, Passage
+from study.tables import Estimate
 
 
 def read_means(name: str, column: str, key: str) -> dict[int, Estimate]:

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.figures.passages import RESULTS, Passage
-from experiments.tables import round_to
-from experiments.trained_models import EVIDENCE, MODELS
+from study.figures.passages import RESULTS, Passage
+from study.tables import round_to
+from study.trained.trained_models import EVIDENCE, MODELS
 
 
 def _read() -> list[dict[str, str]]:

@@ -1,6 +1,6 @@
 """Readings of the study's rows that no plan asked for: in no rule, and none of them changes a verdict.
 
-    python -m experiments.afterwards
+    python -m study.heads.afterwards
 
 Prints when narrow heads reach a loss, what they lose at the same step of a longer schedule, the doublings with errors
 pooled over arms, changes after 4,000 steps against the plan's margin, what added heads change in all ViTs together,
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from experiments import surface, tables
-from experiments.study import causes, curves, language, verdicts, vision
-from experiments.tables import Estimate
 from leanformer import cli
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
+from study import tables
+from study.heads import causes, curves, language, verdicts, vision
+from study.shapes import surface
+from study.tables import Estimate
 
 
 LEVELS = (3.5, 3.0, 2.6)  # training losses, nats per token

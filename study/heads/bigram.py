@@ -1,6 +1,6 @@
 """Bigram baseline for a language model: the same tokens, on the same split.
 
-    python -m experiments.bigram [--config=configs/quickstart_gpt.py] [--config.data.tokenizer=bpe:1024]
+    python -m study.heads.bigram [--config=configs/quickstart_gpt.py] [--config.data.tokenizer=bpe:1024]
 
 p(b | a) = (n(a, b) + k p(b)) / (n(a) + k), p(b) = (n(b) + 1) / (N + V), counted on the training split. k is the best
 power of two on the evaluation split itself, which favours the bigram model, so a model that beats it is really better.

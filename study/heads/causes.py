@@ -1,10 +1,10 @@
 """Is conditioning a cause of accuracy? Interventions, their dose and their response: part 3 of PLAN.md.
 
-    python -m experiments.study.causes [--out=DIR]
+    python -m study.heads.causes [--out=DIR]
 
-With --out, trains the small ViT of `experiments.mediation` under every condition, at three learning rates with ten
+With --out, trains the small ViT of `study.heads.mediation` under every condition, at three learning rates with ten
 seeds that no other study used. The same command resumes; every run is a row
-of experiments/evidence/study_causes.csv. Without --out, prints what the rows say.
+of study/data/study_causes.csv. Without --out, prints what the rows say.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import common, mediation
-from experiments.study import language
-from experiments.tables import Estimate
 from leanformer import cli, config, train
 from leanformer.analysis import statistics
 from leanformer.runtime import files
 from leanformer.training import metrics_log
+from study import common
+from study.heads import language, mediation
+from study.tables import Estimate
 
 
 ROWS = language.ROWS.with_name("study_causes.csv")

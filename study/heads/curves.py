@@ -1,9 +1,9 @@
 """Training losses of the study's long runs by step: when do narrow heads fall behind, and when do they catch up?
 
-    python -m experiments.study.curves [--runs=DIR]
+    python -m study.heads.curves [--runs=DIR]
 
-With --runs, the folder of the runs that `experiments.study.language --blocks=D --out=DIR` has trained, writes the
-finished ones to experiments/evidence/study_curves.csv; rows of other runs stay. Without it, prints the loss of each
+With --runs, the folder of the runs that `study.heads.language --blocks=D --out=DIR` has trained, writes the
+finished ones to study/data/study_curves.csv; rows of other runs stay. Without it, prints the loss of each
 number of heads at one learning rate minus that of the fewest, with the same seeds, so with the same batches. This was
 not planned: it looks for what explains the planned result.
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.study import language
-from experiments.tables import Estimate
 from leanformer import cli
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
 from leanformer.errors import DataError
 from leanformer.runtime import files
 from leanformer.training import metrics_log
+from study.heads import language
+from study.tables import Estimate
 
 
 ROWS = language.ROWS.with_name("study_curves.csv")

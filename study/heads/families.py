@@ -1,10 +1,10 @@
 """Six families of Leaner Transformers, small: an original against its lean shape, on packaged data.
 
-    python -m experiments.families --out=DIR [--seeds=3]
-    python -m experiments.families
+    python -m study.heads.families --out=DIR [--seeds=3]
+    python -m study.heads.families
 
 With --out, trains two shapes of each family with three seeds, one run after another. Runs are stored in DIR, so the
-same command resumes; every finished run is a row of experiments/evidence/families.csv. Without it, prints the table.
+same command resumes; every finished run is a row of study/data/families.csv. Without it, prints the table.
 
 ViT and GPT have experiments of their own, DeiT was not trained. Shapes follow the paper's: half the layers and twice
 the heads (in TNT and BERT two thirds of the layers, in TNT eight heads for five, in DaViT the third stage only), of the
@@ -25,9 +25,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import common, tables
-from experiments.study.language import append_row
-from experiments.tables import Estimate
 from leanformer import cli, config
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
@@ -36,13 +33,16 @@ from leanformer.data import sequences
 from leanformer.data.text.documents import BUNDLED, FORM_FEED
 from leanformer.runtime import files
 from leanformer.training import metrics_log
+from study import common, tables
+from study.heads.language import append_row
+from study.tables import Estimate
 
 
-ROWS = Path(__file__).parent / "evidence" / "families.csv"
+ROWS = Path(__file__).parents[1] / "data" / "families.csv"
 FIELDS = ("family", "shape", "seed", "score", "params", "train_flops", "seconds", "log10_condition", "bounds", "date")
 PASSAGE = 256  # bytes of a passage of a novel
 NOVELS = (0, 50, 78, 99, 154)  # index of each novel's first chapter among those to train on
-HELD_OUT = 10  # every tenth chapter is held out, see experiments/bundled/make_austen.py
+HELD_OUT = 10  # every tenth chapter is held out, see tools/bundled/make_austen.py
 
 
 class Family(NamedTuple):

@@ -1,10 +1,10 @@
 """GPT-2 of 4 layers and 16 heads against 12 and 12, at the published size and steps: PLAN.md, part 6.
 
-    python -m experiments.study.gpt2 [--out=DIR] [--texts=DIR] [--tokenizer=DIR] [--arms=12x12,4x16,4x16_wide]
-    python -m experiments.study.gpt2 --texts=DIR --sources=DIR      # writes 10 MB of prose to DIR/train.txt
+    python -m study.heads.gpt2 [--out=DIR] [--texts=DIR] [--tokenizer=DIR] [--arms=12x12,4x16,4x16_wide]
+    python -m study.heads.gpt2 --texts=DIR --sources=DIR      # writes 10 MB of prose to DIR/train.txt
 
 With --out, trains one run after another, all arms of a seed first; every finished run is a row of
-experiments/evidence/study_gpt2.csv. --texts holds the prose; without it the runs read TinyStories, where the configs
+study/data/study_gpt2.csv. --texts holds the prose; without it the runs read TinyStories, where the configs
 say. Without --out, prints what the rows say. By the speeds in docs/gpus.md a run takes about a minute of an H200.
 SIGTERM saves it, SIGKILL does not.
 
@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bundled import make_austen
-from experiments.study import language, verdicts
-from experiments.tables import Estimate
 from leanformer import cli, config
 from leanformer.analysis import statistics
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import files
+from study.heads import language, verdicts
+from study.tables import Estimate
+from tools.bundled import make_austen
 
 
 ROWS = language.ROWS.with_name("study_gpt2.csv")

@@ -1,10 +1,10 @@
 """Conditioning of attention in trained models, by number of heads (Leaner Transformers, Figure 2).
 
-    python -m experiments.heads --out=DIR [--heads=2,4,8,16] [--seeds=3] [--epochs=3]
+    python -m study.heads.heads --out=DIR [--heads=2,4,8,16] [--seeds=3] [--epochs=3]
 
 2026-11-24. More heads condition better: after training κ falls from 3.3e4 to 387 at fixed head dimension, and from
 1.5e4 to 464 at fixed total width, where the Gaussian prediction is constant. Top-1 rises from 74.1 to 76.9 % and from
-74.7 to 76.4 %. `experiments/front_picture.py` plots DIR/heads.csv.
+74.7 to 76.4 %. `study/figures/front_picture.py` plots DIR/heads.csv.
 
 Trains the quickstart (17 tokens; with smaller patches the attention output is singular in float32) with each number of
 heads in both trades, and measures the attention output on the same images at initialisation and after training:
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import common, tables
-from experiments.tables import Estimate
 from leanformer import cli, config
 from leanformer.analysis import runs, statistics
+from study import common, tables
+from study.tables import Estimate
 
 
 MEASURE, HEAD_DIM, WIDTH = "attention_output", 16, 96  # head dimension of one trade, total width of the other

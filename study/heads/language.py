@@ -1,10 +1,10 @@
 """Heads at fixed total width in small GPTs: part 1 of PLAN.md.
 
-    python -m experiments.study.language --out=DIR [--blocks=A,E,E2,B,F,D,G,C | --blocks=C:4,C:32]
+    python -m study.heads.language --out=DIR [--blocks=A,E,E2,B,F,D,G,C | --blocks=C:4,C:32]
 
 Trains the arms of the blocks in order, or single arms by their number of heads, one run after another: first three
 learning rates with seed 100, then the best of them with seeds 0, 1, 2. Runs are stored in DIR, so the same command
-resumes, and every finished run is a row of experiments/evidence/study_language.csv, which `experiments.study.verdicts`
+resumes, and every finished run is a row of study/data/study_language.csv, which `study.heads.verdicts`
 reads. On a GPU: JAX_DEFAULT_MATMUL_PRECISION=highest for float32 as on a CPU, and XLA_FLAGS=--xla_gpu_autotune_level=0
 if several run at once, since eight without it waited minutes for compilation on an H200.
 """
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import common
 from leanformer import cli, config
 from leanformer.conditioning import Summary, condition
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.training import evaluators, inference, metrics_log, model_setup, step
+from study import common
 
 
-ROWS = Path(__file__).parents[1] / "evidence" / "study_language.csv"
+ROWS = Path(__file__).parents[1] / "data" / "study_language.csv"
 RATES, TUNING_SEED, SEEDS = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2)
 DEPTH, TOKENS, SHORT, LONG = 4, 128, 1000, 4000
 REPAIRED = 32  # dimension of queries and keys in block E

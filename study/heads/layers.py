@@ -1,9 +1,9 @@
 """More heads in later or in earlier layers at fixed total width, in small GPTs: LAYERS.md.
 
-    python -m experiments.study.layers [--out=DIR] [--arms=uniform,increasing,decreasing]
+    python -m study.heads.layers [--out=DIR] [--arms=uniform,increasing,decreasing]
 
-With --out, trains the arms one run after another, as `experiments.study.language` does: learning rates with seed 100,
-then five seeds. The same command resumes; every finished run is a row of experiments/evidence/study_layers.csv. Without
+With --out, trains the arms one run after another, as `study.heads.language` does: learning rates with seed 100,
+then five seeds. The same command resumes; every finished run is a row of study/data/study_layers.csv. Without
 it, prints from the rows the differences with their verdicts, and the conditioning by layer.
 """
 
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.study import language, verdicts
-from experiments.study.language import SHORT, TUNING_SEED, Arm, Block
-from experiments.tables import Estimate
 from leanformer import cli, conditioning, config, tasks
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
 from leanformer.errors import ConfigError
+from study.heads import language, verdicts
+from study.heads.language import SHORT, TUNING_SEED, Arm, Block
+from study.tables import Estimate
 
 
 ROWS = language.ROWS.with_name("study_layers.csv")

@@ -1,6 +1,6 @@
 """Effect of interventions on the conditioning of one attention block at initialisation.
 
-    python -m experiments.levers
+    python -m study.heads.levers
 
 2026-11-22. κ of the concatenated heads falls from 150 to 28 with QK-norm, to 3 with λ = 2 (softmax is then one-hot on
 the token itself) and to 129 with graying of 0.5; κ and entropy move together. It agrees with a calculation in float64.

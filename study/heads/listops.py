@@ -1,6 +1,6 @@
 """One layer of four heads against two layers of two, on ListOps of 100 to 200 symbols.
 
-    python -m experiments.listops --out=DIR [--seeds=3] [--landmarks=0]
+    python -m study.heads.listops --out=DIR [--seeds=3] [--landmarks=0]
 
 2026-11-21, three seeds. One layer of four is better: test top-1 of 1x4 is 42.3 ± 1.3 %, of 2x2 37.6 ± 0.1 %, +4.7
 points (1.6 to 7.8); 17 % is chance.
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments import common
 from leanformer import cli, evaluate
 from leanformer.analysis import statistics
+from study import common
 
 
 SHAPES = {"2x2": "depth=2,heads=2", "1x4": "depth=1,heads=4"}

@@ -19,7 +19,7 @@ from leanformer import config
 from study.heads import trainer
 
 
-ROWS = Path(__file__).parent / "data" / "mechanism.csv"
+ROWS = Path(__file__).parents[1] / "data" / "mechanism.csv"
 FIELDS = ("arm", "width", "num_heads", "head_dim", "logit_scale", "start_scale", "rotary", "steps", "lr", "seed")
 FIELDS += ("loss", "tuning_loss", "entropy", "params", "date", "device", "curve")
 RATES, TUNING_SEED, SEEDS, BEYOND = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2, 3, 4), 2

@@ -1,7 +1,7 @@
 """Mediation test: does conditioning explain the effect of the number of heads on accuracy?
 
-    python -m experiments.mediation --out=DIR [--seeds=10] [--steps=250] [--rates=1e-3,3e-3,9e-3]
-    python -m experiments.mediation --table=experiments/evidence/mediation.csv
+    python -m study.heads.mediation --out=DIR [--seeds=10] [--steps=250] [--rates=1e-3,3e-3,9e-3]
+    python -m study.heads.mediation --table=study/data/mediation.csv
 
 2026-11-23, ten seeds: by the rule no effect to mediate. 8 heads instead of 2 change top-1 by 2.0 points (-0.1 to 4.0),
 and lower the condition number κ 200-fold; with one rate per condition they gain 3.1 (0.8 to 5.3), not mediated by κ.
@@ -13,7 +13,7 @@ small ViT on bundled Fashion-MNIST (17 tokens) whose logits are scaled to the sa
 changes both. A seed's learning rate is the one at which the other seeds of its condition score best. Controls: an
 orthogonal initialisation, and an MLP with the parameters of the added heads. Runs are stored in DIR and resume.
 
-evidence/mediation.csv has the runs of 9693c40, which averaged over images where this script takes medians.
+data/mediation.csv has the runs of 9693c40, which averaged over images where this script takes medians.
 """
 
 import math
@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import common, tables
 from leanformer import cli, config
 from leanformer.analysis import runs as finished_runs
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference, Scores
 from leanformer.config.rules import require
 from leanformer.errors import ConfigError
+from study import common, tables
 
 
 SHARE = 0.5  # of the effect of heads: minimum effect on κ for an intervention to count, and on the score to be mediated

@@ -1,11 +1,11 @@
 """Does a real model have the peak of κ that random matrices have at as many columns as tokens? Part 4 of PLAN.md.
 
-    python -m experiments.study.peak [--out=DIR] [--heads=2,3,4,8,16] [--seeds=5] [--steps=0]
+    python -m study.heads.peak [--out=DIR] [--heads=2,3,4,8,16] [--seeds=5] [--steps=0]
 
 With --out, measures κ of the concatenated head outputs in four blocks of ViT-B 7x16 at 224 pixels, 197 tokens and heads
 of 64 channels, before training, or with --steps after that many steps at a rate of 3e-4 with batch 8. Images are cut
 from the photographs in scikit-image's package, whose code is not used (`pip install --no-deps scikit-image==0.26.0`).
-The same command resumes; rows are in experiments/evidence/study_peak.csv. Without --out, prints what they say.
+The same command resumes; rows are in study/data/study_peak.csv. Without --out, prints what they say.
 """
 
 import functools
@@ -22,15 +22,15 @@ import numpy as np
 from flax import nnx
 from PIL import Image
 
-from experiments import common
-from experiments.study import language
-from experiments.tables import Estimate
 from leanformer import cli, conditioning, config, tasks
 from leanformer.analysis import statistics
 from leanformer.conditioning import gaussian
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.training import evaluators, inference, model_setup
+from study import common
+from study.heads import language
+from study.tables import Estimate
 
 
 ROWS = language.ROWS.with_name("study_peak.csv")

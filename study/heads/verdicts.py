@@ -1,6 +1,6 @@
 """Verdicts of the study's rules of decision, from its committed rows.
 
-    python -m experiments.study.verdicts
+    python -m study.heads.verdicts
 
 Prints for each block of PLAN.md the loss and the conditioning by number of heads, the change per doubling of heads with
 its verdict, the head dimension at which heads stop paying, and each rule's verdict: "holds", "refuted", "undecided", or
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.study import language
-from experiments.study.language import BLOCKS, SEEDS, TUNING_SEED
 from leanformer import cli
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
+from study.heads import language
+from study.heads.language import BLOCKS, SEEDS, TUNING_SEED
 
 
 MARGIN = 0.01  # nats per doubling of heads, stated in PLAN.md

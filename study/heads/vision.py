@@ -1,11 +1,11 @@
 """The paper's trade in small ViTs, half the layers and more heads: part 2 of PLAN.md.
 
-    python -m experiments.study.vision [--out=DIR --images=FOLDER] [--width=48] [--epochs=5]
+    python -m study.heads.vision [--out=DIR --images=FOLDER] [--width=48] [--epochs=5]
 
-With --out, trains the arms of one width, as `experiments.study.language` does: learning rates with seed 100, then the
+With --out, trains the arms of one width, as `study.heads.language` does: learning rates with seed 100, then the
 seeds at the best one. FOLDER holds the four files of Fashion-MNIST, which Debian's package dataset-fashion-mnist
 installs to /usr/share/datasets/fashion-mnist. The same command resumes; every finished run is a row of
-experiments/evidence/study_vision.csv. Without --out, prints what the rows say.
+study/data/study_vision.csv. Without --out, prints what the rows say.
 """
 
 import functools
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import common
-from experiments.study import language
-from experiments.study.language import TUNING_SEED, Arm
-from experiments.tables import Estimate
 from leanformer import cli, config
 from leanformer.analysis import statistics
 from leanformer.errors import ConfigError
 from leanformer.training import metrics_log
+from study import common
+from study.heads import language
+from study.heads.language import TUNING_SEED, Arm
+from study.tables import Estimate
 
 
 ROWS = language.ROWS.with_name("study_vision.csv")

@@ -1,6 +1,6 @@
 """Parameter counts of Leaner Transformers (arXiv 2505.20802), as reported and as computed from its architectures.
 
-    python -m experiments.paper_tables [--memory] [--out=FILE]
+    python -m study.paper.paper_tables [--memory] [--out=FILE]
 
 2026-11-22: 21 of 22 models of Tables 4 and 5 agree, 2 of 10 of Table 3, all 4 of Tables 1 and 2. DaViT-B lean differs
 (62.0 M reported, 62,653,416 computed), as the ranges of the text do; three counts of Table 3 match 6 or 8 heads.
@@ -9,7 +9,7 @@ Prints Markdown tables: how each lean model adds heads, with the count that the 
 FLOPs per example; and for each pair the parameters that depth, heads and MLP save.
 --memory compiles a training step of each model, and multiplies the memory of one device by the number of devices
 (bfloat16, cheap operations recomputed; the paper presumably used float32 PyTorch, so compare ratios).
---out writes the counts as a CSV file: evidence/paper_counts.csv.
+--out writes the counts as a CSV file: data/paper_counts.csv.
 """
 
 import itertools
@@ -20,11 +20,11 @@ from typing import Any
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments import tables
-from experiments.paper import OTHER_MLP, RANGES, READINGS, ROWS, Row
 from leanformer import cli, config, cost, models
 from leanformer.costs import count
 from leanformer.errors import ConfigError
+from study import tables
+from study.paper.paper import OTHER_MLP, RANGES, READINGS, ROWS, Row
 
 
 def params(c: ConfigDict) -> int:

@@ -1,6 +1,6 @@
 """Number against dimension of attention heads at equal parameters, on a diagnostic task per theory.
 
-    python -m experiments.regime --tokens=197 --width=768 --heads=12 --head_dim=64 [--value_dim=64] --out=DIR
+    python -m study.paper.regime --tokens=197 --width=768 --heads=12 --head_dim=64 [--value_dim=64] --out=DIR
 
 2026-11-22, at the defaults: on the rank task 3x256 has 5.2 % less error than 12x64 (4.8 to 5.6); on the count task 3
 and 6 heads are worse, on the control task 24 and 48. Conditioning and spectral capacity rank 48x16 first, entropy
@@ -24,7 +24,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from experiments import common, predictors
 from leanformer import cli, config
 from leanformer.analysis import statistics
 from leanformer.analysis.dimensions import Dimensions
@@ -33,6 +32,8 @@ from leanformer.conditioning import theory
 from leanformer.config.rules import require
 from leanformer.errors import TrainingError
 from leanformer.runtime import text
+from study import common
+from study.shapes import predictors
 
 
 WIDTH = 48  # channels of the models that are trained

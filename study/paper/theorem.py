@@ -1,6 +1,6 @@
 """Check of Equation 3 and Theorem 3.2 of Leaner Transformers (arXiv 2505.20802) on Gaussian matrices.
 
-    python -m experiments.theorem [--tokens=197] [--head_dim=64]
+    python -m study.paper.theorem [--tokens=197] [--head_dim=64]
 
 2026-11-21. They hold to 3 % if total width is at least four times the number of tokens, as they assume (D >> N). Near
 square matrices they are wrong by a factor, and starting from D < N the condition number first rises with heads.

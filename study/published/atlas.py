@@ -1,22 +1,22 @@
 """Effects of heads, depth and MLP in published tables of trained models.
 
-    python -m experiments.atlas [--out=DIR] [--write]
+    python -m study.published.atlas [--out=DIR] [--write]
 
 2026-11-25. Twice the heads at the same total width: open_lm's decoders lose 0.035 to 0.135 nats per token if the heads
 get a dimension of 48 or less, and nothing at 65 and above. archai's decoders lose nothing at any dimension; a gain of
 0.007 to 0.02 depends on the form of the regression up to 33. Deeper instead of wider gains at equal parameters, but not
 without embeddings or at equal FLOPs.
 
-Prints every effect (experiments/effects.py) of the tables of experiments/published.py in about 10 s. --out writes
-DIR/effects.csv, the tables of the page, and the picture. --write writes the picture of docs/ and
-published_effects.csv. docs/published_models.md discusses the results.
+Prints every effect (effects.py) of the tables of published.py in about 10 s. --out writes DIR/effects.csv, the tables
+of the page, and the picture. --write writes the picture of docs/ and study/data/published_effects.csv.
+docs/published_models.md discusses the results.
 
 An effect is the change of the score when a size doubles; positive is worse. It is in nats per token for decoders and in
 percent of the error for other models. Intervals are 95 %, by the jackknife over independent units: the (width, depth)
 in open_lm, the shape in Gemstones and in archai's searches, the model elsewhere. Each effect is estimated in two or
 three functional forms. p is that of the first form, corrected over the first forms of all questions (Holm).
 
-`python -m experiments.atlas_models` prints the command that trains a row, and compares parameter counts.
+`python -m study.published.atlas_models` prints the command that trains a row, and compares parameter counts.
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments import atlas_page, atlas_picture, published, published_scaling, reruns, small_vits, updates
-from experiments import effects as estimates
-from experiments import published_effects as library
-from experiments import tables as evidence
-from experiments.effects import DEPTH, HEADS, MLP, STEP, Effect
-from experiments.front_picture import DOCS
-from experiments.published import Table
 from leanformer import cli
+from study import tables as evidence
+from study.figures.front_picture import DOCS
+from study.published import atlas_page, atlas_picture, published, published_scaling, reruns, small_vits, updates
+from study.published import effects as estimates
+from study.published import published_effects as library
+from study.published.effects import DEPTH, HEADS, MLP, STEP, Effect
+from study.published.published import Table
 
 
 FACTS = """\
@@ -127,8 +127,8 @@ def report(results: list[Effect], small: list[Effect]) -> None:
         print(*map(format_row, group), sep="\n")
     print("\nthis project's own ViTs, heads at fixed total width: change per doubling\n")
     print(*map(format_row, small), sep="\n")
-    print("\nnumbers of updates (experiments/updates.py)\n", *updates.report(), sep="\n")
-    print("\nreruns by strangers (experiments/reruns.py)\n", *reruns.report(), sep="\n")
+    print("\nnumbers of updates (study/published/updates.py)\n", *updates.report(), sep="\n")
+    print("\nreruns by strangers (study/published/reruns.py)\n", *reruns.report(), sep="\n")
 
 
 @cli.command(

@@ -1,6 +1,6 @@
 """Published models whose layers differ: the config of each, and its parameters against the count of its table.
 
-    python -m experiments.atlas_models [--row=TABLE:ID]
+    python -m study.published.atlas_models [--row=TABLE:ID]
 
 2026-11-25. Without --row: the parameters of every row of language_models.csv (archai) and vision_autoformer.csv, in
 seconds, from the exact polynomial of `plan`. 200 of 200 AutoFormers agree, all parameters. Of archai, where the blocks
@@ -16,13 +16,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from experiments import tables
-from experiments.tables import Row
 from leanformer import cli, config
 from leanformer.config import ConfigDict
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.training import model_setup
+from study import tables
+from study.tables import Row
 
 
 MODEL = {"language_models": "gpt2", "bert": "bert", "vision_autoformer": "vit_b"}  # table: config
@@ -105,7 +105,7 @@ READERS: Mapping[str, Callable[[Row], Published]] = {
 
 
 def read(table: str) -> Iterator[Published]:
-    """Yield the rows of a table in experiments/evidence. Raises ConfigError if there is no such table."""
+    """Yield the rows of a table in study/data. Raises ConfigError if there is no such table."""
     if table not in READERS:
         raise ConfigError(f"--row={table}: no such table. Choose from {', '.join(READERS)}.")
     return map(READERS[table], tables.read(table))

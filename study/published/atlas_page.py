@@ -1,10 +1,10 @@
-"""Tables of docs/published_models.md, from the effects of `experiments/atlas.py`."""
+"""Tables of docs/published_models.md, from the effects of `study/published/atlas.py`."""
 
 from collections.abc import Sequence
 
-from experiments.effects import DEPTH, HEADS, MLP, Effect
-from experiments.paper_tables import table
-from experiments.published import BLOCKS, FLOPS, NATS, PARAMS
+from study.paper.paper_tables import table
+from study.published.effects import DEPTH, HEADS, MLP, Effect
+from study.published.published import BLOCKS, FLOPS, NATS, PARAMS
 
 
 def format_effect(effect: Effect) -> str:

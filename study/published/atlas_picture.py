@@ -1,4 +1,4 @@
-"""Picture of `experiments/atlas.py`: effect of a doubling of heads against the head dimension that results."""
+"""Picture of `study/published/atlas.py`: effect of a doubling of heads against the head dimension that results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.effects import HEADS, Effect
-from experiments.front_picture import DARK, FIRST
+from study.figures.front_picture import DARK, FIRST
+from study.published.effects import HEADS, Effect
 
 
 SECOND, THIRD, FOURTH = "#c9682a", "#7d828b", "#b25fc4"  # contrast of 3 or more on white and on DARK, as FIRST

@@ -1,6 +1,6 @@
 """Effects of a doubling of heads, depth or MLP on the score of published models.
 
-`experiments/atlas.py` prints them. A positive effect is worse. Intervals are 95 %, with the unit of each table.
+`study/published/atlas.py` prints them. A positive effect is worse. Intervals are 95 %, with the unit of each table.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from experiments import published, regression
-from experiments.published import PERCENT, Table
-from experiments.published_scaling import OpenLM
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
+from study.published import published, regression
+from study.published.published import PERCENT, Table
+from study.published.published_scaling import OpenLM
 
 
 HEADS, BY_DEPTH = "heads at fixed total width", "heads at fixed total width, by depth"

@@ -1,4 +1,4 @@
-"""Tables of trained models from public repositories (experiments/evidence), as columns of logarithms.
+"""Tables of trained models from public repositories (study/data), as columns of logarithms.
 
 Every size is log2, the mean over layers if layers differ, so a regression coefficient is the effect of a doubling.
 Scores are natural logarithms of an error, or a loss in nats per token: both grow as the model gets worse.
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from experiments import planner
-from experiments.tables import EVIDENCE, Row, read
+from study.shapes import planner
+from study.tables import EVIDENCE, Row, read
 
 
 Column = Float[np.ndarray, " n"]

@@ -1,12 +1,12 @@
 """Effect of heads in published models, for the step from one architecture to another.
 
-    python -m experiments.published_effects BEFORE AFTER
+    python -m study.published.published_effects BEFORE AFTER
 
 prints what published models lost or gained by the change of heads from the config BEFORE to the config AFTER.
 
 published_effects.csv has the effect of a doubling of heads at fixed total width in public tables of trained models, by
-range of the head dimension after it. `python -m experiments.atlas --write` writes it; docs/published_models.md says how
-the effects were estimated. A step is covered by a source only if both architectures lie within all its ranges.
+range of the head dimension after it. `python -m study.published.atlas --write` writes it; docs/published_models.md says
+how the effects were estimated. A step is covered by a source only if both architectures lie within all its ranges.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from leanformer.costs import count
 from leanformer.errors import ConfigError
 
 
-PATH = Path(__file__).with_name("published_effects.csv")
+PATH = Path(__file__).parents[1] / "data" / "published_effects.csv"
 KINDS = {"gpt": "decoder", "bert": "text encoder", "vit": "image encoder"}  # by model.name
 NATS = "nats"  # unit of a loss; other units are percent of an error
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from experiments.published import BLOCKS, FLOPS, NATS, PARAMS, Column, Table, column, read
+from study.published.published import BLOCKS, FLOPS, NATS, PARAMS, Column, Table, column, read
 
 
 CONTEXT = 2048  # tokens of a training example

@@ -1,6 +1,6 @@
 """Reruns by strangers: heads of 64 instead of 128 in one small GPT, and depth against width in another.
 
-    python -m experiments.reruns
+    python -m study.published.reruns
 
 2026-11-28. autoresearch.csv: 22 of 22 runs are worse with twice the heads, by a median of 0.0073 bits per byte, about
 0.02 nats per token, after five minutes of training. depth_width.csv: with normalised inputs, 16 layers are as good as 8
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import tables
-from experiments.tables import Estimate
 from leanformer import cli
 from leanformer.analysis import statistics
+from study import tables
+from study.tables import Estimate
 
 
 NATS_PER_BIT = 2.752 / 0.988  # nats per token of a run that has 0.988 bits per byte (source 69448857792)

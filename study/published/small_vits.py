@@ -1,21 +1,23 @@
-"""Effect of heads at fixed total width in this project's small ViTs, as `experiments/atlas.py` prints it."""
+"""Effect of heads at fixed total width in this project's small ViTs, as `study/published/atlas.py` prints it."""
 
 import itertools
 import math
 
 import numpy as np
 
-from experiments import heads, published, surface
-from experiments.effects import HEADS, Effect, extent, to_percent
-from experiments.published import PERCENT
 from leanformer.analysis import statistics
+from study.heads import heads
+from study.published import published
+from study.published.effects import HEADS, Effect, extent, to_percent
+from study.published.published import PERCENT
+from study.shapes import surface
 
 
 def estimate() -> list[Effect]:
     """Return the effect of heads at fixed total width in this project's small ViTs.
 
-    First 20 shapes of each parameter budget, by the response surface of experiments/surface.py at equal parameters;
-    then neighbouring head counts of experiments/heads.py, with Welch's interval over three seeds each.
+    First 20 shapes of each parameter budget, by the response surface of study/shapes/surface.py at equal parameters;
+    then neighbouring head counts of study/heads/heads.py, with Welch's interval over three seeds each.
     """
     result = []
     rows = surface.read_table(published.EVIDENCE / "quickstart.csv")

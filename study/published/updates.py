@@ -1,6 +1,6 @@
 """Does what narrow heads cost in open_lm shrink with the number of updates?
 
-    python -m experiments.updates
+    python -m study.published.updates
 
 2026-11-28: yes, as far as the grid can tell. Up to a head dimension of 64, the loss per doubling of heads falls by
 0.012 nats for each doubling of updates, by 0.011 with the depth held. Depth, tokens and updates move together within a
@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments import effects, published_scaling, regression, tables
-from experiments.effects import Pair
-from experiments.tables import Estimate
 from leanformer import cli
+from study import tables
+from study.published import effects, published_scaling, regression
+from study.published.effects import Pair
+from study.tables import Estimate
 
 
 GPUS = 8

@@ -1,6 +1,6 @@
 """Empirical coverage of the intervals of `leanformer.compare` and `leanformer.plan`, on simulated runs.
 
-    python -m experiments.coverage [--draws=2000] [--seeds=3,5,10] [--sweeps=200] [--out=FILE]
+    python -m study.shapes.coverage [--draws=2000] [--seeds=3,5,10] [--sweeps=200] [--out=FILE]
 
 2026-11-22. Coverage is nominal: 95 % intervals contain the true value in 94.7 to 96.4 % of draws. 90 % prediction
 intervals contain new runs in 89.6 to 94.3 % within the sizes of a sweep, and in 97.9 to 100 % outside (too wide).
@@ -23,10 +23,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from experiments import tables
 from leanformer.analysis import comparison, statistics, surface
 from leanformer.analysis.comparison import OUTSIDE, SAME, Configuration
 from leanformer.analysis.dimensions import Dimensions
+from study import tables
 
 
 TRUTH, SPREAD, SHARED = (

@@ -1,11 +1,11 @@
 """Evaluation of predictors that rank architectures, on published tables of trained models.
 
-    python -m experiments.planner [--runs=SWEEP ...]
+    python -m study.shapes.planner [--runs=SWEEP ...]
 
 2026-11-22. Kendall's τ within 10 % of parameters on six public tables: parameters .03 to .63, spectral capacity .04 to
 .52 (worse than parameters on three), a fitted response surface .16 to .61 (worse on one). None wins everywhere.
 
-For each table of trained models (experiments/evidence, and finished sweeps of --runs) and each predictor:
+For each table of trained models (study/data, and finished sweeps of --runs) and each predictor:
 
 - tau: Kendall's τ over pairs within 10 % of one another in parameters, with a 90 % interval by bootstrap over models.
 - Spearman: rank correlation over all models, which size alone makes high.
@@ -25,12 +25,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from experiments.predictors import PREDICTORS
-from experiments.tables import EVIDENCE
-from experiments.tables import read as read_rows
 from leanformer.analysis import comparison, runs, surface
 from leanformer.analysis.dimensions import AXES, Dimensions
 from leanformer.analysis.surface import Scale
+from study.shapes.predictors import PREDICTORS
+from study.tables import EVIDENCE
+from study.tables import read as read_rows
 
 
 NEAR = math.log(1.1)
@@ -73,7 +73,7 @@ def read_bert(path: Path) -> dict[str, Models]:
 
 
 def read_quickstart(path: Path) -> dict[str, Models]:
-    """Read the small ViTs of experiments/surface.py: top-1 error rates, grouped by shape."""
+    """Read the small ViTs of study/shapes/surface.py: top-1 error rates, grouped by shape."""
     errors: dict[tuple[int, ...], list[float]] = {}
     for row in read_rows(path):
         shape = tuple(int(row[name]) for name in (*AXES, "params", "forward_flops"))
@@ -192,7 +192,7 @@ def score_predictors(models: Models) -> dict[str, dict]:
 
 
 def read_published() -> dict[str, Models]:
-    """Return the tables of published models in experiments/evidence."""
+    """Return the tables of published models in study/data."""
     return read_language(EVIDENCE / "language_models.csv") | read_bert(EVIDENCE / "bert.csv")
 
 

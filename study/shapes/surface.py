@@ -1,14 +1,14 @@
 """Trade-off of heads, head dimension and depth at equal parameters, from many small trained models.
 
-    python -m experiments.surface --out=DIR [--config=quickstart] [--budgets=120e3,270e3] [--shapes=20] [--seeds=3]
+    python -m study.shapes.surface --out=DIR [--config=quickstart] [--budgets=120e3,270e3] [--shapes=20] [--seeds=3]
         [--epochs=5] [--set=KEY=VALUE ...]
-    python -m experiments.surface --table=experiments/evidence/quickstart.csv
+    python -m study.shapes.surface --table=study/data/quickstart.csv
 
 2026-11-23, 40 ViTs on the quickstart's data. Twice the heads: -8.8 % (-10.9 to -7.1) and -7.4 % (-8.4 to -6.3) error at
 120,000 and 270,000 parameters, with a smaller MLP. Twice the heads in half the layers: no detectable difference.
 
 Among all shapes up to 5 % below each budget, with the config's embedding dimension, --shapes far apart are trained by
-`leanformer.sweep` at the config's learning rate. DIR/surface.csv has one line per run; evidence/quickstart.csv is such
+`leanformer.sweep` at the config's learning rate. DIR/surface.csv has one line per run; data/quickstart.csv is such
 a file, in which step_s is the time of a training step on two idle cores. Prints the effect of a doubling on the error
 at equal parameters, FLOPs and step time, by least squares with 95 % bootstrap intervals; tests of the log-linear form
 and of equivalence; and effects with the MLP held, at both budgets together.
@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from experiments import tables
-from experiments.common import NEVER
-from experiments.tables import Estimate
 from leanformer import cli, config
 from leanformer.analysis import comparison, proxies, runs, shapes
 from leanformer.analysis.dimensions import AXES
 from leanformer.analysis.shapes import Costs, Shape
+from study import tables
+from study.common import NEVER
+from study.tables import Estimate
 
 
 SLACK = 0.05

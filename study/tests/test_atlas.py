@@ -13,10 +13,10 @@ from commands import ROOT
 from PIL import Image
 from scipy import stats
 
-from experiments import atlas, atlas_page, atlas_picture, published, published_scaling, regression, small_vits
-from experiments import effects as estimates
-from experiments import published_effects as library
-from experiments.effects import BY_DEPTH, DEPTH, HEADS, MLP, STEP
+from study.published import atlas, atlas_page, atlas_picture, published, published_scaling, regression, small_vits
+from study.published import effects as estimates
+from study.published import published_effects as library
+from study.published.effects import BY_DEPTH, DEPTH, HEADS, MLP, STEP
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def find(effects, **values):
 def recompute_pairs():
     """Return (head dimension before, after, change per doubling) of open_lm's pairs, from the file alone."""
     lowest = defaultdict(lambda: math.inf)
-    with (ROOT / "experiments" / "evidence" / "openlm_grid.csv").open() as file:
+    with (ROOT / "study" / "data" / "openlm_grid.csv").open() as file:
         for row in csv.DictReader(file):
             shape = int(row["width"]), int(row["depth"]), int(row["num_heads"])
             lowest[shape] = min(lowest[shape], float(row["loss"]))

@@ -3,8 +3,8 @@
 import pytest
 from commands import check_refused, run_in_process
 
-from experiments import atlas_models
 from leanformer import cli, tasks
+from study.published import atlas_models
 
 
 # Of each kind of set a row with unequal layers, traced as a whole.
@@ -31,7 +31,7 @@ def test_all_autoformers_have_the_parameters_of_their_table():
 
 
 def test_command_trains_the_row():
-    words = ["", "", "experiments.atlas_models"]
+    words = ["", "", "study.published.atlas_models"]
     name = "vision_autoformer:gt_autoformer-1"
     status, out, err = run_in_process([*words, f"--row={name}"])
     assert (status, err) == (0, "") and "9,573,100 here, 9,573,100" in out

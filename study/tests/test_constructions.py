@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import constructions
 from leanformer.data import points as point_tasks
+from study.paper import constructions
 
 
 def relative_error(model, name, number=256, **sizes):

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from experiments import common, families
-from experiments.families import FAMILIES, SHAPES
 from leanformer import config
 from leanformer.costs import count
 from leanformer.data.sequences import open_sequences
 from leanformer.runtime.mesh import make_mesh
 from leanformer.training import model_setup
+from study import common
+from study.heads import families
+from study.heads.families import FAMILIES, SHAPES
 
 
 NAMES = ("Emma", "Catherine", "Anne", "Elizabeth", "Elinor")  # the heroine of each novel

@@ -6,8 +6,9 @@ import fake_runs
 import pytest
 from commands import ROOT
 
-from experiments import check_figures, tables, tabulate
-from experiments.figures import PAGES
+from study import tables, tabulate
+from study.figures import check_figures
+from study.figures.registry import PAGES
 
 
 FEWEST = {"README.md": 8, "docs/findings.md": 60, "docs/results.md": 100, "docs/gpus.md": 20}  # figures

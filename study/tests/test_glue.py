@@ -5,9 +5,9 @@ import json
 import pytest
 from messages import refuses
 
-from experiments import glue
 from leanformer import config
 from leanformer.training import run_files
+from study.trained import glue
 
 
 def write_finished_run(folder, score, mismatched=None):

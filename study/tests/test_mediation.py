@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from experiments import mediation, tables
-from experiments.mediation import Condition
-from experiments.paper_tables import params
+from study import tables
+from study.heads import mediation
+from study.heads.mediation import Condition
+from study.paper.paper_tables import params
 
 
 MATCHED, SEEDS = {"lever": "matched"}, 6

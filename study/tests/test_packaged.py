@@ -7,8 +7,8 @@ import pytest
 from messages import refuses
 from safetensors.numpy import save_file
 
-from experiments import packaged
 from leanformer.errors import DataError, WeightsError
+from study.trained import packaged
 
 
 def make_bert_tensors(depth, width, mlp_dim, rng):

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from messages import refuses
 
-from experiments import paper_tables
-from experiments.paper import RANGES, READINGS, ROWS, Row
 from leanformer import config
+from study.paper import paper_tables
+from study.paper.paper import RANGES, READINGS, ROWS, Row
 
 
 def make_row(params, truncated=False):

@@ -1,4 +1,4 @@
-"""Statistics and tables of experiments/planner.py and experiments/surface.py."""
+"""Statistics and tables of study/shapes/planner.py and study/shapes/surface.py."""
 
 import csv
 import math
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from commands import ROOT, run
 
-from experiments import planner, surface, tables
+from study import tables
+from study.shapes import planner, surface
 
 
 def test_tau_counts_pairs_near_in_parameters():
@@ -103,9 +104,9 @@ def test_surface_command(tmp_path):
     (tmp_path / "small.py").write_text(SMALL)
     words = [f"--config={tmp_path / 'small.py'}", f"--out={tmp_path}", "--budgets=3e4", "--shapes=3", "--seeds=1"]
     words += ["--set=total_epochs=0.0", "--set=optim.warmup_epochs=0.0"]
-    status, _, err = run([sys.executable, "-m", "experiments.surface", *words], timeout=500)
+    status, _, err = run([sys.executable, "-m", "study.shapes.surface", *words], timeout=500)
     assert status == 0, err
     with (tmp_path / "surface.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 and all(28_500 <= int(row["params"]) <= 30_000 for row in rows)
-    assert (ROOT / "configs" / "cifar10.py").read_text().count("python -m experiments.surface") == 1
+    assert (ROOT / "configs" / "cifar10.py").read_text().count("python -m study.shapes.surface") == 1

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments import predictors
-from experiments.predictors import SOVIT, SOVIT_FLOPS
 from leanformer.analysis.dimensions import Dimensions
+from study.shapes import predictors
+from study.shapes.predictors import SOVIT, SOVIT_FLOPS
 
 
 def make_dimensions(depth=12, heads=12, head_dim=64, mlp=3072, width=768, params=10**6, **others):

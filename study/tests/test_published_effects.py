@@ -6,8 +6,8 @@ import math
 import pytest
 from messages import mentions
 
-from experiments import published_effects as published
-from experiments.published_effects import Effect
+from study.published import published_effects as published
+from study.published.published_effects import Effect
 
 
 def make_model(heads, head_dim, **changes):

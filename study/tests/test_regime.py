@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from messages import mentions
 
-from experiments import regime
-from experiments.regime import Shape, TaskErrors
+from study.paper import regime
+from study.paper.regime import Shape, TaskErrors
 
 
 SHAPES = [Shape(3, 8, 8), Shape(6, 4, 4), Shape(12, 2, 2)]

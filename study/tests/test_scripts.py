@@ -8,7 +8,11 @@ import pytest
 from commands import ROOT
 from PIL import Image
 
-from experiments import coverage, front_picture, heads, levers, listops, pretraining, theorem
+from study.figures import front_picture
+from study.heads import heads, levers, listops
+from study.paper import theorem
+from study.shapes import coverage
+from study.trained import pretraining
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from experiments.study import curves, gpt2, language, layers, verdicts, vision
-from experiments.study.language import BLOCKS, TUNING_SEED, Arm
 from leanformer.errors import DataError
+from study.heads import curves, gpt2, language, layers, verdicts, vision
+from study.heads.language import BLOCKS, TUNING_SEED, Arm
 
 
 def make_rows(losses, seeds=(0, 1, 2), noise=1e-4):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from experiments.study import causes
+from study.heads import causes
 
 
 DOSES = {"4 heads": -1.0, "8 heads": -2.0} | {

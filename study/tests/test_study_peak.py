@@ -9,8 +9,8 @@ import pytest
 from messages import refuses
 from PIL import Image
 
-from experiments.study import peak
 from leanformer.errors import DataError
+from study.heads import peak
 
 
 def make_peak_rows(by_heads, seeds=range(5)):

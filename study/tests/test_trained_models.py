@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from experiments import packaged, trained_models
 from leanformer.errors import DataError
+from study.trained import packaged, trained_models
 
 
 LABEL = "BERT (MiniLM)"

@@ -8,11 +8,11 @@ import pytest
 from commands import ROOT
 from scipy import stats
 
-from experiments import afterwards, reruns, updates
-from experiments.study import verdicts
+from study.heads import afterwards, verdicts
+from study.published import reruns, updates
 
 
-EVIDENCE = ROOT / "experiments" / "evidence"
+EVIDENCE = ROOT / "study" / "data"
 
 
 def read(name):

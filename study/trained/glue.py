@@ -1,6 +1,6 @@
 """GLUE scores of a pre-trained model: all tasks with several seeds, as one sweep, and a table.
 
-    python -m experiments.glue --init_from=RUN --data=data/glue --workdir=DIR [--tasks=cola,sst2,...] [--seeds=5] ...
+    python -m study.trained.glue --init_from=RUN --data=data/glue --workdir=DIR [--tasks=cola,sst2,...] [--seeds=5] ...
 
 2026-11-22. Not yet run at full size; pretraining.py has results of a small BERT.
 
@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import common
 from leanformer import config
 from leanformer.config.sentences import GLUE
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts
 from leanformer.training import metrics_log
+from study import common
 
 
 ORDER = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # columns of the paper

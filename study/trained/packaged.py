@@ -1,6 +1,6 @@
 r"""Conditioning of trained weights that ship inside Python packages, which are read without being imported.
 
-    python -m experiments.packaged --name=minilm|vit_s14 [--out=DIR]
+    python -m study.trained.packaged --name=minilm|vit_s14 [--out=DIR]
 
 2026-11-21. MiniLM's W_Q have condition numbers of 1,770 to 6,826 by layer, the ViT's a median of 8,836.
 

@@ -1,6 +1,6 @@
 """Pre-training of a small BERT against training from scratch and TF-IDF, on three sentence datasets.
 
-    python -m experiments.pretraining --data=FOLDER --workdir=DIR [--seeds=3]
+    python -m study.trained.pretraining --data=FOLDER --workdir=DIR [--seeds=3]
 
 2026-11-22, three seeds. Pre-training does not help: dev accuracy on SST-2 is 72.2 % with it, 74.0 without (-1.8 ± 1.8),
 and 78.9 with TF-IDF; on movie snippets 67.9, 71.0 (-3.2 ± 1.0) and 75.3; neither model learns CoLA.
@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments import common, glue
 from leanformer.analysis import statistics
 from leanformer.config.sentences import GLUE
 from leanformer.data.sentences import open_table
 from leanformer.errors import DataError
 from leanformer.runtime import files
 from leanformer.tasks import metrics
+from study import common
+from study.trained import glue
 
 
 SNIPPETS = "data/hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"

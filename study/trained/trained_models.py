@@ -1,6 +1,6 @@
 """Conditioning of the activations of two trained models that ship in Python packages, and of fresh ones beside them.
 
-    python -m experiments.trained_models [--out=experiments/evidence/trained_models.csv]
+    python -m study.trained.trained_models [--out=study/data/trained_models.csv]
 
 A BERT (all-MiniLM-L6-v2, fine-tuned for sentence similarity) reads passages of 64 tokens by Jane Austen. A ViT-S/14 in
 DINOv2's layout, from a saliency model, sees photos of clothes enlarged to 224 pixels, unlike its training data. A fresh
@@ -19,15 +19,15 @@ from flax import nnx
 from tokenizers import Tokenizer
 
 import leanformer
-from experiments import packaged
 from leanformer import cli, config, models, pretrained
 from leanformer.data.images import open_images
 from leanformer.data.images.sources import BUNDLED
 from leanformer.pretrained import layouts
 from leanformer.watching import Watch
+from study.trained import packaged
 
 
-EVIDENCE = Path(__file__).parent / "evidence" / "trained_models.csv"
+EVIDENCE = Path(__file__).parents[1] / "data" / "trained_models.csv"
 MEASURES = ("attention_output", "head_output", "tokens", "attention_entropy")
 MODELS = {"BERT (MiniLM)": ("minilm", {}), "ViT-S/14": ("vit_s14", {"image_size": 224})}
 EXAMPLES = 32

@@ -8,11 +8,11 @@ import pytest
 from messages import mentions, refuses
 from scipy import optimize, special, stats
 
-from experiments import coverage
 from leanformer.analysis import design, surface
 from leanformer.analysis.design import TERMS, Design
 from leanformer.analysis.dimensions import Dimensions
 from leanformer.analysis.surface import Scale
+from study.shapes import coverage
 
 
 def make_vit(depth, heads=4, head_dim=16, mlp=192, width=96, params=None):

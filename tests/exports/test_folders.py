@@ -11,12 +11,12 @@ from messages import mentions, refuses
 from parity import case
 from safetensors.numpy import load_file, save_file
 
-from experiments.exports import BERT, CASES, GPT2, IMAGE, LEAN, LLAMA, TEXT, case_config, random_weights
 from leanformer import pretrained
 from leanformer.data.text import tokenizer as ours
 from leanformer.errors import ConfigError
 from leanformer.exports import files, folders, verification
 from leanformer.training import model_setup
+from tools.exports import BERT, CASES, GPT2, IMAGE, LEAN, LLAMA, TEXT, case_config, random_weights
 
 
 VIT = ("images", "vit", IMAGE)
@@ -45,7 +45,7 @@ def test_lean_vit_config_is_exact():
     ) and describe().needs == ""
 
 
-MODEL_TYPES = {  # case of experiments/exports.py: model_type, and keys that differ between models
+MODEL_TYPES = {  # case of tools/exports.py: model_type, and keys that differ between models
     "DeiT, 5 x 16": ("deit", {"head_dim": 16}),
     "BERT, masked": ("bert", {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}),
     "GPT-2": ("gpt2", {"n_inner": 48, "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5}),

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from commands import ROOT, subprocess_environment
 
-from experiments.exports import CASES, IMAGE, LEAN, case_config, random_weights
 from leanformer import tasks
 from leanformer.data.text.tokenizer import train_bpe, train_wordpiece
 from leanformer.exports import folders
 from leanformer.training import inference, model_setup
+from tools.exports import CASES, IMAGE, LEAN, case_config, random_weights
 
 
 PEER = os.environ.get("LEANFORMER_PEER_PYTHON")
@@ -43,7 +43,7 @@ def run_peer(*words, cwd=ROOT):
 
 def test_every_format_of_every_model_has_equal_logits():
     """Logits agree to 1e-5; the table has as many cells as docs/formats.md."""
-    table = run_peer("-m", "experiments.exports")
+    table = run_peer("-m", "tools.exports")
     document = (ROOT / "docs" / "formats.md").read_text()
     rows = {row.split(" | ")[0]: re.findall(r"\| (\d\.\de[+-]\d\d)", row) for row in table.splitlines()}
     for name in CASES:

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.exports import CASES, case_config, random_weights
 from leanformer.layers.forward_mode import forward_mode
 from leanformer.tasks.chunked_cross_entropy import cross_entropy
 from leanformer.training import model_setup
+from tools.exports import CASES, case_config, random_weights
 
 
 VOLO = {"image_size": 32, "channels": 3, "num_classes": 11, "patch_size": 4, "width": (16, 24), "depth": (1, 1)}

@@ -1,6 +1,6 @@
 """BERT against Hugging Face: outputs from the same weights, export, and embeddings of a packaged model.
 
-Fixture by experiments/fixtures/make_bert_fixture.py.
+Fixture by tests/fixtures/make/make_bert_fixture.py.
 """
 
 import functools

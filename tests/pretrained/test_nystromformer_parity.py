@@ -1,4 +1,4 @@
-"""Nyströmformer against the released model for LRA (fixture by experiments/fixtures/make_nystrom_fixture.py)."""
+"""Nyströmformer against the released model for LRA (fixture by tests/fixtures/make/make_nystrom_fixture.py)."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Architectures against the libraries that publish their weights: outputs from the same weights, and export.
 
-Fixtures by experiments/fixtures. The test files of single architectures check that their other wrong details are
+Fixtures by tests/fixtures/make. The test files of single architectures check that their other wrong details are
 detected.
 """
 

@@ -6,11 +6,11 @@ import json
 import pytest
 from messages import mentions, refuses
 
-from experiments.exports import CASES, case_config
 from leanformer import models
 from leanformer.errors import WeightsError
 from leanformer.exports import folders
 from leanformer.pretrained import published
+from tools.exports import CASES, case_config
 
 
 FOLDERS = {  # folder: case, library

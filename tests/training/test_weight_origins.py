@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from messages import mentions, refuses
 
-from experiments.exports import CASES, case_config, random_weights
 from leanformer import pretrained
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import DataError, WeightsError
 from leanformer.exports import folders
 from leanformer.tasks import artifacts
 from leanformer.training import model_setup, run_files
+from tools.exports import CASES, case_config, random_weights
 
 
 def write_own(folder, c):

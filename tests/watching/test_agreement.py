@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from commands import ROOT, subprocess_environment
 
-from experiments.exports import BERT, CASES, IMAGE, LEAN, LLAMA, TEXT, XCIT, case_config, random_weights
 from leanformer import conditioning
 from leanformer.exports import folders
 from leanformer.training import model_setup
+from tools.exports import BERT, CASES, IMAGE, LEAN, LLAMA, TEXT, XCIT, case_config, random_weights
 
 
 TORCH = Path(os.environ.get("LEANFORMER_PEER_PYTHON", Path(sys.prefix) / "torch" / "bin" / "python"))
@@ -26,7 +26,7 @@ pytestmark = [
 MEASURES = ("attention_output", "head_output", "tokens", "attention_entropy", "relative_attention_entropy")
 MEASURES += ("largest_logit", "self_weight", "head_correlation")
 TOKENS = {"max_length": 40}
-AGREE = {  # library, case of experiments/exports.py
+AGREE = {  # library, case of tools/exports.py
     "GPT-2": ("huggingface", ("language", "gpt", CASES["GPT-2"][2] | TOKENS)),
     "BERT": ("huggingface", ("masked", "bert", TEXT | BERT | TOKENS | {"transform": True, "head_bias": True})),
     "Llama": ("huggingface", ("language", "gpt", TEXT | LLAMA | TOKENS | LEAN)),

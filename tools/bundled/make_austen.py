@@ -1,7 +1,7 @@
 """Generator of the bundled text: five novels by Jane Austen, with every tenth chapter held out.
 
     apt-get download r-cran-janeaustenr && dpkg -x r-cran-janeaustenr_*.deb DIR
-    python experiments/bundled/make_austen.py --source=DIR --out=leanformer/data/bundled
+    python tools/bundled/make_austen.py --source=DIR --out=leanformer/data/bundled
 
 The novels, of 1811 to 1818, are in the public domain. Debian's package has the text that Project Gutenberg volunteers
 typed, line by line, in R's file format, which is read here without R. Mansfield Park is left out to stay under 1 MB.

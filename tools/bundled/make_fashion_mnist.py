@@ -1,6 +1,6 @@
 """Generator of the bundled images: 10,000 train and 2,000 test images of Fashion-MNIST, equally many of each class.
 
-    python experiments/bundled/make_fashion_mnist.py --source=DIR --out=DIR
+    python tools/bundled/make_fashion_mnist.py --source=DIR --out=DIR
 
 The images are Fashion-MNIST by Zalando Research (MIT licence, see leanformer/data/bundled/LICENSE). `--source` is
 the folder of the four original files; Debian's package `dataset-fashion-mnist` installs them to
