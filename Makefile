@@ -7,18 +7,23 @@ JOBS   ?= 2
 
 .PHONY: demo test test-all lint docs pretrained clean
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.train: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
 	  { echo "leanformer needs Python 3.12 or newer, found $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Installing into $(VENV): a minute or two."
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[train]'
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.train
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and probe it, compare its cost, make its page; minutes on two cores.
+demo: $(VENV)/.train  ## Train a small lean ViT on bundled images, evaluate and probe it, compare its cost, make its page; minutes on two cores.
 	$(RUN) -m leanformer.train --config=configs/quickstart.py \
-	  --workdir=$(DEMO)
+	  --workdir=$(DEMO) --config.total_epochs=10
 	$(RUN) -m leanformer.evaluate --workdir=$(DEMO)
 	$(RUN) -m leanformer.probe --workdir=$(DEMO)
 	$(RUN) -m leanformer.cost --config=configs/quickstart.py \

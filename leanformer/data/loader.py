@@ -161,7 +161,8 @@ def batches(
         import grain  # which imports JAX; worker processes do not need it
 
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
-        yield from grain.MapDataset.source(source)[steps.start : steps.stop].to_iter_dataset(options)
+        every = grain.MapDataset.source(source)  # ty: ignore[invalid-argument-type] - it has __getitem__
+        yield from every[steps.start : steps.stop].to_iter_dataset(options)
         return
     check_main_program(workers)
     # Through files in memory, as pipes between processes are several times slower.
