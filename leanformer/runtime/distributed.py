@@ -37,6 +37,7 @@ def start(
     cluster = detect(os.environ, coordinator, processes, process)
     if cluster is None:
         return
+    jax_internals.check_processes()  # otherwise every process would count itself as process 0 and write the run's files
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(
