@@ -111,8 +111,8 @@ def check_same(path: Path, settings: Mapping[str, Any]) -> None:
         write_json(path, {"settings": settings})
         return
     content = read_json(path)
-    previous = content.get("settings") or content.get("asked") or {} if isinstance(content, dict) else None
-    if not isinstance(previous, dict):  # "asked" before version 0.1
+    previous = content.get("settings", {}) if isinstance(content, dict) else None
+    if not isinstance(previous, dict):
         raise WorkdirError(f"{path} has no settings of a command. Delete it, or use another folder.")
     current = json.loads(json.dumps(settings))
     for name in {**previous, **current}:

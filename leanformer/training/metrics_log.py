@@ -86,8 +86,16 @@ class Recorder:
             self._logger.close()
         self._progress.close()
 
+    def begin(self) -> None:
+        """Remove the records after the first step from the file, and start the loggers; only process 0 does so.
+
+        The first record does it too. Call this before a checkpoint is saved, which a later attempt may resume from.
+        """
+        if not self._silent:
+            self._open()
+
     def _open(self) -> tuple[IO[bytes], LoggerGroup]:
-        """Return the file, cut to the step from which the run starts, and the loggers; opened at the first record."""
+        """Return the file, cut to the step from which the run starts, and the loggers."""
         if self._file is None or self._logger is None:
             files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
             self._file = self.path.open("ab", buffering=0)  # so that nothing is pending after a failed write

@@ -88,13 +88,16 @@ class Trainer:
         return {"examples_seen": examples, **tokens}
 
     def begin(self) -> None:
-        """Write config.json, class names and tokenizer, and delete summary.json; only process 0 does so.
+        """Write config.json, class names and tokenizer, and delete summary.json and records of later steps.
+
+        Only process 0 does so.
 
         Called at the first step, or at the end of a run that has none left, so that a command for a complete run, or
         one that is stopped before, does not overwrite them.
         """
         run_files.begin(self.workdir, self.setup.config, self.split_sizes)
         artifacts.save(self.workdir, self.source)
+        self.recorder.begin()
 
     @functools.cached_property
     def split_sizes(self) -> dict[str, int | None]:
@@ -200,6 +203,7 @@ def open_trainer(
         stack.enter_context(run_files.lock_workdir(workdir))
         run_files.warn_changes(workdir, config, split_sizes(config, source, held_out))
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config.checkpoint.keep, score=score))
+        timer.touch("restore")
         with phases.announce("Reading or initialising the weights"):
             restored = _restore(setup, checkpoints, workdir, source)
         first_step = int(restored.state.step)
