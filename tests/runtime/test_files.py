@@ -37,11 +37,16 @@ def calls(monkeypatch):
     return result
 
 
+def begin_records(folder):
+    with metrics_log.Recorder(folder, start=0, total=1) as record:
+        record.begin()
+
+
 def list_writers(folder, tiny):
     yield "a.json", lambda: files.write_json(folder / "a.json", {"a": [1, 2]})
     yield "b.json", lambda: run_files.write_json(folder / "b.json", {})
     yield "config.json", lambda: run_files.write_config(folder, tiny)
-    yield "metrics.jsonl", lambda: metrics_log.Recorder(folder, start=0, total=1).__exit__()
+    yield "metrics.jsonl", lambda: begin_records(folder)
     yield "c.safetensors", lambda: pretrained.write(folder / "c.safetensors", {"x": np.ones(3)})
 
 
@@ -77,8 +82,8 @@ def test_checkpoint_is_synced_before_its_manifest(tmp_path, calls):
     assert {("sync", Path(name).name) for name in manifest} | {("sync", "3"), ("sync", "c")} < set(
         calls_of_save[:index]
     )
-    assert len(manifest) > 3 and calls[-2:] == [("name", "score.json"), ("sync", "3")]
-    assert calls[-3][0] == "sync" and calls[-3][1].startswith("score.json.")
+    assert len(manifest) > 3 and calls[-2:] == [("name", "files.json"), ("sync", "3")]
+    assert calls[-3][0] == "sync" and calls[-3][1].startswith("files.json.")
 
 
 def test_writers_at_the_same_time_and_files_beside_them(tmp_path):

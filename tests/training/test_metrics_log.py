@@ -41,41 +41,8 @@ def test_start_from_scratch_keeps_no_record(tmp_path):
     write_records(tmp_path / "metrics.jsonl", {"step": 0, "kind": "probe"})
     with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
         assert not record.has(0, "probe")
+        record.begin()
     assert metrics_log.read_records(tmp_path / "metrics.jsonl") == []
-
-
-def test_missing_keys_of_older_runs_get_defaults(tmp_path, tiny):
-    older = tiny.copy_and_resolve_references().unlock()
-    for key in ("name", "freeze"):
-        del older.optim[key]
-    del older["probe"], older.checkpoint["keep"], older.data["max_corrupt"]
-    run_files.write_config(tmp_path, older)
-    assert artifacts.load_config(tmp_path).to_dict() == tiny.to_dict()
-    train_setup.build(artifacts.load_config(tmp_path), examples=64, mesh=None)
-
-
-def test_removed_keys_are_dropped_with_a_warning_if_active(tmp_path, tiny):
-    older = tiny.copy_and_resolve_references().unlock()
-    older.total_seconds, older.teacher, older.batch_ramp_steps = 0.0, {"path": None, "kind": "hard"}, 0
-    run_files.write_config(tmp_path, older)
-    assert artifacts.load_config(tmp_path).to_dict() == tiny.to_dict()  # warnings are errors here
-    older.update(total_seconds=60.0, total_steps=0, teacher={"path": "answers"}, batch_ramp_start=8)
-    run_files.write_config(tmp_path, older)
-    write_records(tmp_path / "metrics.jsonl", {"step": 9, "kind": "train"})
-    with pytest.warns(UserWarning, match="total_seconds=60.0.*teacher.path=answers.*batch_ramp_start=8"):
-        result = artifacts.load_config(tmp_path)
-    assert result.keys() == tiny.keys() and result.total_steps == 9
-
-
-def test_unknown_task_gets_only_shared_defaults(tmp_path, tiny):
-    """Otherwise a run of a user-defined task would get the keys of images and could not be resumed."""
-    custom = tiny.copy_and_resolve_references().unlock()
-    custom.task = "mine"
-    del custom["augment"], custom.data["mean"], custom.optim["freeze"]
-    run_files.write_config(tmp_path, custom)
-    result = artifacts.load_config(tmp_path)
-    assert result.optim.freeze == tiny.optim.freeze
-    assert "augment" not in result and "mean" not in result.data
 
 
 @pytest.mark.parametrize(("c", "seen"), [(config.base(), {}), (config.language(), {"tokens_seen": 1536 * 64})])

@@ -62,7 +62,7 @@ STATES = [
 
 @pytest.mark.parametrize(("task", "optimizer"), STATES)
 def test_state_is_restored_bit_for_bit_on_another_mesh(task, optimizer, folder, tmp_path, meshes, monkeypatch):
-    monkeypatch.setattr(sharding, "SMALL", 1)
+    monkeypatch.setattr(sharding, "MIN_FSDP_ELEMENTS", 1)
     c = make_small_config(task, folder)
     c.optim.name = optimizer
     if optimizer != "adamw":

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def build_run(folder, meshes, monkeypatch, no_shape_checks):
     """Function that builds a run of a task on a mesh, with every leaf split that can be split."""
-    monkeypatch.setattr(sharding, "SMALL", 1)
+    monkeypatch.setattr(sharding, "MIN_FSDP_ELEMENTS", 1)
 
     def make(task_name, *shape, **changes):
         c = make_small_config(task_name, folder)

@@ -5,14 +5,14 @@ import json
 import jax
 import numpy as np
 import pytest
-from messages import mentions, refuses
+from messages import refuses
 
 from leanformer import pretrained
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import DataError, WeightsError
 from leanformer.exports import folders
 from leanformer.tasks import artifacts
-from leanformer.training import model_setup, run_files
+from leanformer.training import model_setup
 from tools.exports import CASES, case_config, random_weights
 
 
@@ -56,18 +56,3 @@ def test_other_tokenizer_is_refused(tmp_path):
     artifacts.check_tokenizer(tmp_path / "none", chosen["other"])
     with refuses(tmp_path / "tokenizer.json", "data.tokenizer", error=DataError):
         artifacts.check_tokenizer(tmp_path, chosen["other"])
-
-
-def test_keys_that_are_younger_than_a_run_are_no_change(tmp_path, tiny, capsys):
-    """ViTs got the key epsilon; older runs had its default."""
-    run_files.write_config(tmp_path, tiny)
-    content = json.loads((tmp_path / "config.json").read_text())
-    content["config"]["model"].pop("epsilon", None)
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    tiny.unlock()
-    tiny.model.epsilon = 1e-6
-    run_files.warn_changes(tmp_path, tiny)
-    assert capsys.readouterr().err == "" and "epsilon" not in artifacts.load_config(tmp_path).model
-    tiny.model.epsilon = 1e-12
-    run_files.warn_changes(tmp_path, tiny)
-    assert mentions(capsys.readouterr().err, "model.epsilon", "1e-06 -> 1e-12")

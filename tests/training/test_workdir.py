@@ -1,9 +1,6 @@
 """Workdirs: only commands that train change the files of a run; broken or read-only files give one message."""
 
-import errno
 import json
-import os
-import types
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from leanformer.runtime import files
 from leanformer.runtime.stopping import StopRequest
 from leanformer.tasks import artifacts
 from leanformer.train import train
-from leanformer.training import metrics_log, run_files, train_setup
+from leanformer.training import metrics_log, run_files
 from leanformer.training.checkpoint import steps_in
 from leanformer.training.trainer import Trainer
 
@@ -139,12 +136,6 @@ READERS = {
     "predict": ["--workdir=DIR", "picture.png"],
     "convert": ["--weights=DIR", "--out=DIR/out"],
 }
-BROKEN = {
-    "cut off": ('{"config": {"seed": 0,', []),
-    "not text": (b"\xff\xfe\x00", []),
-    "a list": ("[]", ["model", "data", "optim"]),
-    "without sections": ('{"config": {"seed": 0, "model": 3}}', ["model", "data", "optim"]),
-}
 
 
 def run_failing_command(name, folder):
@@ -155,13 +146,20 @@ def run_failing_command(name, folder):
     return err
 
 
-@pytest.mark.parametrize("content", BROKEN)
+@pytest.mark.parametrize(
+    "content", [b'{"config": {"seed": 0,', b"\xff\xfe\x00", b"[]", b'{"config": {"seed": 0, "model": 3}}']
+)
+def test_broken_config_is_refused(content, tmp_path):
+    (tmp_path / "config.json").write_bytes(content)
+    with refuses(tmp_path / "config.json", error=WorkdirError):
+        artifacts.load_config(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["evaluate", "probe", "predict", "convert"])
-def test_broken_config_is_one_message(name, content, tmp_path):
+def test_broken_config_is_one_message(name, tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    text, parts = BROKEN[content]
-    (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert mentions(run_failing_command(name, tmp_path), tmp_path / "config.json", *parts)
+    (tmp_path / "config.json").write_text("{")
+    assert mentions(run_failing_command(name, tmp_path), tmp_path / "config.json")
 
 
 def test_train_refuses_broken_records_and_config(two_steps, tmp_path):
@@ -180,49 +178,3 @@ def test_invalid_record_is_refused_and_partial_line_ignored(tmp_path):
     path.write_text('{"step": 1, "loss": 0.5}\n')
     with refuses(path, "step", "kind", "{'step': 1, 'loss': 0.5}", error=WorkdirError):
         metrics_log.read_records(path)
-
-
-@pytest.mark.parametrize("below", ["", "run"])
-@pytest.mark.parametrize("name", ["train", "convert"])
-def test_file_as_workdir_is_refused_before_building(name, below, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_setup, "build", lambda *_, **__: 1 / 0)
-    (tmp_path / "file").write_text("text")
-    flags = [word.replace("DIR", str(tmp_path / "file" / below)) for word in READERS[name]]
-    status, out, err = run_in_process([*command(name, config=None), *flags])
-    assert (status, out) == (2, "") and mentions(err, tmp_path / "file", os.strerror(errno.ENOTDIR))
-    assert (tmp_path / "file").read_text() == "text"
-
-
-@pytest.mark.parametrize(("read_only", "number"), [(True, errno.EROFS), (False, errno.EACCES)])
-def test_unwritable_folder_is_refused_before_building(read_only, number, tmp_path, monkeypatch):
-    """Root may write anywhere, so the two system calls that test the folder are replaced."""
-    monkeypatch.setattr(train_setup, "build", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_flag=os.ST_RDONLY * read_only))
-    err = run_failing_command("train", tmp_path / "new" / "run")
-    assert mentions(err, tmp_path / "new" / "run", tmp_path, os.strerror(number))
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    "number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG]
-)
-def test_failed_write_is_one_message(number, tmp_path, monkeypatch):
-    """Errors that a file server raises at the first write only, although its checks passed."""
-
-    def fail(path, *_, **__):
-        raise OSError(number, os.strerror(number), str(path))
-
-    monkeypatch.setattr(files.Path, "write_text", fail)
-    monkeypatch.setattr(train_setup, "build", lambda *_, **__: files.write_json(tmp_path / "x.json", {}))
-    assert mentions(run_failing_command("train", tmp_path), tmp_path / "x.json", os.strerror(number))
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOTCONN, "not connected", "x"), OSError("no number"), KeyError("x")])
-def test_errors_that_users_cannot_fix_are_raised(error, tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(train_setup, "build", fail)
-    with pytest.raises(type(error)):
-        run_failing_command("train", tmp_path)
