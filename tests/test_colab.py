@@ -18,7 +18,7 @@ def colab():
     return module
 
 
-@pytest.mark.parametrize(("gpu", "target"), [(True, f"{ROOT}[cuda]"), (False, str(ROOT))])
+@pytest.mark.parametrize(("gpu", "target"), [(True, f"{ROOT}[cuda]"), (False, f"{ROOT}[train]")])
 def test_gpu_runtimes_install_jax_for_cuda(gpu, target, colab, monkeypatch):
     installed = []
     monkeypatch.setattr(

@@ -94,7 +94,7 @@ def test_data_package_does_not_import_jax():
 
 
 def test_command_lines_do_not_wait_for_jax():
-    program = "import sys, leanformer.cli; leanformer.cli.config.base(); print(*sys.modules)"
+    program = "import sys, leanformer.cli, leanformer.config; leanformer.config.base(); print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     imported = {*result.stdout.split()}
     assert "leanformer.config.declare" in imported and not {"jax", "flax", "optax"} & imported

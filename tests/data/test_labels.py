@@ -190,4 +190,4 @@ def test_resumed_run_warns_of_another_number_of_examples(small_config, pictures,
     (pictures / "train" / "ape" / "0.png").unlink()
     small_config.total_steps = 3
     assert train(small_config, workdir) == 0
-    assert mentions(capfd.readouterr().err, "WARNING", "examples of train: 12 -> 11")
+    assert mentions(capfd.readouterr().err, "WARNING", "examples train: 12 -> 11")

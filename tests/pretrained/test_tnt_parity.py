@@ -12,7 +12,7 @@ from leanformer.models import tnt
 def test_layouts_differ_in_their_stems(name):
     reference = case("tnt_timm", name)
     model = reference.build()
-    model.layout = next(other for other in tnt.LAYOUTS if other != name)  # the blocks stay unchanged
+    model.layout = {"original": "patchwise", "patchwise": "original"}[name]  # the blocks stay unchanged
     assert reference.error(model) > 1000 * TOLERANCE
 
 

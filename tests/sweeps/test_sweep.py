@@ -26,7 +26,7 @@ SMALL |= {"model.depth": 1, "model.width": 16}
 
 
 def test_runs_are_the_product_of_the_grid(tmp_path):
-    result = sweep.make_runs(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
+    result = grid.make_runs(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
     assert len(result) == 2 * 2 * 1 * 2
     assert result[1].workdir == tmp_path / "quickstart,num_heads=2,lr=1e-3,seed=1"
     for word in ("--config.model.num_heads=2", "--config.seed=1", "--config.model.depth=1", f"--config={CONFIGS[0]}"):
@@ -34,7 +34,7 @@ def test_runs_are_the_product_of_the_grid(tmp_path):
 
 
 def test_keys_of_one_flag_move_together(tmp_path):
-    result = sweep.make_runs(CONFIGS[:1], ["model.num_heads,model.head_dim=2x32,4x16,8x8"], [], 1, tmp_path)
+    result = grid.make_runs(CONFIGS[:1], ["model.num_heads,model.head_dim=2x32,4x16,8x8"], [], 1, tmp_path)
     assert [run.workdir.name for run in result] == [
         f"quickstart,num_heads={heads},head_dim={64 // heads},seed=0" for heads in (2, 4, 8)
     ]
@@ -43,14 +43,14 @@ def test_keys_of_one_flag_move_together(tmp_path):
 
 def test_path_values_make_flat_folder_names(tmp_path):
     """Nested folders would not be recognised as runs, and paths with the same last part would collide."""
-    result = sweep.make_runs(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
+    result = grid.make_runs(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
     names = ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]
     assert [run.workdir for run in result] == [tmp_path / name for name in names]
     assert "--config.init_from.path=/b/x" in result[1].command
 
 
 def test_config_with_arguments_is_one_run(tmp_path):
-    result = sweep.make_runs(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
+    result = grid.make_runs(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
     names = ["vit_b,depth=8,heads=14,seed=0", "quickstart,seed=0", "vit_b,depth=9,seed=0"]
     assert [run.workdir.name for run in result[::2]] == names
     assert result[0].words[0] == f"--config={ROOT / 'configs' / 'vit_b.py'}:depth=8,heads=14"
@@ -71,7 +71,7 @@ def test_config_with_arguments_is_one_run(tmp_path):
 )
 def test_invalid_sweeps_are_refused(configs, over, fixed, parts, tmp_path):
     with refuses(*parts):
-        sweep.make_runs(configs, over, fixed, 1, tmp_path)
+        grid.make_runs(configs, over, fixed, 1, tmp_path)
 
 
 def test_nothing_starts_if_one_run_is_invalid(tmp_path):
@@ -87,7 +87,7 @@ def unfinished_sweep(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(executor, "_run_here", lambda pending, *_: started.append([*pending]))
     monkeypatch.setattr(sweep, "_compare", lambda *_: None)
-    runs = sweep.make_runs(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
+    runs = grid.make_runs(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
     for depth, run in enumerate(runs, 1):
         fake_runs.write_run(run.workdir, changes={"model.depth": depth, "total_epochs": 3.0}, ended=depth < 3)
     return runs, started
@@ -225,8 +225,8 @@ def test_run_is_stopped_if_its_sweep_is_killed_and_its_process_imports_no_jax(tm
 
 def test_sweep_ends_with_a_comparison_of_its_runs(tmp_path, capsys):
     folder = fake_runs.write_sweep(tmp_path / "s", depths=(2,), seeds=2)
-    result = [sweep.SweepRun(path, ()) for path in folder.iterdir()]
-    sweep._compare(folder, [sweep.SweepRun(tmp_path / "none", ())])
+    result = [grid.SweepRun(path, ()) for path in folder.iterdir()]
+    sweep._compare(folder, [grid.SweepRun(tmp_path / "none", ())])
     assert not (folder / "compare").exists()
     sweep._compare(folder, result)
     assert mentions(capsys.readouterr().out, "4 runs", "2 configurations")
@@ -250,7 +250,7 @@ def start(folder, configs, *more):
 def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     """2 configs x 2 seeds, one run finished by an earlier command. The sweep is stopped while the second run trains;
     that run saves, and the next command runs only what is missing. Runs of one shape are compiled once."""
-    earlier_run = sweep.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
+    earlier_run = grid.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
     finished = fake_runs.write_run(
         earlier_run.workdir, changes=[(k, v) for k, v in key_docs.iterate_keys(earlier_run.config) if k != "eval.more"]
     )

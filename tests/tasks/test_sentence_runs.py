@@ -100,8 +100,9 @@ def make_mrpc_config(download, wordpiece):
 
 def start_run(workdir, c):
     """Write the files that a run with this config writes before its first step."""
-    run_files.begin(workdir, c)
-    artifacts.save(workdir, tasks.build(c).data.open("train"))
+    source = tasks.build(c).data.open("train")
+    run_files.begin(workdir, c, {"train": len(source)})
+    artifacts.save(workdir, source)
 
 
 def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, meshes, one_device):

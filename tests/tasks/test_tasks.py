@@ -134,7 +134,7 @@ def test_per_example_metrics_cover_the_whole_split(points, meshes):
 
 def test_epochs_of_an_endless_source_are_refused(points, meshes):
     points.update(total_steps=0, total_epochs=1.0)
-    with refuses("total_epochs=1.0", "--config.total_epochs"):
+    with refuses("total_epochs=1.0", "total_steps"):
         train_setup.build(points, examples=None, mesh=meshes(1, 1))
     points.update(total_steps=5, total_epochs=0.0)
     points.optim.warmup_epochs = 1.0
@@ -142,11 +142,11 @@ def test_epochs_of_an_endless_source_are_refused(points, meshes):
         train_setup.build(points, examples=None, mesh=meshes(1, 1))
 
 
-@pytest.mark.parametrize("more", [{"split": "x"}, {"split": "x", "every": -1}, {"split": 3, "every": 1}, "x"], ids=repr)
+@pytest.mark.parametrize("more", [{"split": "x"}, {"split": "x", "every": -1}, "x"], ids=repr)
 def test_incomplete_extra_evaluation_and_unknown_task_are_refused(tiny, more):
     with tiny.unlocked():
         tiny.eval.more.other = more
-    with refuses("eval.more.other="):
+    with refuses("eval.more.other"):
         checks.check(tiny)
     tiny.task = "divination"
     with refuses('task="divination"', "images, sequences"):
