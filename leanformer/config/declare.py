@@ -100,7 +100,7 @@ def describe(annotation: Any) -> str:
     for kind in _alternatives(annotation):
         origin, parts = get_origin(kind), get_args(kind)
         if origin is Literal:
-            words.append(" or ".join(f'"{part}"' for part in parts))
+            words.append(" or ".join(f'"{part}"' if isinstance(part, str) else str(part) for part in parts))
         elif origin is tuple:
             number = "a tuple" if parts[-1] is ... else f"a tuple of {len(parts)}"
             words.append(f"{number}, each {describe(parts[0])}")

@@ -144,7 +144,7 @@ def test_dropout_acts_on_embeddings_in_training_only(tokens):
 def test_invalid_values_are_refused(tokens):
     with refuses("model.pool='max'", "mean", "padded_mean", "token"):
         build(pool="max")
-    with refuses("towers=3", 1, 2):
+    with refuses("model.towers=3", "1 or 2"):
         build(towers=3)
     with refuses(31, "model.max_length=29"):
         build(max_length=29)(tokens)
