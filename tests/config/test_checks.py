@@ -1,4 +1,4 @@
-"""Config checks before data are opened: types and sizes of every architecture's keys, names, unfitting shapes."""
+"""Refusal of configs before data are opened: types and sizes of all keys, names, and sizes that do not fit."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ from messages import refuses
 from leanformer import config, models, tasks
 from leanformer.config import declare
 from leanformer.layers.stack import Stack
-from leanformer.training import checks
+from leanformer.training import checks, train_setup
 
 
 ARCHITECTURES = {
@@ -87,28 +87,17 @@ def test_integers_are_accepted_as_floats():
     assert tasks.build(c).objective.std == (1.0,)
 
 
-REFUSED = [  # one of each kind: the key, its type, its values, its length, and each rule of an architecture
+REFUSED = [  # one of each kind: the key, its type, its values, its length
     ("quickstart", {"model.name": "vti"}, ['model.name="vti"', "vit"]),
     ("quickstart", {"model.inner_width": 8}, ["model.inner_width=8"]),
     ("tnt_b_8x16", {"model.num_heads": (4, 4, 4, 4, 4, 4, 4, 4)}, ["model.num_heads=(4, 4, 4, 4, 4, 4, 4, 4)"]),
-    ("xcit_m_12x16", {"model.value_dim": 7}, ["model.value_dim=7"]),
-    ("davit_b_lean", {"model.depth": [1, 1]}, ["model.depth=(1, 1)"]),
     ("davit_b_lean", {"model.num_kv_heads": (1, 1, 1, 1)}, ["model.num_kv_heads=(1, 1, 1, 1)"]),
     ("quickstart", {"model.distilled": 1}, ["model.distilled=1", "True", "False"]),
     ("quickstart", {"model.attention": "linear"}, ['model.attention="linear"', "nystrom"]),
     ("davit_b_lean", {"model.attention": "cross_covariance"}, ["cross_covariance", "softmax", "nystrom"]),
     ("quickstart", {"model.pool": "max"}, ["model.pool='max'", "token", "mean"]),
     ("quickstart", {"model.landmarks": 4}, ["model.landmarks=4", 'model.attention="softmax"']),
-    ("quickstart", {"model.attention": "nystrom", "model.landmarks": 18}, ["model.landmarks=18", 17]),
     ("nystromformer_listops", {"model.scale": "row"}, ["model.scale='row'", "matrix"]),
-    ("nystromformer_listops", {"model.convolution": 4}, ["model.convolution=4", 0]),
-    ("volo_d3_lean", {"model.stem_stride": 3}, ["model.patch_size=8", "model.stem_stride=3"]),
-    ("volo_d3_lean", {"model.image_size": 8}, ["model.image_size=8", "model.patch_size=8"]),
-    ("volo_d3_lean", {"model.width": (256, 512, 512, 520)}, ["model.width=(256, 512, 512, 520)"]),
-    ("xcit_m_12x16", {"model.patch_size": 14}, ["model.patch_size=14", 2]),
-    ("xcit_m_12x16", {"model.width": 511}, ["model.width=511", "model.patch_size=16", 8]),
-    ("tnt_b_8x16", {"model.pixel_stride": 5}, ["model.patch_size=16", "model.pixel_stride=5"]),
-    ("davit_b_lean", {"model.channel_head_dim": (4,)}, ["model.channel_head_dim=(4,)", 4]),
     ("quickstart", {"probe.measures": ("kappa",)}, ["kappa"]),
     ("quickstart", {"data.name": "tfds:"}, ['data.name="tfds:"', "tfds:<name>"]),
     ("quickstart", {"data.mean": ("grey",)}, ["data.mean=('grey',)", "number"]),
@@ -126,6 +115,29 @@ REFUSED = [  # one of each kind: the key, its type, its values, its length, and 
 def test_invalid_configs_are_refused_before_data_are_opened(name, changes, parts):
     with refuses(*parts):
         checks.check(load_changed(name, changes))
+
+
+UNFITTING = [  # the rules of each architecture
+    ("xcit_m_12x16", {"model.value_dim": 7}, ["model.value_dim=7"]),
+    ("davit_b_lean", {"model.depth": [1, 1]}, ["model.depth=(1, 1)"]),
+    ("quickstart", {"model.attention": "nystrom", "model.landmarks": 18}, ["model.landmarks=18", 17]),
+    ("nystromformer_listops", {"model.convolution": 4}, ["model.convolution=4", 0]),
+    ("volo_d3_lean", {"model.stem_stride": 3}, ["model.patch_size=8", "model.stem_stride=3"]),
+    ("volo_d3_lean", {"model.image_size": 8}, ["model.image_size=8", "model.patch_size=8"]),
+    ("volo_d3_lean", {"model.width": (256, 512, 512, 520)}, ["model.width=(256, 512, 512, 520)"]),
+    ("xcit_m_12x16", {"model.patch_size": 14}, ["model.patch_size=14", 2]),
+    ("xcit_m_12x16", {"model.width": 511}, ["model.width=511", "model.patch_size=16", 8]),
+    ("tnt_b_8x16", {"model.pixel_stride": 5}, ["model.patch_size=16", "model.pixel_stride=5"]),
+    ("davit_b_lean", {"model.channel_head_dim": (4,)}, ["model.channel_head_dim=(4,)", 4]),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "parts"), UNFITTING, ids=[f"{n} {[*c]}" for n, c, _ in UNFITTING])
+def test_unfitting_sizes_are_refused_before_training(name, changes, parts):
+    c = load_changed(name, changes)
+    checks.check(c)
+    with refuses(*parts):
+        train_setup.build(c, examples=10_000).lower_train_step()
 
 
 @pytest.mark.parametrize("key", ["seed", "eval", "augment", "optim.lr"])

@@ -12,7 +12,7 @@ from leanformer import config
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.sharing import key_heads
-from leanformer.training import checks, model_setup, state, train_setup
+from leanformer.training import model_setup, state, train_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -52,10 +52,9 @@ def load_config(name, **changes):
 
 @pytest.mark.parametrize(("name", "changes", "tensor", "parts"), INDIVISIBLE)
 def test_heads_and_hidden_channels_must_be_divisible(name, changes, tensor, parts):
-    c = load_config(name, **changes)
-    c.mesh.tensor = tensor
+    graphdef, _, weights = model_setup.abstract_model(load_config(name, **changes))
     with refuses(f"mesh.tensor={tensor}", *parts):
-        checks.check(c)
+        sharding.check_split(state.declared_axes(graphdef, weights), tensor)
 
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
@@ -75,7 +74,7 @@ def test_check_split_accepts_exactly_the_divisible_meshes(name):
                 sharding.check_split(axes, tensor)
 
 
-def test_build_refuses_an_unchecked_indivisible_mesh(tiny, meshes):
+def test_build_refuses_an_indivisible_mesh(tiny, meshes):
     with refuses("3 heads", "blocks.layers.attention", "mesh.tensor=2"):
         train_setup.build(tiny, examples=64, mesh=meshes(1, 1, 2))
 
