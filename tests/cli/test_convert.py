@@ -44,6 +44,15 @@ def parse_error(out):
     return float(value)
 
 
+def check_weights_refused(words, *parts):
+    """Assert that a conversion fails with one message, after the warning that no config.json tells the heads."""
+    status, out, err = run_in_process(words)
+    warning, *messages = err.split("\nError: ")
+    assert (status, out, len(messages), warning.count("\n")) == (2, "", 1, 1), err
+    assert mentions(warning, "WARNING", "config.json") and mentions(messages[0], *parts), err
+    return messages[0]
+
+
 def test_conversion_to_our_format_and_back(tmp_path):
     theirs, ours, back, right, wrong = (tmp_path / name for name in ("theirs", "ours", "back", "right", "wrong"))
     save_file(load_tensors(), theirs)
@@ -100,25 +109,28 @@ def test_unfitting_weights_are_one_message(tmp_path, name):
     make, parts = UNFITTING[name]
     save_file(make(), tmp_path / "theirs")
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
-    check_refused([*make_command(), "--from=timm", *files], *parts)
+    check_weights_refused([*make_command(), "--from=timm", *files], *parts)
     assert not (tmp_path / "ours").exists()
 
 
 BROKEN = {
     "truncated": lambda: save(load_tensors())[:-9],
     "a pickle": lambda: pickle.dumps(load_tensors()),
-    "nothing": None,
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_invalid_weight_files_are_one_message(tmp_path, name):
-    if make := BROKEN[name]:
-        (tmp_path / "theirs").write_bytes(make())
+    (tmp_path / "theirs").write_bytes(BROKEN[name]())
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
-    err = check_refused([*make_command(), "--from=timm", *files], tmp_path / "theirs")
-    assert ("safetensors" in err, "pickle" in err.lower()) == (name != "nothing", name == "a pickle"), err
+    message = check_weights_refused([*make_command(), "--from=timm", *files], tmp_path / "theirs", "safetensors")
+    assert ("pickle" in message.lower()) == (name == "a pickle"), message
     assert not (tmp_path / "ours").exists()
+
+
+def test_missing_weights_are_one_message(tmp_path):
+    files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
+    check_refused([*make_command(), "--from=timm", *files], tmp_path / "theirs")
 
 
 def test_architecture_without_key_map_lists_its_formats(tmp_path):
@@ -126,7 +138,7 @@ def test_architecture_without_key_map_lists_its_formats(tmp_path):
     small = {"width": 8, "mlp_dim": 8, "depth": 1, "num_heads": 1, "inner_width": 4, "inner_mlp_dim": 8}
     words = command("convert", changes={f"model.{k}": v for k, v in small.items()}, config="configs/tnt_b_8x16.py")
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'out'}"]
-    check_refused([*words, "--from=huggingface", *files], "huggingface", "tnt", "timm")
+    check_weights_refused([*words, "--from=huggingface", *files], "huggingface", "tnt", "timm")
 
 
 REFERENCES = {

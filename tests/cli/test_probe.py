@@ -239,7 +239,7 @@ def test_sweep_table(head_sweep):
         (["--config=configs/quickstart.py", "--heads=3"], ["--heads", 3, 1, 2, 4, 8]),
         (["--config=configs/quickstart.py", "--heads=0"], ["--heads=0", 1]),
         (["--config=configs/quickstart.py", "--measures=kappa"], ["--measures", "kappa", "attention_output"]),
-        (["--config=configs/quickstart.py", "--examples=0"], ["probe.examples=0", 1]),
+        (["--config=configs/quickstart.py", "--examples=0"], ["probe.examples=0"]),
     ],
     ids=["neither", "no file", "step", "heads", "no heads", "measures", "examples"],
 )
