@@ -57,7 +57,7 @@ def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypa
 
     two_steps.total_steps = 5
     with monkeypatch.context() as patch:
-        patch.setattr("leanformer.train.StopRequest.now", request_stop)
+        patch.setattr(StopRequest, "now", request_stop)
         assert train(two_steps, tmp_path) == 75
     assert not (tmp_path / "summary.json").exists() and artifacts.load_config(tmp_path).total_steps == 5
     assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 5
