@@ -12,7 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import files, multihost
 
 
+@runtime_checkable
 class Logger(Protocol):
     """Protocol of a receiver of a run's records: an object with `log` and `close`, used in process 0 only."""
 

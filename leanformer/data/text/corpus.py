@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -137,6 +137,7 @@ def open_corpus(
     return Corpus(place, f"{name}, {split}", chosen.json(), first, last)
 
 
+@runtime_checkable
 class Texts(Protocol):
     """Protocol of texts that a tokenizer can be trained on: an iterable of str."""
 
