@@ -64,8 +64,9 @@ class Family(nnx.Module):
         """
         names = declare.types_of(cls.keys)
         options = {name: x for name, x in arguments.items() if name not in names and x is not None}
-        keys = cls.keys(**{name: x for name, x in arguments.items() if name in names})
-        declare.check(vars(keys), cls.keys, "model.")
+        values = {n: tuple(x) if isinstance(x, list) else x for n, x in arguments.items() if n in names}
+        declare.check({**vars(cls.keys()), **values}, cls.keys, "model.")
+        keys = cls.keys(**values)
         for name, value in {**vars(keys), "num_kv_heads": options.get("num_kv_heads")}.items():
             numbers = widths(value) if isinstance(value, int | tuple | list) and not isinstance(value, bool) else ()
             require(min(numbers, default=1) >= 1, f"model.{name}={value} must be at least 1.")
