@@ -64,7 +64,9 @@ class Family(nnx.Module):
         """
         names = declare.types_of(cls.keys)
         options = {name: x for name, x in arguments.items() if name not in names and x is not None}
-        values = {n: tuple(x) if isinstance(x, list) else x for n, x in arguments.items() if n in names}
+        values: dict[str, Any] = {
+            name: tuple(x) if isinstance(x, list) else x for name, x in arguments.items() if name in names
+        }
         declare.check({**vars(cls.keys()), **values}, cls.keys, "model.")
         keys = cls.keys(**values)
         for name, value in {**vars(keys), "num_kv_heads": options.get("num_kv_heads")}.items():
