@@ -139,7 +139,7 @@ def run(name: str, lr: float, seed: int, path: Path, *, tiny: bool = False) -> N
     """Train a run and append its row."""
     arm = ARMS[name]
     c = get_config(arm, lr, seed, tiny=tiny)
-    (result,) = trainer.train([c], start=lambda params: scale_queries_and_keys(params, arm.start_scale))
+    result = trainer.train(c, start=lambda params: scale_queries_and_keys(params, arm.start_scale))
     scale = arm.logit_scale or 1 / math.sqrt(c.model.head_dim)
     row = {"arm": name, "width": arm.width, "num_heads": arm.heads, "head_dim": c.model.head_dim, "rotary": arm.rotary}
     row |= {"logit_scale": f"{scale:.4f}", "start_scale": f"{arm.start_scale:.4f}", "steps": c.total_steps, "lr": lr}
