@@ -144,7 +144,7 @@ def _read_summary(workdir: Path) -> dict[str, Any]:
 
 def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | None) -> Score:
     """Return the metric to compare: the requested one, or the common score of all runs."""
-    names = {scores.read(summary["score"])[0]: workdir for workdir, summary in summaries.items()}
+    names = {scores.read(summary["score"]): workdir for workdir, summary in summaries.items()}
     if metric is None:
         if len(names) > 1:
             listed = "; ".join(f"{score.name} of {workdir.name}" for score, workdir in names.items())

@@ -47,7 +47,7 @@ class SweepRun:
         if not self.finished:
             return ""
         summary = files.read_json(self.workdir / "summary.json")
-        final, (score, _) = summary["final"], scores.read(summary.get("score", {"top1": None}))
+        final, score = summary["final"], scores.read(summary["score"])
         names = [name for name in dict.fromkeys((score.name, "loss")) if final.get(name) is not None]
         return "  ".join(f"{find(name).label} {progress.format_value(name, final[name])}" for name in names)
 

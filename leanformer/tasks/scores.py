@@ -24,16 +24,10 @@ class Score:
         return (max if self.higher else min)(finite, key=finite.__getitem__, default=None)
 
     def record(self, value: float) -> dict[str, Any]:
-        """Return the record of a score for a checkpoint, {"score": value, "of": name, "higher": higher}; see `read`."""
+        """Return the record of a value for summary.json: {"score": value, "of": name, "higher": higher}."""
         return {"score": value, "of": self.name, "higher": self.higher}
 
 
-def read(record: Mapping[str, Any]) -> tuple[Score, float]:
-    """Return the metric and its value from a record of `Score.record`.
-
-    A value of None, which is null in JSON, becomes NaN. Records of older runs have only the key `top1`.
-    """
-    score, value = Score("top1"), record.get("top1")
-    if "score" in record:
-        score, value = Score(record["of"], record["higher"]), record["score"]
-    return score, math.nan if value is None else value
+def read(record: Mapping[str, Any]) -> Score:
+    """Return the metric of a record of `Score.record`."""
+    return Score(record["of"], record["higher"])
