@@ -9,8 +9,8 @@ from leanformer.conditioning.spectrum import FLOOR, beyond_float32
 
 
 WORST = 3  # layers that are named
-# Share of the head dimension that heads use, and what fresh models of the same shape use (docs/findings.md).
-USUAL = "Trained models of the findings use 32 % (MiniLM, 32 dimensions) and 15 % (ViT-S/14, 64), fresh ones 5 and 2 %."
+# Share of the head dimension that heads use in two trained models and in fresh ones of their shapes (docs/results.md).
+USUAL = "Trained models in docs/results.md: 32 % (MiniLM, 32 dimensions), 15 % (ViT-S/14, 64); fresh ones: 5 and 2 %."
 
 
 class Verdict(dict[str, Any]):

