@@ -2,8 +2,8 @@
 
     python -m study.shapes.coverage [--draws=2000] [--seeds=3,5,10] [--sweeps=200] [--out=FILE]
 
-2026-11-22. Coverage is nominal: 95 % intervals contain the true value in 94.7 to 96.4 % of draws. 90 % prediction
-intervals contain new runs in 89.6 to 94.3 % within the sizes of a sweep, and in 97.9 to 100 % outside (too wide).
+2026-11-28. Coverage is nominal: 95 % intervals contain the true value in 94.5 to 96.6 % of draws. 90 % prediction
+intervals contain new runs in 89.7 to 91.9 % within the sizes of a sweep, and in 97.7 to 100 % outside (too wide).
 
 compare: normal scores with known differences. Wrong answers ("differ" for equal shapes, in any of the pairs; "within
 the margin" or "by more" exactly at the margin) may occur in at most 5 %. plan: sweeps with errors from two laws, drawn
