@@ -1,7 +1,7 @@
 """Nyströmformer on ListOps with expressions of 100 to 200 symbols: what a CPU can learn, with any depth and heads.
 
 Arguments: depth, heads, landmarks, as in --config=configs/nystromformer_listops_short.py:depth=1,heads=4,landmarks=32.
-Attention is exact without landmarks: under some 500 tokens that is the faster one (benchmarks/nystrom.py).
+Attention is exact without landmarks: under some 500 tokens that is the faster one (tools/speed/nystrom.py).
 
 Command:   python -m leanformer.prepare build --config=configs/nystromformer_listops_short.py
            python -m leanformer.train --config=configs/nystromformer_listops_short.py --workdir=DIR

@@ -18,7 +18,7 @@ root_doc = "docs/index"
 include_patterns = ["docs/*.md", "docs/_generated/*.md", "notebooks/*.ipynb", "launch/*.md", "CONTRIBUTING.md"]
 include_patterns += ["CHANGELOG.md", "study/README.md", "study/LOG.md", "study/data/README.md"]
 include_patterns += ["study/heads/PLAN.md", "study/heads/PLAN2.md", "study/heads/LAYERS.md"]
-exclude_patterns = [".*", "runs", "docs/_build", "leanformer", "tests", "benchmarks", "configs"]
+exclude_patterns = [".*", "runs", "docs/_build", "leanformer", "tests", "tools", "configs"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 nb_execution_mode = "off"  # the stored outputs are shown

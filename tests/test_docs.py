@@ -16,7 +16,7 @@ from leanformer.errors import LeanformerError
 
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "study" / "README.md"]
-    + [path for folder in ("launch", "docs", "stress") for path in (ROOT / folder).glob("*.md")]
+    + [path for folder in ("launch", "docs", "tools") for path in (ROOT / folder).glob("*.md")]
 )
 COMMAND = re.compile(rf"(?:python -m leanformer\.|leanformer )({'|'.join(COMMANDS)})\b([^`\n|#]*)")
 PLACEHOLDERS = {"FILE": "quickstart", "configs/NAME.py": "quickstart", "…": "quickstart", "FORMAT": "timm"}
@@ -58,9 +58,7 @@ def test_link_targets_exist(page):
 
 
 def test_mentioned_files_exist():
-    path = re.compile(
-        r"\b((?:leanformer|configs|tests|benchmarks|study|launch|notebooks|stress|tools)/[\w./-]+\.[a-z]\w+)\b"
-    )
+    path = re.compile(r"\b((?:leanformer|configs|tests|study|launch|notebooks|tools)/[\w./-]+\.[a-z]\w+)\b")
     mentioned = {
         (page.name, name) for page in PAGES for name in path.findall(re.sub(r"https?://\S+", "", page.read_text()))
     }

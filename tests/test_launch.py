@@ -22,7 +22,7 @@ TINY |= {"optim.warmup_epochs": 0.0}
 FLAGS = [f"--config.{key}={value}" for key, value in TINY.items()]
 
 
-OTHER_SCRIPTS = [ROOT / "stress" / "slurm.sh"]
+OTHER_SCRIPTS = [ROOT / "tools" / "slurm.sh"]
 
 
 @pytest.mark.parametrize("script", [*(LAUNCH / name for name in SCRIPTS), *OTHER_SCRIPTS])

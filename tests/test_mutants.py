@@ -5,7 +5,7 @@ import builtins
 
 import pytest
 
-from stress import mutants
+from tools import mutants
 
 
 def test_every_mistake_applies_and_compiles():

@@ -1,9 +1,9 @@
 """Bit-exactness check of a program change: train a small run of each type, and write hashes of the final weights and
 every metrics record.
 
-    python benchmarks/bits.py --out=after.json [--only=NAME,...]        # in one checkout of the repository
-    python benchmarks/bits.py --out=before.json                         # in the other, with this file copied
-    python benchmarks/bits.py --compare before.json after.json
+    python tools/bits.py --out=after.json [--only=NAME,...]        # in one checkout of the repository
+    python tools/bits.py --out=before.json                         # in the other, with this file copied
+    python tools/bits.py --compare before.json after.json
 
 Runs: `quickstart`, 60 steps at seed 7; `accumulated`, the same in two micro-batches; `listops`, and
 one of each image architecture. About four minutes on two cores.

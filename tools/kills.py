@@ -1,6 +1,6 @@
 """Kills of runs at random times: the same command must reach the final state of an undisturbed run, bit for bit.
 
-    python stress/kills.py [--kills=20] [--kinds=kill,save,...] [--jobs=image,...] [--seed=0] [--keep=DIR]
+    python tools/kills.py [--kills=20] [--kinds=kill,save,...] [--jobs=image,...] [--seed=0] [--keep=DIR]
 
 Kinds: `kill`, SIGKILL, a quarter of them during the first seconds; `term`, SIGTERM, after which the run must save and
 end with status 75; `start`, SIGTERM during the first seconds; `save`, SIGKILL while a checkpoint is written;

@@ -1,6 +1,6 @@
 """Mutation test of the test suite: hand-picked mistakes, applied one at a time, that the tests must catch.
 
-python stress/mutants.py [--only=TEXT] [--jobs=2] [--tests='-m "not slow"'] [--near] [--seconds=600]
+python tools/mutants.py [--only=TEXT] [--jobs=2] [--tests='-m "not slow"'] [--near] [--seconds=600]
 
 The mistakes are in mutants.toml. Each one is applied to a temporary copy of leanformer/ with links to the rest of the
 repository, where pytest runs until the first failure: first the tests of the mirrored folder, then, unless --near, all

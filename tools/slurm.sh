@@ -2,7 +2,7 @@
 # Test of the launchers with a real SLURM on this machine: a dry run, a time limit with its requeue, scontrol requeue,
 # scancel, a sweep as an array, and mpirun. Prints a line per check; exit status 1 if one differs from launch/README.md.
 #
-#   stress/slurm.sh [DIR]         about ten minutes; logs and workdirs stay in DIR (a new folder in /tmp by default)
+#   tools/slurm.sh [DIR]         about ten minutes; logs and workdirs stay in DIR (a new folder in /tmp by default)
 #
 # Needs: root, to start SLURM's daemons, and Debian's packages: apt-get install slurm-wlm munge openmpi-bin
 #        A .venv with leanformer in it (make demo), or VENV=FOLDER. Without root or SLURM it is skipped, with status 0.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Float64
 from leanformer.conditioning import gram
 
 
-# Ratio of rows to columns from which a QR before the SVD is faster, measured on a CPU (benchmarks/probe.py).
+# Ratio of rows to columns from which a QR before the SVD is faster, measured on a CPU (tools/speed/probe.py).
 TALL = 1.5
 
 

@@ -51,7 +51,7 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = N
     """Contract the last axes of `x` with the first axes of `w`, as the `dot_general` of `nnx.Linear`.
 
     The result equals that of `jax.lax.dot_general`, whose derivative computes the transposed weight gradient and then
-    transposes it. Computing it directly saves 15 % of a training step on a CPU (`benchmarks/step.py`).
+    transposes it. Computing it directly saves 15 % of a training step on a CPU (`tools/speed/step.py`).
 
     Args:
         x: activations, (*rest, *inputs).

@@ -1,4 +1,4 @@
-"""Frozen, blocked and killed runs: nothing hangs. stress/kills.py kills at random times."""
+"""Frozen, blocked and killed runs: nothing hangs. tools/kills.py kills at random times."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def cache(tmp_path_factory):
 @pytest.mark.slow
 def test_frozen_process_is_detected_within_a_minute(tmp_path, cache):
     """A stopped process closes no connection, like a host that lost its network. Here it is the coordinator;
-    stress/kills.py freezes either process."""
+    tools/kills.py freezes either process."""
     frozen = 0
     running = start_processes("train", tmp_path, cache, processes=2, config=SMALL)
     wait_until(lambda: len(read_records_by_step(tmp_path, "train")) > 5, running)

@@ -1,9 +1,9 @@
 """The first hour on a GPU: checks, speed and memory, most useful measurements first, within a time limit.
 
-    python benchmarks/gpu.py --minutes=45 --out=DIR [--only=PATTERN,...]     # shell patterns of names
-    python benchmarks/gpu.py --minutes=45 --out=DIR --study                  # then the runs of the study
-    python benchmarks/gpu.py --minutes=10 --out=DIR --tiny                   # tiny models, to try it, on a CPU too
-    python benchmarks/gpu.py --list [--study]
+    python tools/speed/gpu.py --minutes=45 --out=DIR [--only=PATTERN,...]     # shell patterns of names
+    python tools/speed/gpu.py --minutes=45 --out=DIR --study                  # then the runs of the study
+    python tools/speed/gpu.py --minutes=10 --out=DIR --tiny                   # tiny models, to try it, on a CPU too
+    python tools/speed/gpu.py --list [--study]
 
 Order: checks, several at a time if there are cores to compile them: attention backends against the float32 reference,
 resuming bit for bit, ten steps of every architecture and `leanformer.watch` of PyTorch models against the CPU. Then,
@@ -211,7 +211,7 @@ def run_study(out: Path, deadline: float) -> None:
         if (left := deadline - time.monotonic()) < MIN_SECONDS:
             print(f"No time left for {name} and what follows; the same command resumes.", flush=True)
             return
-        process = subprocess.Popen(study_command(name, out), cwd=Path(__file__).parents[1])
+        process = subprocess.Popen(study_command(name, out), cwd=Path(__file__).parents[2])
         try:
             status = process.wait(left)
         except subprocess.TimeoutExpired:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import bits
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +30,7 @@ from leanformer.runtime import mesh as meshes
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.train_setup import Setup
+from tools import bits
 from tools.gpu import attention as check
 
 
@@ -204,7 +204,7 @@ def probe(config: str, tiny: bool) -> dict[str, Any]:
 
 def pipeline(config: str, batch: int, folder: str, tiny: bool) -> dict[str, Any]:
     """Measure JPEG files of typical size, decoded and augmented by one worker per core, without and with training."""
-    from input import write_images  # benchmarks/input.py
+    from input import write_images  # tools/speed/input.py
 
     classes = Path(folder) / "train" / "one"
     classes.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Speed of the input pipeline on this machine: `python benchmarks/input.py [--json]`, in about three minutes.
+"""Speed of the input pipeline on this machine: `python tools/speed/input.py [--json]`, in about three minutes.
 
 Transforms: images per second on one core, against plain Pillow decoding and resizing of the same JPEG files. The
 files are natural-like (1/f noise, quality 90). Every round runs every candidate, so that other load
@@ -29,7 +29,7 @@ from leanformer.data.images.transforms import Augmentation, eval_transform, trai
 from leanformer.training import metrics_log
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SIZES = ((500, 375, 15), (1024, 768, 9), (2048, 1536, 5))  # width, height, rounds; the first is typical of ImageNet
 FILES = 48
 CROP = 224

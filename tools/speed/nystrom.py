@@ -1,6 +1,6 @@
 """Nyström attention against exact attention over lengths.
 
-    python benchmarks/nystrom.py [--batch=4] [--lengths=256,512,1024,2048,4096,8192] [--json]
+    python tools/speed/nystrom.py [--batch=4] [--lengths=256,512,1024,2048,4096,8192] [--json]
 
 One step is the loss and its gradient of the Long Range Arena's model, 2 layers x 2 heads, float32. Times are
 minima over rounds in which the programs alternate; memory is the compiled program's workspace.

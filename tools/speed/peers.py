@@ -1,6 +1,6 @@
 """Training-step speed relative to PyTorch eager on a CPU, float32: timm's image and Hugging Face's language models.
 
-    python benchmarks/peers.py --python=/path/to/python [--rounds=5] [--only=NAME,...] [--batch=N] [--unroll=N] [--json]
+    python tools/speed/peers.py --python=PYTHON [--rounds=5] [--only=NAME,...] [--batch=N] [--unroll=N] [--json]
 
 --python is the interpreter of an environment with torch, timm and transformers (default: this one). The two sides of a
 config are processes that step alternately, so that both see the same load on the machine. `faster` is the peer's

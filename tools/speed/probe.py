@@ -1,4 +1,4 @@
-"""Speed of singular values, which the conditioning probe computes: `python benchmarks/probe.py [--json]
+"""Speed of singular values, which the conditioning probe computes: `python tools/speed/probe.py [--json]
 [--torch-python=PATH]`
 
 Two tables, in under two minutes:

@@ -1,8 +1,8 @@
 """Training-step time relative to the machine's matmul throughput, and compile time against depth.
 
-    python benchmarks/step.py [--batch=8] [--json]
+    python tools/speed/step.py [--batch=8] [--json]
 
-vit_b_7x16 in float32, for a CPU; benchmarks/gpu.py is for a GPU.
+vit_b_7x16 in float32, for a CPU; tools/speed/gpu.py is for a GPU.
 
 The throughput ("rate") is the best of several large matmuls, measured between the steps, so that both see the same load
 on the machine.

@@ -21,7 +21,7 @@ from leanformer.runtime import mesh as meshes
 from leanformer.training import train_setup
 
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 WARM_UP, STEPS = 5, 30  # of `measure_training`
 MATMUL_SHAPES = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 1024, 1024)]
 
