@@ -68,10 +68,10 @@ def make_page(result: Comparison, measures: Sequence[Conditioning], drawn: Chart
     label = find(result.score.name).label
     title = f"{label[0].upper()}{label[1:]} of {format_count(len(result.configurations), 'configuration')}"
     margin = f"Margin ±{tables.number(result)(result.margin)}{tables.points(result)}: {result.margin_by}."
-    below = {"scores": _table(*tables.configurations(result))}
+    below = {"scores": table(*tables.configurations(result))}
     if result.pairs:
-        below |= {"differences": _paragraph(margin, "soft") + _table(*tables.pairs(result))}
-        below |= {"conditioning": _table(*tables.conditioning(measures))}
+        below |= {"differences": _paragraph(margin, "soft") + table(*tables.pairs(result))}
+        below |= {"conditioning": table(*tables.conditioning(measures))}
     parts = [_paragraph(tables.describe_runs(result), "soft")]
     answer = "\n".join(_paragraph(line) for line in tables.headline(result))
     parts += [f'<div class="answer">{answer}</div>']
@@ -91,7 +91,8 @@ def _paragraph(content: str, kind: str = "") -> str:
     return f'<p class="{kind}">{html.escape(content)}</p>'
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of texts as HTML, with at most `tables.ROWS` rows."""
     lines = [_row("th", head), *(_row("td", row) for row in rows[: tables.ROWS])]
     more = f"{len(rows) - tables.ROWS} more in compare.json" if len(rows) > tables.ROWS else ""
     return f'<div class="scroll"><table>\n{"\n".join(lines)}\n</table>{more}</div>'
