@@ -12,7 +12,7 @@ COMMANDS = {  # module of each command, and what it does
     "predict": "classify files with a trained model",
     "generate": "complete texts with a trained language model",
     "probe": "measure the conditioning of every layer",
-    "cost": "count parameters, FLOPs, memory and communication",
+    "cost": "count parameters, FLOPs and memory",
     "plan": "list and rank the architectures that spend a budget",
     "sweep": "train a grid of configs, keys and seeds",
     "compare": "compare finished runs with confidence intervals",

@@ -1,15 +1,15 @@
 """Conversion of weights: folders that other libraries load, and layouts, with a check of the outputs.
 
-leanformer convert RUN --to=huggingface --out=DIR       folder for transformers: config, weights, tokenizer
-leanformer convert RUN --to=timm --out=DIR              folder for timm.create_model("local-dir:DIR")
-leanformer convert RUN --out=DIR                        folder for leanformer.load(DIR), without the optimizer's state
+python -m leanformer.convert RUN --to=huggingface --out=DIR    folder for transformers: config, weights, tokenizer
+python -m leanformer.convert RUN --to=timm --out=DIR           folder for timm.create_model("local-dir:DIR")
+python -m leanformer.convert RUN --out=DIR                     folder for leanformer.load(DIR), without the optimizer
       ... [--best|--step=N]
-leanformer convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
-leanformer convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
+python -m leanformer.convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
+python -m leanformer.convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
       ... [--config.init_from.new_head] [--config.init_from.resize_positions]
 
-Of a run these are the EMA weights if it keeps them. Where transformers or timm is installed in the same environment, it
-loads the folder back, and the largest difference of the outputs on examples of the run's data is printed.
+Takes a run's EMA weights if it keeps them. If transformers or timm is installed in the same environment, it loads the
+folder back, and the largest difference of the outputs on examples of the run's data is printed.
 RUN, or --weights, is a run's folder; --weights is also a safetensors file, an index, or a folder with either.
 
 A reference file holds `input` and `logits` of the original model. The input is normalised images (B C height width, or

@@ -107,7 +107,7 @@ class Command:
             texts = key_docs.help_texts(configs.base())
             lines += ["", "Every key of a config can be set. Common ones:", ""]
             lines += [f"  {f'--config.{key}={value}':<29} {texts[key]}" for key, value in COMMON_KEYS.items()]
-            lines += ["", "All keys, with values and help: leanformer keys [SECTION] [--config=FILE]"]
+            lines += ["", "All keys, with values and help: python -m leanformer.keys [SECTION] [--config=FILE]"]
         return "\n".join(lines)
 
 

@@ -112,7 +112,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except absl.Error as error:
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
-        raise ConfigError(f"{format_error(error)}\n`leanformer keys` lists and explains all keys.") from error
+        raise ConfigError(f"{format_error(error)}\n`python -m leanformer.keys` lists and explains all keys.") from error
     values: dict[str, Any] = {flag.name: defined[flag.name].value for flag in flags}
     for name in PATHS:
         _check_path(values.get(name), f"--{name}=")

@@ -97,7 +97,7 @@ def special_numbers(tokenizer: Tokenizer, *, causal: bool) -> dict[str, int]:
 
 
 def generation(numbers: Mapping[str, int], length: int) -> dict[str, Any]:
-    """Return the content of `generation_config.json` of transformers: sampling as `leanformer generate` by default.
+    """Return the content of `generation_config.json` of transformers: sampling as `leanformer.generate` by default.
 
     Args:
         numbers: numbers of special tokens, from `special_numbers`.
