@@ -145,7 +145,8 @@ def _plot_points(
     axes.set_xlim(low / margin, high * margin)  # without limits Matplotlib warns of values that are equal
     axes.set_xscale("log")
     axes.margins(y=0.2)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 4 * low else range(1, 10), numticks=6))
+    digits = (1, 2, 5) if high > 4 * low else (1, 2, 3, 5, 7) if high > 1.5 * low else range(1, 10)
+    axes.xaxis.set_major_locator(LogLocator(subs=digits, numticks=6))
     axes.xaxis.set_major_formatter(lambda tick, _: format_number(float(tick)))
     axes.xaxis.set_minor_locator(NullLocator())
     return figure, axes
