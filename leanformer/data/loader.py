@@ -146,8 +146,8 @@ def batches(
 ) -> Generator[dict[str, np.ndarray], None, None]:
     """Yield the batches of the steps from `start` to before `stop`, which are read in advance.
 
-    The result does not depend on the number of workers. The worker processes stay for later calls, and end with this
-    process.
+    The result does not depend on the number of workers, to which the source is sent by pickle. The worker processes
+    stay for later calls, and end with this process.
 
     Args:
         source: batches by step, see `Batches` for their arrays.

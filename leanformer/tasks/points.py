@@ -70,7 +70,7 @@ class DrawnBatches(data.Batches):
     """
 
     def __init__(self, source: Any, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
-        super().__init__(source, lambda index, example, draws: dict(example), **options)
+        super().__init__(source, _whole, **options)
         self.fed = fed
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
@@ -81,6 +81,10 @@ class DrawnBatches(data.Batches):
         batch = self.fed(source.get_batch(places.start, len(places)), *[step] * self.train)
         present = positions < (np.inf if self.train else len(source))
         return batch | {"index": positions, "corrupt": np.full(len(places), -1), "mask": present}
+
+
+def _whole(index: int, example: Mapping[str, Any], draws: Any) -> dict[str, Any]:
+    return dict(example)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

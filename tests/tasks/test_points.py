@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +117,7 @@ def test_no_example_is_drawn_twice(name):
     """Steps, seeds and splits have different draws; processes read parts of the same batch."""
     data = make_data(name)
     whole = data.train_batches(data.open("train"), batch_size=8, seed=SEED)
+    whole = pickle.loads(pickle.dumps(whole))  # as sent to workers
     parts = [data.train_batches(data.open("train"), batch_size=8, seed=SEED, process=i, processes=2) for i in range(2)]
     seen = set()
     for step in (0, 1, 7, 10**9):
