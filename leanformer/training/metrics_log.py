@@ -64,6 +64,9 @@ class Recorder:
             all are, since that attempt may have had another config.
         total: number of steps of the run, for the progress output.
         make_logger: function that makes the receivers of the records besides the file, called at the first record.
+
+    Raises:
+        WorkdirError: a run resumes without its metrics.jsonl, or a line of it is not a record.
     """
 
     def __init__(self, workdir: Path, *, start: int, total: int, make_logger: Callable[[], LoggerGroup] = LoggerGroup):
@@ -71,6 +74,11 @@ class Recorder:
         self.records: list[dict[str, Any]] = []
         self._silent = not multihost.is_primary()
         if start and not self._silent:
+            if not self.path.is_file():  # the best checkpoint would be unknown, and deleted
+                raise WorkdirError(
+                    f"{self.path} is missing: it has the run's records, and the scores by which the best checkpoint is "
+                    "kept. Restore it, or create an empty file to continue without them."
+                )
             self.records += [record for record in read_records(self.path) if record["step"] <= start]
         self._make_logger = make_logger
         self._progress = Progress(start=start, total=total)
