@@ -59,8 +59,7 @@ def rotate(
 ) -> Float[Array, "b t n h"]:
     """Rotate channels i and i + width/2 by the angle position / base^(2i/width), i < width/2 (Su et al. 2021).
 
-    Pairs are halves, not neighbours, as in published weights of Llama; weights of DeepSeek are reordered when loaded.
-    Angles, sines and products are float32 or wider.
+    Pairs are halves, not neighbours, as in published weights of Llama. Angles, sines and products are float32 or wider.
 
     Args:
         x: queries or keys.

@@ -197,6 +197,7 @@ def _plot_layers(measure: Conditioning) -> Figure:
             style: dict[str, Any] = {"color": color, "ls": "--" if len(SERIES) <= i < NAMED else "-", "lw": 1.2}
             label = _shorten(name, 24) if i < NAMED else None
             axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label=label, **style)
+    axes.set_xlim(0.5, max(map(len, measure.by_layer.values())) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(measure.by_layer) > 1:
         axes.legend(frameon=False, fontsize=6)
