@@ -35,7 +35,7 @@ def test_public_names_are_imported_on_first_access():
 @pytest.mark.parametrize(
     ("words", "status", "parts"),
     [
-        (["leanformer", "train", "--help"], 0, ["--workdir", "leanformer keys"]),
+        (["leanformer", "train", "--help"], 0, ["--workdir", "leanformer.keys"]),
         (["leanformer.train", "--help"], 0, ["--workdir"]),
         (["leanformer", "keys", "mesh"], 0, ["mesh.fsdp=1"]),
         (["leanformer", "train", "--config=quickstart", "--config.model.num_head=3", "--workdir=x"], 2, ["num_head"]),
