@@ -1,6 +1,9 @@
-"""Narrow heads and the scale of the attention logits: part E1 of PLAN2.md.
+"""Narrow heads and the scale of the attention logits: parts E1 and E7 of PLAN2.md.
 
-    python -m study.heads.mechanism train [--arms=NAME,...] [--tiny]    # resumes; every finished run is a row
+    python -m study.heads.mechanism train [--arms=NAME,...] [--together] [--out=FILE] [--tiny]
+
+Every finished run is a row, and the same command continues. With --together the rates of an arm, then its seeds, are
+trained as one program, for a GPU.
 
 An arm is trained at several learning rates with one seed, until the best rate by the tuning chapters has a worse one on
 both sides, then with five other seeds at that rate.
@@ -9,7 +12,6 @@ both sides, then with five other seeds at that rate.
 import argparse
 import csv
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ ROWS = Path(__file__).parents[1] / "data" / "mechanism.csv"
 FIELDS = ("arm", "width", "num_heads", "head_dim", "logit_scale", "start_scale", "rotary", "steps", "lr", "seed")
 FIELDS += ("loss", "tuning_loss", "entropy", "params", "date", "device", "curve")
 RATES, TUNING_SEED, SEEDS, BEYOND = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2, 3, 4), 2
-DEPTH, TOKENS, STEPS = 4, 128, 1000
+DEPTH, TOKENS = 4, 128
 
 
 class Arm(NamedTuple):
@@ -35,6 +37,7 @@ class Arm(NamedTuple):
         start_scale: factor of the initial projections to queries and keys.
         rotary: True for rotary instead of learned positions.
         width: width, and total width of the heads.
+        steps: length of the run and of its schedule.
     """
 
     heads: int
@@ -42,6 +45,7 @@ class Arm(NamedTuple):
     start_scale: float = 1.0
     rotary: bool = False
     width: int = 128
+    steps: int = 1000
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -69,12 +73,17 @@ ARMS = {  # in the order in which they are trained
     "256: 4": Arm(4, width=256),
     "256: 4 fast": Arm(4, fast(4, 256), width=256),
 }
+for width, counts in ((64, (1, 4, 16)), (128, (1, 4, 32))):  # E7
+    for count in counts:
+        ARMS[f"long {width}: {count}"] = Arm(count, rotary=True, width=width, steps=4000)
+        if count > 1:  # one head has the usual factor
+            ARMS[f"long {width}: {count} fast"] = Arm(count, fast(count, width), rotary=True, width=width, steps=4000)
 
 
-def get_config(arm: Arm, lr: float, seed: int, *, steps: int = STEPS, tiny: bool = False) -> config.ConfigDict:
+def get_config(arm: Arm, lr: float, seed: int, *, tiny: bool = False) -> config.ConfigDict:
     """Return the config of a run."""
     c = config.load("quickstart_gpt").unlock()
-    c.update(total_steps=steps, batch_size=16, seed=seed, loggers=(), log_every=trainer.WINDOW)
+    c.update(total_steps=arm.steps, batch_size=16, seed=seed, loggers=(), log_every=trainer.WINDOW)
     c.model.update(width=arm.width, depth=DEPTH, mlp_dim=4 * arm.width, max_length=TOKENS, num_heads=arm.heads)
     c.model.update(head_dim=arm.width // arm.heads, logit_scale=arm.logit_scale)
     if arm.rotary:
@@ -112,21 +121,18 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     return rows
 
 
-def plan(name: str, rows: list[dict[str, Any]]) -> Iterator[tuple[float, int]]:
-    """Yield the next (learning rate, seed) of an arm: tuning until the best rate is bracketed, then the seeds."""
+def plan(name: str, rows: list[dict[str, Any]]) -> list[tuple[float, int]]:
+    """Return the next (learning rate, seed) pairs of an arm: tuning until the best rate is bracketed, then the seeds."""
     tried = {row["lr"]: row["tuning_loss"] for row in rows if row["arm"] == name and row["seed"] == TUNING_SEED}
-    missing = [rate for rate in RATES if rate not in tried]
-    if missing:
-        yield missing[0], TUNING_SEED
-        return
+    if missing := [rate for rate in RATES if rate not in tried]:
+        return [(rate, TUNING_SEED) for rate in missing]
     best = best_rate(name, rows)
     if best == max(tried) and best < RATES[-1] * 2**BEYOND:
-        yield best * 2, TUNING_SEED
-    elif best == min(tried) and best > RATES[0] / 2**BEYOND:
-        yield best / 2, TUNING_SEED
-    else:
-        done = {row["seed"] for row in rows if row["arm"] == name and row["lr"] == best}
-        yield from ((best, seed) for seed in SEEDS if seed not in done)
+        return [(best * 2, TUNING_SEED)]
+    if best == min(tried) and best > RATES[0] / 2**BEYOND:
+        return [(best / 2, TUNING_SEED)]
+    done = {row["seed"] for row in rows if row["arm"] == name and row["lr"] == best}
+    return [(best, seed) for seed in SEEDS if seed not in done]
 
 
 def best_rate(name: str, rows: list[dict[str, Any]]) -> float:
@@ -135,11 +141,22 @@ def best_rate(name: str, rows: list[dict[str, Any]]) -> float:
     return float(min(tried, key=lambda row: (round(row["tuning_loss"], 5), -row["lr"]))["lr"])
 
 
-def run(name: str, lr: float, seed: int, path: Path, *, tiny: bool = False) -> None:
-    """Train a run and append its row."""
+def run(name: str, members: list[tuple[float, int]], path: Path, *, tiny: bool = False) -> None:
+    """Train runs of an arm with these (learning rate, seed), and append their rows."""
     arm = ARMS[name]
-    c = get_config(arm, lr, seed, tiny=tiny)
-    result = trainer.train(c, start=lambda params: scale_queries_and_keys(params, arm.start_scale))
+    c = get_config(arm, *members[0], tiny=tiny)
+
+    def start(params: Any) -> Any:
+        return scale_queries_and_keys(params, arm.start_scale)
+
+    results = [trainer.train(c, start=start)] if len(members) == 1 else trainer.train_together(c, members, start=start)
+    for (lr, seed), result in zip(members, results, strict=True):
+        append(name, c, lr, seed, result, path)
+
+
+def append(name: str, c: config.ConfigDict, lr: float, seed: int, result: trainer.Result, path: Path) -> None:
+    """Append the row of a finished run."""
+    arm = ARMS[name]
     scale = arm.logit_scale or 1 / math.sqrt(c.model.head_dim)
     row = {"arm": name, "width": arm.width, "num_heads": arm.heads, "head_dim": c.model.head_dim, "rotary": arm.rotary}
     row |= {"logit_scale": f"{scale:.4f}", "start_scale": f"{arm.start_scale:.4f}", "steps": c.total_steps, "lr": lr}
@@ -160,11 +177,12 @@ def main() -> None:
     parser.add_argument("what", choices=("train",))
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--out", type=Path, default=ROWS)
+    parser.add_argument("--together", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     for name in options.arms.split(","):
-        while todo := next(plan(name, read_rows(options.out)), None):
-            run(name, *todo, options.out, tiny=options.tiny)
+        while todo := plan(name, read_rows(ROWS) + read_rows(options.out) * (options.out != ROWS)):
+            run(name, todo if options.together else todo[:1], options.out, tiny=options.tiny)
 
 
 if __name__ == "__main__":

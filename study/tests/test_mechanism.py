@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from study.heads import mechanism, mechanism_verdict
+from study.heads import mechanism, mechanism_verdict, trainer
 
 
 def tuning_rows(losses):
@@ -22,7 +22,7 @@ def tuning_rows(losses):
     ],
 )
 def test_rates_are_bracketed(losses, following):
-    assert next(mechanism.plan("32", tuning_rows(losses))) == following
+    assert mechanism.plan("32", tuning_rows(losses))[0] == following
 
 
 def table(rng):
@@ -51,3 +51,14 @@ def test_pooled_contrast_has_the_residual_of_least_squares():
 def test_the_step_of_a_loss_is_interpolated():
     assert mechanism_verdict.step_of([4.0, 3.5, 3.0], 3.25) == 50.0
     assert mechanism_verdict.step_of([4.0, 3.5], 3.0) == float("inf")
+
+
+def test_runs_trained_together_are_those_trained_alone():
+    """Runs with other seeds and rates in one program have the losses of single runs, up to rounding."""
+    members = [(2e-3, 100), (8e-3, 100), (4e-3, 0)]
+    together = trainer.train_together(mechanism.get_config(mechanism.ARMS["32 fast"], *members[0], tiny=True), members)
+    for (lr, seed), result in zip(members, together, strict=True):
+        alone = trainer.train(mechanism.get_config(mechanism.ARMS["32 fast"], lr, seed, tiny=True))
+        np.testing.assert_allclose(result.curve, alone.curve, rtol=1e-4)
+        np.testing.assert_allclose(result.loss, alone.loss, rtol=1e-4)
+    assert len({round(result.loss, 4) for result in together}) == 3  # seeds and rates matter at this tolerance
