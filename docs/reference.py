@@ -14,8 +14,7 @@ from leanformer import quantities as words
 from leanformer.__main__ import COMMANDS as SUMMARIES
 from leanformer.analysis import step
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS
-from leanformer.config import key_docs
-from leanformer.config.loading import SHIPPED
+from leanformer.config import SHIPPED, iterate_keys, key_docs
 from leanformer.costs import count
 
 
@@ -77,7 +76,7 @@ def config_keys() -> Iterator[str]:
 def _sections(c: ConfigDict, name: str, listed: dict[str, Any]) -> Iterator[str]:
     """Yield a table per section of the keys that are not listed yet."""
     texts = key_docs.help_texts(c)
-    values = {key: value for key, value in key_docs.iterate_keys(c) if key not in listed}
+    values = {key: value for key, value in iterate_keys(c) if key not in listed}
     listed |= values
     sections: dict[str, list[Sequence[str]]] = {}
     for key, value in values.items():

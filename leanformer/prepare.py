@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, data
 from leanformer.config.rules import image_sides
-from leanformer.data.images import shrink
+from leanformer.data.images.decoding import shrink_images
 from leanformer.errors import ConfigError, DataError
 from leanformer.training import progress
 
@@ -96,7 +96,7 @@ def write_smaller(config: ConfigDict, folder: Path, short_side: int) -> None:
     ):
         images: Any = source  # labelled, as all sources of images
         options = {"short_side": side, "channels": config.model.channels, "workers": config.data.workers}
-        print(f"{folder / split}: {shrink.write(images, folder, split, **options):,} images")
+        print(f"{folder / split}: {shrink_images(images, folder, split, **options):,} images")
     print(f"To train on them, pass --config.data.name=folder:{folder}")
 
 

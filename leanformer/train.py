@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import cli
-from leanformer.config import loading
+from leanformer.config import load_function
 
 
 def train(
@@ -117,8 +117,8 @@ def main(flags: cli.Values) -> int:
             Path(flags.workdir).expanduser(),
             dry_run=flags.dry_run,
             resume_command=f"python -m leanformer.train {flags.argv}",
-            make_evaluators=loading.load_function(file, "make_evaluators"),
-            make_loggers=loading.load_function(file, "make_loggers"),
+            make_evaluators=load_function(file, "make_evaluators"),
+            make_loggers=load_function(file, "make_loggers"),
         )
 
 

@@ -13,7 +13,7 @@ import jax
 
 from leanformer import conditioning, tasks
 from leanformer import train as training
-from leanformer.config import ConfigDict, key_docs
+from leanformer.config import ConfigDict, is_run_only
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.training import evaluators, model_setup, probing, run_files
@@ -30,7 +30,7 @@ def is_finished(c: ConfigDict, workdir: Path) -> bool:
     if not (workdir / "summary.json").is_file():
         return False
     changes = run_files.config_changes(workdir, c)
-    if differing := [key for key in changes if not key_docs.is_run_only(key)]:
+    if differing := [key for key in changes if not is_run_only(key)]:
         (was, now), key = changes[differing[0]], differing[0]
         raise ConfigError(f"{workdir} holds a finished run with {key}={was}, now {now}. Use another folder.")
     return True

@@ -5,7 +5,7 @@ import numpy as np
 import scipy.stats
 
 from leanformer import data, tasks
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 
 
 OUTPUTS = 5

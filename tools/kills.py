@@ -37,7 +37,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from leanformer import config as configs
-from leanformer.config import key_docs
+from leanformer.config import iterate_keys
 from leanformer.data import sequences
 from leanformer.runtime import mesh
 from leanformer.tasks import artifacts
@@ -90,7 +90,7 @@ class Run:
         self.training, self.has_records = command == "train", command != "prepare"
         name, colon, argument = config.partition(":")
         words = [sys.executable, "-m", f"leanformer.{command}", *words, f"--config=configs/{name}.py{colon}{argument}"]
-        config_keys = dict(key_docs.iterate_keys(load(config)))
+        config_keys = dict(iterate_keys(load(config)))
         keys = {key: value for key, value in keys.items() if key in config_keys and value is not None}
         if command == "prepare":
             keys["data.name"] = f"listops:{workdir}/listops"

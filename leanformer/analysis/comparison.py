@@ -12,9 +12,9 @@ import numpy as np
 from leanformer.analysis import statistics
 from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
-from leanformer.config.per_layer import split_values
+from leanformer.config.key_docs import split_values
 from leanformer.errors import ConfigError
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 
 
 MARGIN = 0.01  # default equivalence margin, as a fraction of the mean over all runs

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from leanformer.config.per_layer import listed_per_layer
+from leanformer.config.common import listed_per_layer
 from leanformer.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from leanformer.analysis import shapes
 from leanformer.analysis.shapes import Costs, Shape
-from leanformer.config import key_docs, loading
+from leanformer.config import find_file, iterate_keys, load
 from leanformer.errors import ConfigError, TrainingError
 from leanformer.runtime import files, signals
 
@@ -60,9 +60,9 @@ class Base:
             ConfigError: the file does not exist or cannot be loaded.
         """
         file, colon, argument = name.partition(":")
-        whole = f"{loading.find(file).absolute()}{colon}{argument}"
-        plain, planned = dict(key_docs.iterate_keys(loading.load(whole))), {f"model.{axis}" for axis in shapes.AXES}
-        differ = {key: x for key, x in key_docs.iterate_keys(c) if key not in plain or plain[key] != x}
+        whole = f"{find_file(file).absolute()}{colon}{argument}"
+        plain, planned = dict(iterate_keys(load(whole))), {f"model.{axis}" for axis in shapes.AXES}
+        differ = {key: x for key, x in iterate_keys(c) if key not in plain or plain[key] != x}
         return cls(whole, {key: value for key, value in differ.items() if key not in planned})
 
     def write(self, out: Path, named: Mapping[str, Shape], costs: Costs, why: str) -> list[Path]:

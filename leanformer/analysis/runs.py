@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from leanformer.analysis.dimensions import Dimensions, model_dimensions
-from leanformer.config import key_docs
+from leanformer.config import is_run_only, iterate_keys
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
-from leanformer.tasks import artifacts, scores
-from leanformer.tasks.scores import Score
+from leanformer.tasks import artifacts
+from leanformer.tasks.task import Score
 from leanformer.training import metrics_log
 
 
@@ -144,7 +144,7 @@ def _read_summary(workdir: Path) -> dict[str, Any]:
 
 def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | None) -> Score:
     """Return the metric to compare: the requested one, or the common score of all runs."""
-    names = {scores.read(summary["score"]): workdir for workdir, summary in summaries.items()}
+    names = {Score.read(summary["score"]): workdir for workdir, summary in summaries.items()}
     if metric is None:
         if len(names) > 1:
             listed = "; ".join(f"{score.name} of {workdir.name}" for score, workdir in names.items())
@@ -164,11 +164,7 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     records = metrics_log.read_records(workdir / "metrics.jsonl")
     if not records:
         raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, but the run is finished. Restore a copy.")
-    keys = {
-        name: item
-        for name, item in key_docs.iterate_keys(config)
-        if not (name in IGNORED_KEYS or key_docs.is_run_only(name))
-    }
+    keys = {name: item for name, item in iterate_keys(config) if not (name in IGNORED_KEYS or is_run_only(name))}
     kind, colon, where = str(keys.get("data.name")).partition(":")
     if colon:  # a folder with and without a slash at its end is the same
         keys["data.name"] = f"{kind}:{where.rstrip('/') or where}"

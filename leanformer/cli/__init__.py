@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 
 from leanformer import config as configs
 from leanformer.cli.flags import CONFIG, OPTIONAL_CONFIG, Flag, Values, parse
-from leanformer.config import key_docs
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 
 
@@ -104,6 +103,8 @@ class Command:
             required = " Required." if flag.required else ""
             lines.append(f"  {flag!s:<24} {flag.help}{default}{required}")
         if any(flag.kind is ConfigDict for flag in self.flags):
+            from leanformer.config import key_docs
+
             texts = key_docs.help_texts(configs.base())
             lines += ["", "Every key of a config can be set. Common ones:", ""]
             lines += [f"  {f'--config.{key}={value}':<29} {texts[key]}" for key, value in COMMON_KEYS.items()]

@@ -10,7 +10,7 @@ from absl import flags as absl
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
-from leanformer.config.loading import format_error
+from leanformer.config import format_error
 from leanformer.errors import ConfigError, LeanformerError
 
 

@@ -7,23 +7,52 @@ defaults of a task: `base()` for images, `sequences()`, ... Every key can be set
 """
 
 import ast
-from collections.abc import Callable
+import re
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from leanformer.config import common, declare, rules
-from leanformer.config.images import IMAGENET_MEAN, IMAGENET_STD, Images, base, check_images, model
-from leanformer.config.language import Language, Masked, check_language, check_masked, language, masked
-from leanformer.config.loading import load, load_sibling
+from leanformer.config.classification import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Images,
+    Sequences,
+    base,
+    check_images,
+    check_sequences,
+    landmarks,
+    model,
+    sequences,
+)
 from leanformer.config.points import Points, check_points, heads_of_rank, points
-from leanformer.config.sentences import Sentences, check_sentences, glue, sentences
-from leanformer.config.sequences import Sequences, check_sequences, landmarks, sequences
+from leanformer.config.texts import (
+    Language,
+    Masked,
+    Sentences,
+    check_language,
+    check_masked,
+    check_sentences,
+    glue,
+    language,
+    masked,
+    sentences,
+)
+from leanformer.errors import ConfigError, LeanformerError
 
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "KINDS", "ConfigDict", "Intervals", "Kind", "arguments", "base", "check"]
-__all__ += ["check_keys", "glue", "heads_of_rank", "intervals", "landmarks", "language", "load", "load_sibling"]
-__all__ += ["masked", "model", "points", "sentences", "sequences", "total_steps"]
+__all__ += ["check_keys", "find_file", "format_error", "glue", "heads_of_rank", "intervals", "is_run_only"]
+__all__ += ["iterate_keys", "landmarks", "language", "load", "load_function", "load_sibling", "masked", "model"]
+__all__ += ["points", "sentences", "sequences", "total_steps"]
+
+PACKAGE = Path(__file__).parents[1]
+SHIPPED = next(filter(Path.is_dir, (PACKAGE / "configs", PACKAGE.parent / "configs")), PACKAGE / "configs")
+RUN_ONLY_KEYS = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
+RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
 
 
 class Kind(NamedTuple):
@@ -158,3 +187,99 @@ def arguments(text: str, **defaults: Any) -> dict[str, Any]:
         fits = defaults[name] is None or declare.fits(values[name], kind)
         rules.require(fits, f"{name}={value!r} in {text!r} is not of type {kind.__name__}.")
     return values
+
+
+def find_file(name: str, flag: str = "config") -> Path:
+    """Return the file of a config: the path `name`, or NAME.py in the current folder, in configs/, or in leanformer.
+
+    Args:
+        name: name or path of the config.
+        flag: command-line flag whose value is `name`, for messages.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    path = Path(name).expanduser()
+    for file in (path, *(folder / f"{name}.py" for folder in (Path(), Path("configs"), SHIPPED))):
+        if file.is_file():
+            return file
+    raise ConfigError(f"--{flag}={name}: no such file in {Path.cwd()}, and no config of leanformer has this name.")
+
+
+def load(name: str, flag: str = "config") -> ConfigDict:
+    """Return the config that the function `get_config` of a config file returns.
+
+    Args:
+        name: name or path of the file, see `find_file`; or `FILE:ARGUMENT`, with the argument of `get_config`.
+        flag: command-line flag whose value is `name`, for messages.
+
+    Raises:
+        ConfigError: the file is missing, raises an error, or returns no config.
+
+    >>> c = load("vit_b:depth=7,heads=16")
+    >>> c.model.depth, c.model.num_heads
+    (7, 16)
+    """
+    name, colon, argument = name.partition(":")
+    file = str(find_file(name, flag))
+    try:
+        config = runpy.run_path(file)["get_config"](*([argument] if colon else []))
+    except LeanformerError:
+        raise
+    except Exception as error:  # the code of a config file can raise anything
+        raise ConfigError(f"The config {file} has an error. {format_error(error)}") from error
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(f"get_config() of {file} returned {type(config).__name__}, expected a ConfigDict.")
+    return config
+
+
+def load_function(name: str, function: str) -> Callable[..., Any] | None:
+    """Return a function of a config file beside `get_config`, such as `make_loggers`; None if it has none.
+
+    Args:
+        name: name or path of the file, see `find_file`; or `FILE:ARGUMENT`.
+        function: name of the function.
+    """
+    return runpy.run_path(str(find_file(name.partition(":")[0]))).get(function)
+
+
+def format_error(error: BaseException) -> str:
+    """Return an error of ConfigDict, such as an unknown key, or of a config file, as one line of text."""
+    while error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+    if typo := re.search(r'Did you mean "(.+)" instead of "(.+)"\?', text):
+        return f'There is no key "{typo[2]}". Did you mean "{typo[1]}"?'
+    if key := re.match(r'Key "(.+?)" does not exist|.*Attempting to lookup: (\S+)', text):
+        return f'There is no key "{key[1] or key[2]}".'
+    if isinstance(error, KeyError):
+        return f"There is no key {text}."
+    return f"{type(error).__name__}: {text}"
+
+
+def load_sibling(file: str, name: str, *arguments: str) -> ConfigDict:
+    """Return the config of another file in the same folder, for config files that override it.
+
+    Args:
+        file: path of the calling config file, `__file__`.
+        name: name of the other file without .py.
+        arguments: argument of its `get_config`; at most one.
+
+    Raises:
+        ConfigError: the file is missing, raises an error, or returns no config.
+    """
+    return load(":".join([str(Path(file).with_name(f"{name}.py")), *arguments]))
+
+
+def is_run_only(key: str) -> bool:
+    """Return True if a dotted key changes only the speed of a run and its saved files, no result."""
+    return key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)
+
+
+def iterate_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield pairs (dotted key, value) of a config, with `prefix` before each key; an empty section is a value."""
+    for name, value in tree.items():
+        if isinstance(value, ConfigDict) and len(value):
+            yield from iterate_keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,8 +1,16 @@
 """Config keys of all tasks, and of the blocks of all models. A comment beside a key is its help text."""
 
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from leanformer.config import declare
 from leanformer.config.declare import ConfigDict, Literal, Size, dataclass, field
+from leanformer.errors import ConfigError
 
 
+MODELS, LAYERS = declare.PACKAGE / "models", declare.PACKAGE / "layers"
+PER_LAYER = ("num_heads", "head_dim", "value_dim", "mlp_dim", "num_kv_heads")  # keys of the section model
 Dtype = Literal["bfloat16", "float32"]
 
 
@@ -110,7 +118,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Common:
-    """Keys of all tasks; a task declares further ones and its defaults. The section `model` is in `config.models`."""
+    """Keys of all tasks; a task declares further ones and its defaults. The section `model` follows below."""
 
     task: str = ""  # training task: a registry entry of leanformer/tasks
     seed: int = 0  # random seed of initial weights, data order, augmentation, mixup and drop path
@@ -205,3 +213,51 @@ class TextKeys(PlainKeys):
     mlp_bias: bool = True  # True: the linear layers of the MLP have biases
     qkv_bias: bool = True  # True: query, key and value projections have biases
     dropout: float = 0.0  # dropout rate of embeddings, residual branches and the MLP's hidden layer
+
+
+def architectures() -> list[str]:
+    """Return the names of all architectures, the modules of `leanformer.models`."""
+    return sorted(file.stem for file in MODELS.glob("[a-z]*.py"))
+
+
+@functools.cache
+def keys_of(name: str) -> Any:
+    """Return the declaration of the keys of an architecture. Raises ConfigError if the name is unknown."""
+    if name not in architectures():
+        raise ConfigError(f'model.name="{name}": unknown architecture. Choose one of: {", ".join(architectures())}.')
+    return declare.declared_in(MODELS / f"{name}.py", globals())
+
+
+@functools.cache
+def attention_keys() -> list[Any]:
+    """Return the declarations of the options of all attention types, which are unset by default."""
+    files = (file for file in sorted(LAYERS.glob("*.py")) if "\nclass Keys" in file.read_text(encoding="utf-8"))
+    return [declare.declared_in(file, globals()) for file in files]
+
+
+def model_section(name: str, **values: Any) -> ConfigDict:
+    """Return the section `model` of a config: the keys of an architecture, and unset options of attention.
+
+    Args:
+        name: architecture, a module of `leanformer.models`.
+        values: values of keys that replace the defaults of the architecture.
+    """
+    m = declare.section(keys_of(name)(name=name))
+    for options in attention_keys():
+        m.update(declare.section(options()))
+    m.update(values)
+    return m
+
+
+def model_meanings(name: str) -> dict[str, str]:
+    """Return {dotted key: meaning} of the section `model` of an architecture."""
+    texts: dict[str, str] = {}
+    for keys in (keys_of(name), *attention_keys()):
+        texts |= {key: text for key, text in declare.meanings(keys, "model.").items() if key not in texts}
+    return texts
+
+
+def listed_per_layer(m: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return {key: numbers} of a section `model` for sizes given per layer; {} for an architecture with stages."""
+    several = {name: m[name] for name in PER_LAYER if isinstance(m.get(name), tuple | list)}
+    return {name: tuple(sizes) for name, sizes in several.items()} if isinstance(m.get("depth"), int) else {}

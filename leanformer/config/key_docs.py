@@ -1,30 +1,24 @@
 """Help texts of config keys, and help pages."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from leanformer import config
-from leanformer.config import common, declare, models
+from leanformer.config import common, declare
 from leanformer.errors import ConfigError
 
 
-RUN_ONLY_KEYS = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
-RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
 WIDTH = 46
 NO_HELP = "key of the config file, without a help text"
-
-
-def is_run_only(key: str) -> bool:
-    """Return True if a dotted key changes only the speed of a run and its saved files, no result."""
-    return key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)
 
 
 def help_texts(c: Any) -> dict[str, str]:
     """Return {dotted key: meaning} of the keys of a config: of its task, of its architecture, and of attention."""
     keys = config.KINDS[c.task].keys if c.task in config.KINDS else common.Common
-    return declare.meanings(keys) | (models.meanings(c.model.name) if "model" in c else {})
+    return declare.meanings(keys) | (common.model_meanings(c.model.name) if "model" in c else {})
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
@@ -43,7 +37,7 @@ def help_page(c: ConfigDict | None = None, section: str = "") -> str:
         texts = help_texts(values)
         lines = [
             f"  {f'{key}={format_value(value)}':<{WIDTH}} {meaning(texts, key)}"
-            for key, value in iterate_keys(values)
+            for key, value in config.iterate_keys(values)
             if not section or key == section or key.startswith(f"{section}.")
         ]
         new = [line for line in lines if line not in seen]
@@ -59,8 +53,8 @@ def defaults() -> Iterator[tuple[str, ConfigDict]]:
     for task, kind in config.KINDS.items():
         function: Any = kind.defaults
         yield f'task="{task}" ({kind.name}), with the defaults of config.{function.__name__}():', kind.defaults()
-    for name in models.architectures():
-        if issubclass(models.keys_of(name), common.ImageKeys):
+    for name in common.architectures():
+        if issubclass(common.keys_of(name), common.ImageKeys):
             c = ConfigDict({"task": "images"})
             c.model = config.model(name)
             yield f'model.name="{name}":', c
@@ -84,10 +78,6 @@ def format_value(value: Any) -> str:
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
-def iterate_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield pairs (dotted key, value) of a config, with `prefix` before each key; an empty section is a value."""
-    for name, value in tree.items():
-        if isinstance(value, ConfigDict) and len(value):
-            yield from iterate_keys(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def split_values(text: str) -> list[str]:
+    """Return values, separated by commas outside of parentheses: "4,(4,8)" are two."""
+    return re.split(r",(?![^(]*\))", text)

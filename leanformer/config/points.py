@@ -4,7 +4,6 @@ from typing import Any
 
 from leanformer.config import common, declare
 from leanformer.config.declare import ConfigDict, dataclass
-from leanformer.config.models import model
 from leanformer.config.rules import nearest_divisors, require
 
 
@@ -57,7 +56,7 @@ def points() -> ConfigDict:
     'points'
     """
     c = declare.section(Points())
-    c.model = model("encoder", mlp_dim=2048)
+    c.model = common.model_section("encoder", mlp_dim=2048)
     return c.lock()
 
 

@@ -1,11 +1,6 @@
-"""Sources of examples, which have random access and usually a length, and their selection by `data.name`.
+"""Sources of examples, which have random access and usually a length, and their selection by `data.name`."""
 
-Sources are picklable, since worker processes have copies.
-
-A class has the same number in every split, and throughout a run. Classes are those of the training split, sorted, or
-those in `classes.txt` beside the splits, one per line in the order of the model's outputs.
-"""
-
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from leanformer.errors import ConfigError, DataError
+from leanformer.runtime import files
 
 
 CLASSES_FILE = "classes.txt"
@@ -209,3 +205,56 @@ def no_example_error(value: Any, *, images: bool) -> DataError:
     shown = f"{value.dtype} {tuple(value.shape)}" if hasattr(value, "dtype") else repr(str(value)[:60])
     kinds = "PIL image, uint8 array (height, width[, channels])" if images else "text as bytes, such as text.encode()"
     return DataError(f"{type(value).__name__} {shown} is not an example: expected a path, bytes, {kinds}, or a list.")
+
+
+RECORD = "recipe.json"  # in the folder of a dataset
+
+
+def make_dataset(
+    folder: str | Path, recipe: Mapping[str, Any], fill: Callable[[Path], Mapping[str, Any]] = lambda folder: {}
+) -> Path:
+    """Build a dataset if the folder is missing or empty, and return the absolute folder.
+
+    A new folder appears when it is complete, with the files that `fill` writes and the record, see `read_record`.
+    A killed process leaves a hidden folder beside it.
+
+    Args:
+        folder: folder of the dataset; "~" is expanded.
+        recipe: settings that determine the data, ready for JSON.
+        fill: function that writes the files to a folder, and returns further entries of the record.
+
+    Raises:
+        DataError: the folder has other content or a dataset of another recipe, or cannot be written.
+    """
+    folder = Path(folder).expanduser().resolve()
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        try:
+            with files.atomic_folder(folder) as draft:
+                files.write_json(draft / RECORD, {"recipe": dict(recipe), **fill(draft)})
+        except OSError as error:
+            if not (folder / RECORD).is_file():  # else another process has built it meanwhile
+                raise DataError(f"A dataset cannot be written to {folder}: {error}") from error
+    read_record(folder, recipe)
+    return folder
+
+
+def read_record(folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record that `make_dataset` wrote for a dataset: its "recipe", and the entries that `fill` returned.
+
+    Args:
+        folder: folder of the dataset.
+        expected: required settings of the recipe by name; others may have any value.
+
+    Raises:
+        DataError: the record is missing, or has another recipe.
+    """
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{folder} has no dataset: {error}. Make one in a new folder with python -m leanformer.prepare build."
+        ) from error
+    recipe = record["recipe"]
+    if differ := [f"{key}={recipe.get(key)} (configured {x})" for key, x in expected.items() if recipe.get(key) != x]:
+        raise DataError(f"{folder} has another dataset: {', '.join(differ)}. Use another folder, or remove this one.")
+    return record

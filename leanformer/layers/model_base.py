@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from leanformer.config import declare
-from leanformer.config.common import BlockKeys
-from leanformer.config.per_layer import PER_LAYER
+from leanformer.config.common import PER_LAYER, BlockKeys
 from leanformer.config.rules import require
 from leanformer.errors import ConfigError
 from leanformer.layers.attention_registry import ATTENTIONS

@@ -10,13 +10,13 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from leanformer import cli, tasks
-from leanformer.config import key_docs, loading
-from leanformer.config.per_layer import split_values
+from leanformer.config import find_file, is_run_only
+from leanformer.config.key_docs import split_values
 from leanformer.config.rules import LENGTHS
 from leanformer.errors import ConfigError
 from leanformer.quantities import find
 from leanformer.runtime import files
-from leanformer.tasks import scores
+from leanformer.tasks.task import Score
 from leanformer.training import progress, run_files
 
 
@@ -47,7 +47,7 @@ class SweepRun:
         if not self.finished:
             return ""
         summary = files.read_json(self.workdir / "summary.json")
-        final, score = summary["final"], scores.read(summary["score"])
+        final, score = summary["final"], Score.read(summary["score"])
         names = [name for name in dict.fromkeys((score.name, "loss")) if final.get(name) is not None]
         return "  ".join(f"{find(name).label} {progress.format_value(name, final[name])}" for name in names)
 
@@ -68,7 +68,7 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
     """Return the runs that have not finished, and the finished ones whose config now has a greater length.
 
     The length is total_steps, total_epochs or total_tokens. Keys that affect no result may differ
-    (`key_docs.is_run_only`). Prints which runs are extended.
+    (`is_run_only`). Prints which runs are extended.
 
     Raises ConfigError if the folder of a run holds a run whose config differs in any other way.
     """
@@ -76,7 +76,7 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
     for member in members:
         started = member.finished or (member.workdir / "config.json").is_file()
         changes = run_files.config_changes(member.workdir, member.config) if started else {}
-        changes = {key: ends for key, ends in changes.items() if not key_docs.is_run_only(key)}
+        changes = {key: ends for key, ends in changes.items() if not is_run_only(key)}
         longer = {
             key: ends for key, ends in changes.items() if key in LENGTHS and None not in ends and ends[1] > ends[0]
         }
@@ -127,7 +127,7 @@ def make_runs(
         changes = {key: value for point in points for key, value in point.items()}
         values = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
         words = tuple(f"--config.{key}={value}" for key, value in changes.items())
-        config = ":".join([str(loading.find(file).absolute()), *argument])
+        config = ":".join([str(find_file(file).absolute()), *argument])
         name = ",".join([Path(file).stem, *argument, *values]).replace("/", "_")  # a value may be a path
         result.append(SweepRun(folder / name, (f"--config={config}", *common, *words)))
     names = [member.workdir.name for member in result]

@@ -1,7 +1,8 @@
-"""Shared implementation of single-label classification: labels, loss, accuracy and confusion matrix."""
+"""Shared implementation of single-label classification: labels, losses, accuracy and confusion matrix."""
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from leanformer.data import Source
 from leanformer.data.loader import Prepare
 from leanformer.errors import DataError
-from leanformer.tasks import losses
-from leanformer.tasks.scores import Score
-from leanformer.tasks.task import Batch, Objective, Spec
+from leanformer.tasks.task import Batch, Objective, Score, Spec
 
 
 LABEL: dict[str, Spec] = {"label": ((), np.int32)}
@@ -31,7 +30,7 @@ class Classification(Objective):
 
     Attributes:
         num_classes: number of classes, and of the model's outputs V.
-        kind: type of the loss, "softmax" or "sigmoid", see `losses.classify`.
+        kind: type of the loss, "softmax" or "sigmoid", see `classify`.
     """
 
     num_classes: int
@@ -41,7 +40,7 @@ class Classification(Objective):
 
     @property
     def ceiling(self) -> float:
-        return losses.divergence_threshold(self.kind, self.num_classes)
+        return divergence_threshold(self.kind, self.num_classes)
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
         """Return sums over the examples that `batch["mask"]` marks as present.
@@ -50,8 +49,8 @@ class Classification(Objective):
         number of `examples`; with `detail` also the `confusion` matrix (V V): rows are labels, columns predictions.
         """
         logits, _ = model(*self.inputs(batch))
-        loss = losses.classify(logits, jax.nn.one_hot(batch["label"], self.num_classes), self.kind)
-        rank = losses.rank_of_label(logits, batch["label"])
+        loss = classify(logits, jax.nn.one_hot(batch["label"], self.num_classes), self.kind)
+        rank = rank_of_label(logits, batch["label"])
         mask = batch["mask"]
         return {
             "loss": jnp.where(mask, loss, 0).sum(),
@@ -107,3 +106,73 @@ def _confusion(
     predicted = jnp.where(rank < 1, labels, jnp.argmax(others, axis=-1))
     counts = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
     return counts.at[labels, predicted].add(mask.astype(jnp.int32))
+
+
+def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: str) -> Float[Array, "*b"]:
+    """Return the classification loss of each example against soft targets, in nats, in float32 or wider.
+
+    Args:
+        logits: logits of V classes, of any floating type.
+        targets: probability of each class.
+        loss: "softmax", cross-entropy; or "sigmoid", the sum of the binary cross-entropies of the classes.
+
+    Raises:
+        ValueError: the loss is unknown.
+    """
+    if loss not in LOSSES:
+        raise ValueError(f"loss={loss!r} is not one of {', '.join(LOSSES)}.")
+    return LOSSES[loss](logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), targets)
+
+
+def _softmax(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Float[Array, "*b"]:
+    return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
+
+
+def _sigmoid(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Float[Array, "*b"]:
+    """Return the sum of binary cross-entropies of the classes, whose size, unlike that of a mean, does not shrink with
+    the number of classes (Beyer et al. 2020)."""
+    positive, negative = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
+    return -jnp.sum(targets * positive + (1 - targets) * negative, axis=-1)
+
+
+LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by name, as in config.loss
+
+
+def smoothed(labels: Int[Array, "b"], num_classes: int, smoothing: float) -> Float[Array, "b v"]:
+    """Return one-hot targets, of which `smoothing` is spread over all classes (Szegedy et al. 2016).
+
+    >>> smoothed(jnp.array([1]), num_classes=4, smoothing=0.25).tolist()
+    [[0.0625, 0.8125, 0.0625, 0.0625]]
+    """
+    return jax.nn.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
+
+
+def divergence_threshold(loss: str, num_classes: int) -> float:
+    """Return 100 times the loss of a uniform prediction, in nats, above which a run has diverged.
+
+    Args:
+        loss: "softmax" or "sigmoid".
+        num_classes: number of classes; 1 counts as 2.
+    """
+    classes = max(num_classes, 2)
+    return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))
+
+
+def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v"]:
+    """Return class probabilities from logits of a model trained with `loss`, in float32 or wider.
+
+    They sum to 1 for "softmax", and are independent for "sigmoid".
+    """
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return jax.nn.sigmoid(logits) if loss == "sigmoid" else jax.nn.softmax(logits)
+
+
+def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
+    """Return, for each example, the number of classes with a higher logit than its label; top-k means rank < k.
+
+    Ties and NaN count as higher, so that constant or broken logits are never correct. For a label whose logit is NaN
+    the rank is at least V.
+    """
+    label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+    above = ~(logits < label_logit)  # at least as high, or NaN; includes the label itself
+    return above.sum(axis=-1) - 1 + jnp.isnan(label_logit[:, 0]) * logits.shape[-1]

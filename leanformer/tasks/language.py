@@ -15,10 +15,9 @@ from leanformer import data
 from leanformer.data.source import Subset, find
 from leanformer.data.text import Corpus, OverlappingLastWindow, Packed, Stream, Windows, documents, open_corpus, rows
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import losses
 from leanformer.tasks.chunked_cross_entropy import cross_entropy
-from leanformer.tasks.scores import Score
-from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
+from leanformer.tasks.classification import divergence_threshold
+from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Task
 
 
 Rows = Stream | Packed | OverlappingLastWindow | Subset
@@ -156,7 +155,7 @@ class TokenObjective(Objective):
 
     @property
     def ceiling(self) -> float:
-        return losses.divergence_threshold("softmax", self.vocabulary)
+        return divergence_threshold("softmax", self.vocabulary)
 
     def loss_denominator(self, batch: Batch) -> Int[Array, ""]:
         """Return the number of targets in a batch, at least 1, by which its summed loss is divided."""

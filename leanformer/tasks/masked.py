@@ -1,23 +1,23 @@
-"""Masked language modelling: loss in nats and accuracy of the masked tokens.
-
-Only the target positions, a fixed number per row, go through the model's head (Geiping & Goldstein 2023).
-"""
+"""Masked language modelling, and embeddings of texts."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from leanformer import data
-from leanformer.data.text import Corpus, OverlappingLastWindow, masking, rows
-from leanformer.data.text.masking import Masking, num_masked
+from leanformer.data.sentences import join_pair, special_tokens
+from leanformer.data.text import Corpus, OverlappingLastWindow, Tokenizer, rows
+from leanformer.data.text.rows import Masking, num_masked, prepare_masked
 from leanformer.data.text.tokenizer import MASKS
 from leanformer.errors import ConfigError, DataError
+from leanformer.layers.masks import mean_pool
 from leanformer.tasks.chunked_cross_entropy import cross_entropy_and_hits
 from leanformer.tasks.language import TextData, TokenObjective, settings
 from leanformer.tasks.task import Batch, Spec, Task
@@ -58,7 +58,7 @@ class MaskedData(TextData):
     def make_prepare(self, source: Any, *, train: bool) -> data.loader.Prepare:
         tokenizer = source.tokenizer
         how = Masking(self.share, tokenizer.mask, tokenizer.vocabulary, self.length)
-        return functools.partial(masking.prepare, how=how, train=train)
+        return functools.partial(prepare_masked, how=how, train=train)
 
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
         return dict.fromkeys(("places", "targets"), ((num_masked(self.share, self.length),), np.int32))
@@ -116,3 +116,59 @@ def from_config(c: Any) -> Task:
     """Return the masked language-modelling task of a config. Raises ConfigError for an unknown `data.name`."""
     corpus, objective = settings(c)
     return Task(MaskedData(share=c.mask_share, **corpus), MaskedLanguageModelling(**objective))
+
+
+LENGTH_MULTIPLE = 16  # of row lengths, to limit the number of compiled programs
+
+
+def embeddings(
+    model: Any, tokenizer: Tokenizer, texts: Sequence[str], *, batch_size: int = 32
+) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, "m"]]:
+    """Return the embedding of each text, float32, and the indices of texts that were truncated to the model's length.
+
+    An embedding is the mean over tokens, [CLS] and [SEP] included, of the model's last layer, normalised to length 1.
+
+    Args:
+        model: instance of `models.bert.Model`.
+        tokenizer: tokenizer that the model was trained with.
+        texts: n texts, none of them empty.
+        batch_size: number of texts per forward pass, which affects only rounding.
+
+    Raises:
+        ConfigError: the model has another architecture, or a smaller vocabulary than the tokenizer.
+        DataError: the tokenizer has no [CLS] or no [SEP]; or there is no text, or one that is empty or not a text.
+    """
+    check_encoder(model, "The model")
+    marks, vocabulary = special_tokens(tokenizer), model.embed.shape[0]
+    if tokenizer.vocabulary > vocabulary:
+        raise ConfigError(
+            f"The tokenizer has {tokenizer.vocabulary:,} tokens, but model.vocabulary={vocabulary}. Use "
+            "the tokenizer that the model was trained with."
+        )
+    if not len(texts):
+        raise DataError("There are no texts. Pass at least one.")
+    encoded = tokenizer.encode(texts)
+    if empty := [index for index, text in enumerate(texts) if not text.strip()]:
+        raise DataError(f"{len(empty)} of {len(texts)} texts are empty, the first is texts[{empty[0]}]. Remove them.")
+    sizes = np.array([len(tokens) + 2 for tokens in encoded])
+    vectors = np.empty((len(texts), model.embed.shape[1]), np.float32)
+    order = np.argsort(sizes, kind="stable")  # similar lengths per batch reduce padding
+    for some in np.split(order, range(batch_size, len(texts), batch_size)):
+        longest = min(int(-(-sizes[some].max() // LENGTH_MULTIPLE) * LENGTH_MULTIPLE), model.max_length)
+        rows = [join_pair({"tokens": encoded[i]}, marks, longest) for i in some]
+        rows += rows[:1] * (batch_size - len(rows))
+        tokens, lengths = (jnp.asarray(np.stack([row[name] for row in rows])) for name in ("tokens", "lengths"))
+        vectors[some] = np.asarray(_embed(model, tokens, lengths))[: len(some)]
+    return vectors, np.flatnonzero(sizes > model.max_length)
+
+
+def check_encoder(model: Any, name: str) -> None:
+    """Raise ConfigError if a model is not a bidirectional language model; `name` stands for it in the message."""
+    if not hasattr(model, "decoded"):
+        raise ConfigError(f'{name} is no bidirectional language model. Embeddings of texts require model.name="bert".')
+
+
+@nnx.jit
+def _embed(model: Any, tokens: Int[Array, "b t"], lengths: Int[Array, "b"]) -> Float[Array, "b d"]:
+    x = mean_pool(model.hidden(tokens, lengths)[0].astype(jnp.float32), lengths)
+    return x * jax.lax.rsqrt(jnp.square(x).sum(axis=1, keepdims=True))

@@ -15,8 +15,7 @@ from leanformer import data
 from leanformer.data.points import KINDS, FixedSplit, Points, PointTask, Sizes
 from leanformer.data.points import find as find_task
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks.scores import Score
-from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
+from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

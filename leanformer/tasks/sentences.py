@@ -11,18 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from leanformer import data
-from leanformer.data.sentences import KINDS, Texts, open_sentences
-from leanformer.data.sentences.encoded import join_pair, special_tokens
+from leanformer.data.sentences import KINDS, Texts, join_pair, open_sentences, special_tokens
 from leanformer.data.source import find
 from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import artifacts, losses, metrics
-from leanformer.tasks.classification import LABEL, Classification, labelled
-from leanformer.tasks.scores import Score
-from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
+from leanformer.tasks import artifacts
+from leanformer.tasks.classification import LABEL, Classification, classify, labelled
+from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,7 +182,7 @@ class SentenceClassification(SentenceObjective, Classification):
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         logits, _ = model(*self.inputs(part), key=key)
-        return losses.classify(logits, jax.nn.one_hot(part["label"], self.num_classes), self.kind).sum()
+        return classify(logits, jax.nn.one_hot(part["label"], self.num_classes), self.kind).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
         """Return sums over the examples that `batch["mask"]` marks as present.
@@ -205,8 +203,8 @@ class SentenceClassification(SentenceObjective, Classification):
         With the sum `confusion` of `detail`, also that matrix (V V).
         """
         counts, values = totals["counts"], {"loss": float(totals["loss"] / totals["examples"])}
-        values |= {"accuracy": metrics.accuracy(counts), "matthews": metrics.matthews(counts)}
-        values |= {"f1": metrics.f1(counts)} if self.num_classes == 2 else {}
+        values |= {"accuracy": accuracy(counts), "matthews": matthews(counts)}
+        values |= {"f1": f1(counts)} if self.num_classes == 2 else {}
         return values | {name: totals[name] for name in ("confusion",) if name in totals}
 
 
@@ -244,7 +242,7 @@ class SentenceRegression(SentenceObjective):
         The correlation with a constant is recorded as 0, with a warning.
         """
         outputs, labels = (totals["per_example"][name] for name in ("predictions", "labels"))
-        both = {"pearson": metrics.pearson(outputs, labels), "spearman": metrics.spearman(outputs, labels)}
+        both = {"pearson": pearson(outputs, labels), "spearman": spearman(outputs, labels)}
         if None in both.values():
             what = "All outputs of the model are equal" if np.ptp(outputs) == 0 else "All labels are equal"
             warnings.warn(f"{what}: the correlation is undefined, and recorded as 0.", stacklevel=2)
@@ -269,3 +267,55 @@ def from_config(c: Any) -> Task:
         SentenceData(**shared, **keys, vocabulary=m.vocabulary, source_run=source_run),
         objective(**shared, metric=c.score),
     )
+
+
+def accuracy(confusion: Int[np.ndarray, "v v"]) -> float:
+    """Return the accuracy from a confusion matrix; rows are labels, columns predictions.
+
+    >>> accuracy(np.array([[3, 1], [0, 4]]))
+    0.875
+    """
+    return float(np.trace(confusion) / confusion.sum())
+
+
+def f1(confusion: Int[np.ndarray, "2 2"]) -> float:
+    """Return F1, the harmonic mean of precision and recall, of class 1; rows are labels, columns predictions."""
+    right, wrong = int(confusion[1, 1]), int(confusion[0, 1] + confusion[1, 0])
+    return 2 * right / (2 * right + wrong) if right else 0.0
+
+
+def matthews(confusion: Int[np.ndarray, "v v"]) -> float:
+    """Return the Matthews correlation of labels (rows) and predictions (columns), in [-1, 1]; 0 if undefined.
+
+    Source: Matthews 1975; for more than two classes Gorodkin 2004, eq. 8.
+    """
+    counts = confusion.astype(object)  # Python integers: products of three counts exceed 2^63
+    labels, taken, total = counts.sum(axis=1), counts.sum(axis=0), counts.sum()
+    shared = total * np.trace(counts) - labels @ taken
+    spread = (total**2 - labels @ labels) * (total**2 - taken @ taken)
+    return float(shared) / float(spread) ** 0.5 if spread else 0.0
+
+
+def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
+    """Return the linear correlation of two arrays (n,), in [-1, 1].
+
+    It is None if an argument is constant, and NaN if a number is not finite.
+    """
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("nan")
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    x, y = (values.astype(np.float64) - values.astype(np.float64).mean() for values in (a, b))
+    return float(np.clip((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)), -1, 1))
+
+
+def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
+    """Return the rank correlation of two arrays (n,), in [-1, 1], with mean ranks for ties.
+
+    It is None if an argument is constant, and NaN if a number is not finite.
+    """
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("nan")
+    from scipy import stats  # slow to import
+
+    return pearson(*(stats.rankdata(values) for values in (a, b)))

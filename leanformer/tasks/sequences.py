@@ -8,12 +8,11 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.config.sequences import WHOLE
+from leanformer.config.classification import IMAGE_TYPES
 from leanformer.data.sequences import KINDS, build, encode, open_sequences
 from leanformer.data.source import find
 from leanformer.errors import DataError
-from leanformer.tasks import losses, mixup
-from leanformer.tasks.classification import LABEL, Classification, labelled
+from leanformer.tasks.classification import LABEL, Classification, classify, labelled, smoothed
 from leanformer.tasks.task import Batch, DataModule, Spec, Task
 
 
@@ -110,15 +109,15 @@ class SequenceClassification(Classification):
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         logits, _ = model(*self.inputs(part), key=key)
-        targets = mixup.smoothed(part["label"], self.num_classes, self.label_smoothing)
-        return losses.classify(logits, targets, self.kind).sum()
+        targets = smoothed(part["label"], self.num_classes, self.label_smoothing)
+        return classify(logits, targets, self.kind).sum()
 
 
 def from_config(c: Any) -> Task:
     """Return the sequence-classification task of a config. Raises ConfigError for an unknown `data.name`."""
     m, d = c.model, c.data
     find(d.name, KINDS)
-    shared = {"num_classes": m.num_classes, "full": d.name.partition(":")[0] in WHOLE}
+    shared = {"num_classes": m.num_classes, "full": d.name.partition(":")[0] in IMAGE_TYPES}
     sizes = {"length": m.max_length, "max_length": d.max_length, "vocabulary": m.vocabulary, "towers": m.towers}
     return Task(
         SequenceData(**shared, **sizes, recipe=d.recipe.to_dict(), name=d.name, dir=d.dir),

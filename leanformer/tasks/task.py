@@ -1,6 +1,7 @@
-"""Interfaces of a training task: a data module, an objective, and the pair of them."""
+"""Interfaces of a training task: a data module, an objective, and the pair of them; and the score of a run."""
 
 import abc
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,11 +12,37 @@ from jaxtyping import Array, Key
 
 from leanformer.data import Batches, Source
 from leanformer.errors import DataError
-from leanformer.tasks.scores import Score
 
 
 Spec = tuple[tuple[int, ...], Any]  # shape and dtype of one example's array
 Batch = Mapping[str, Array]  # arrays by name, with a leading axis B
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Metric that selects the best checkpoint.
+
+    Attributes:
+        name: name of the metric in evaluation records, such as "top1".
+        higher: True if higher is better, False if lower is.
+    """
+
+    name: str
+    higher: bool = True
+
+    def best(self, scores: Mapping[int, float]) -> int | None:
+        """Return the step with the best finite value of {step: value}, the first among ties; None if there is none."""
+        finite = {step: scores[step] for step in sorted(scores) if math.isfinite(scores[step])}
+        return (max if self.higher else min)(finite, key=finite.__getitem__, default=None)
+
+    def record(self, value: float) -> dict[str, Any]:
+        """Return the record of a value for summary.json: {"score": value, "of": name, "higher": higher}."""
+        return {"score": value, "of": self.name, "higher": self.higher}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "Score":
+        """Return the metric of a record of `Score.record`."""
+        return cls(record["of"], record["higher"])
 
 
 class DataModule(abc.ABC):

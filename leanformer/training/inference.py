@@ -26,8 +26,10 @@ from leanformer import conditioning, tasks
 from leanformer.data.source import EXAMPLE_TYPES, no_example_error, read_content
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
 from leanformer.runtime import phases
-from leanformer.tasks import Task, artifacts, embedding, generation, losses
+from leanformer.tasks import Task, artifacts, generation
+from leanformer.tasks.classification import probabilities
 from leanformer.tasks.language import TextData
+from leanformer.tasks.masked import check_encoder, embeddings
 from leanformer.training import model_setup
 from leanformer.training.checkpoint import Checkpoints, RestoredWeights, is_run
 from leanformer.training.model_setup import ModelSetup
@@ -221,11 +223,11 @@ class LoadedModel:
             ConfigError: the model is not a bidirectional language model (BERT), or the run has no tokenizer for it.
             DataError: there is no text, or one that is empty or not a text.
         """
-        embedding.check_model(self.model, str(self.workdir))
+        check_encoder(self.model, str(self.workdir))
         several: list[Any] = (
             list(texts) if isinstance(texts, Iterable) and not isinstance(texts, EXAMPLE_TYPES) else [texts]
         )
-        vectors, cut = embedding.embeddings(self.model, self.tokenizer, several)
+        vectors, cut = embeddings(self.model, self.tokenizer, several)
         if len(cut):
             message = f"{len(cut)} of {len(several)} texts were truncated to the model's length, the first is texts"
             warnings.warn(f"{message}[{cut[0]}]: {several[cut[0]][:40]!r}.", stacklevel=2)
@@ -300,9 +302,7 @@ class LoadedModel:
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
         """Return the probability of each class (B V) for results of `prepare`, one row per example."""
-        return np.asarray(
-            losses.probabilities(_logits(self.model, self._batch(prepared)), self.config.get("loss", "softmax"))
-        )
+        return np.asarray(probabilities(_logits(self.model, self._batch(prepared)), self.config.get("loss", "softmax")))
 
     def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[Any, ...]:
         names = self.task.data.input_specs()

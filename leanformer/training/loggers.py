@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from leanformer.config import key_docs
+from leanformer.config import iterate_keys
 from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import files, multihost
 
@@ -55,7 +55,7 @@ class TensorBoard:
         folder = workdir / "tensorboard"
         purge = first_step and first_step + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge if any(folder.glob("*")) else None)
-        lines = "".join(f"    {key} = {value}\n" for key, value in key_docs.iterate_keys(config))
+        lines = "".join(f"    {key} = {value}\n" for key, value in iterate_keys(config))
         self._writer.add_text("config", files.printable(lines), first_step)
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
@@ -89,7 +89,7 @@ class WeightsAndBiases:
             dir=str(workdir),
             id=files.read_json(identity),
             resume="allow",
-            config=dict(key_docs.iterate_keys(config)),
+            config=dict(iterate_keys(config)),
             settings=wandb.Settings(console="off"),  # the output of the run is not sent
         )
         self._run.define_metric("step")

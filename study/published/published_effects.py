@@ -21,7 +21,7 @@ from typing import Any
 from leanformer import config
 from leanformer.analysis import step
 from leanformer.analysis.dimensions import Dimensions, model_dimensions
-from leanformer.config.per_layer import listed_per_layer
+from leanformer.config.common import listed_per_layer
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from leanformer import config
-from leanformer.config.sentences import GLUE
+from leanformer.config.texts import GLUE
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts

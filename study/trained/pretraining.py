@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from leanformer.analysis import statistics
-from leanformer.config.sentences import GLUE
+from leanformer.config.texts import GLUE
 from leanformer.data.sentences import open_table
 from leanformer.errors import DataError
 from leanformer.runtime import files
-from leanformer.tasks import metrics
+from leanformer.tasks import sentences
 from study import common
 from study.trained import glue
 
@@ -65,7 +65,7 @@ def count_words(train: Sequence[Any], dev: Sequence[Any], score: str) -> tuple[f
     for answers in (predicted, np.full(len(dev), np.bincount(y).argmax())):
         counts = np.zeros((2, 2), np.int64)
         np.add.at(counts, (labels, answers), 1)
-        results.append(getattr(metrics, score)(counts))
+        results.append(getattr(sentences, score)(counts))
     return results[0], results[1]
 
 

@@ -14,7 +14,7 @@ import leanformer
 from leanformer import predict
 from leanformer.errors import CorruptExample
 from leanformer.tasks import artifacts
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.inference import LoadedModel

@@ -4,7 +4,7 @@ import pytest
 from messages import refuses
 
 from leanformer import config
-from leanformer.config.loading import SHIPPED, find
+from leanformer.config import SHIPPED, find_file
 
 
 CONFIG = """
@@ -19,7 +19,7 @@ def get_config():
 
 def test_shipped_configs_load_by_name_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert find("vit_b_7x16") == SHIPPED / "vit_b_7x16.py"
+    assert find_file("vit_b_7x16") == SHIPPED / "vit_b_7x16.py"
     assert config.load("vit_b").model.depth == 12
     assert config.load("vit_b:depth=8,heads=14").model.depth == 8
 

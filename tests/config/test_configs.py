@@ -9,7 +9,6 @@ from messages import mentions, refuses
 from ml_collections import ConfigDict
 
 from leanformer import config
-from leanformer.config import key_docs
 from leanformer.costs import count
 from leanformer.runtime import mesh
 from leanformer.tasks import artifacts
@@ -55,7 +54,7 @@ def test_saved_config_is_read_back_unchanged(tmp_path, monkeypatch):
         c = load(name)
         run_files.write_config(tmp_path, c)
         result = artifacts.load_config(tmp_path)
-        keys, expected = (repr(sorted(key_docs.iterate_keys(values), key=str)) for values in (result, c))
+        keys, expected = (repr(sorted(config.iterate_keys(values), key=str)) for values in (result, c))
         assert keys == expected, name
         config.check(result)
 

@@ -6,7 +6,7 @@ from commands import ROOT, run_in_process
 from messages import mentions
 
 from leanformer import config
-from leanformer.config import declare, key_docs, models
+from leanformer.config import common, declare, key_docs
 from leanformer.models import find_class
 
 
@@ -23,7 +23,7 @@ def test_every_key_of_every_config_has_a_description():
     for name in CONFIGS:
         c = config.load(name)
         result = parse_page(key_docs.help_page(c))
-        assert result.keys() == {key for key, _ in key_docs.iterate_keys(c)}, name
+        assert result.keys() == {key for key, _ in config.iterate_keys(c)}, name
         assert all(len(text) > 3 and text != key_docs.NO_HELP for text in result.values()), name
 
 
@@ -39,12 +39,12 @@ def test_descriptions_are_the_comments_at_the_declarations():
 
 
 def test_declarations_read_without_importing_their_files_are_those_of_the_models():
-    for name in models.architectures():
+    for name in common.architectures():
         imported = importlib.import_module(f"leanformer.models.{name}").Keys
-        assert vars(models.keys_of(name)()) == vars(imported())
-        assert declare.meanings(models.keys_of(name)) == declare.meanings(imported)
-    options = {name for keys in models.attention_keys() for name in declare.types_of(keys)}
-    kinds = [kind for name in models.architectures() for kind in find_class(name).attentions.values()]
+        assert vars(common.keys_of(name)()) == vars(imported())
+        assert declare.meanings(common.keys_of(name)) == declare.meanings(imported)
+    options = {name for keys in common.attention_keys() for name in declare.types_of(keys)}
+    kinds = [kind for name in common.architectures() for kind in find_class(name).attentions.values()]
     assert options == {name for kind in kinds for name in kind.options}
 
 
@@ -56,8 +56,8 @@ def run_keys(*words):
 
 
 def test_keys_lists_the_keys_of_all_tasks_or_of_a_section():
-    base = {key for key, _ in key_docs.iterate_keys(config.base())}
-    sequences = {key for key, _ in key_docs.iterate_keys(config.sequences())}
+    base = {key for key, _ in config.iterate_keys(config.base())}
+    sequences = {key for key, _ in config.iterate_keys(config.sequences())}
     all_keys = parse_page(run_keys()).keys()
     assert all_keys >= base | sequences
     assert parse_page(run_keys("optim")).keys() == {key for key in all_keys if key.startswith("optim.")}

@@ -9,7 +9,7 @@ from messages import refuses
 from PIL import Image
 
 from leanformer.data.images.decoding import CorruptImage
-from leanformer.data.sequences.pathfinder import SPLITS, Pathfinder
+from leanformer.data.sequences.pixels import SPLITS, Pathfinder
 from leanformer.errors import DataError
 
 

@@ -8,9 +8,8 @@ import tokenizers
 from messages import mentions, refuses
 from tokenizers import models, normalizers, pre_tokenizers
 
-from leanformer.config.sentences import GLUE
-from leanformer.data.sentences import KINDS, glue, open_table
-from leanformer.data.sentences.encoded import join_pair, truncated_lengths
+from leanformer.config.texts import GLUE
+from leanformer.data.sentences import KINDS, TASKS, join_pair, open_table, truncated_lengths
 from leanformer.data.text import tokenizer as readers
 from leanformer.errors import DataError
 
@@ -44,13 +43,13 @@ def make_row(task, first, second, label):
     """Return the cells of one line of the published file; columns that must not be read hold a filler."""
     if task == "cola":
         return ["gj04", label, "*", first]
-    names, columns = split_header(HEADERS[task]), glue.TASKS[task].columns
+    names, columns = split_header(HEADERS[task]), TASKS[task].columns
     cells = {columns.sentence: first, columns.sentence2: second, columns.label: label}
     return [cells.get(name, "xxx") for name in names]
 
 
 def list_labels(task):
-    classes = glue.TASKS[task].classes
+    classes = TASKS[task].classes
     return list(classes) if classes else ["0.0", "1.25", "3.600", "5"]
 
 
@@ -111,7 +110,7 @@ def test_malformed_qqp_lines_are_skipped_with_a_warning(download):
 
 @pytest.mark.parametrize("task", GLUE)
 def test_published_files_are_read(task, download):
-    spec, expected = glue.TASKS[task], GLUE[task]
+    spec, expected = TASKS[task], GLUE[task]
     assert task in KINDS and expected.dev in spec.splits
     assert (len(spec.classes) if spec.classes else 1) == expected.outputs
     file = download / spec.folder / f"{expected.dev}.tsv"
@@ -128,7 +127,7 @@ def test_published_files_are_read(task, download):
 
 
 def find_label_column(task):
-    return 1 if task == "cola" else split_header(HEADERS[task]).index(glue.TASKS[task].columns.label)
+    return 1 if task == "cola" else split_header(HEADERS[task]).index(TASKS[task].columns.label)
 
 
 def test_files_from_the_original_authors_are_read(tmp_path):

@@ -13,7 +13,8 @@ from PIL import Image
 from tiny_tfds import prepare_tiny_images
 
 from leanformer import config, data, tasks
-from leanformer.data.images import open_images, shrink
+from leanformer.data.images import open_images
+from leanformer.data.images.decoding import shrink_images
 from leanformer.data.images.sources import Folder, Idx, Synthetic
 from leanformer.data.source import Source
 from leanformer.errors import DataError
@@ -102,7 +103,7 @@ def test_smaller_images_are_a_folder_of_the_same_classes(folder, rng):
     Image.fromarray(large).save(folder / "train" / "cat" / "large.png")
     (folder / "train" / "cat" / "torn.png").write_bytes(make_png(1)[:40])
     source, small = Folder(folder, "train"), folder / "small"
-    assert shrink.write(source, small, "train", short_side=12, channels=1, workers=0) == len(source) == 8
+    assert shrink_images(source, small, "train", short_side=12, channels=1, workers=0) == len(source) == 8
     after = Folder(small, "train")
     assert after.classes == source.classes
     assert [after[i]["label"] for i in range(8)] == [source[i]["label"] for i in range(8)]
@@ -113,10 +114,10 @@ def test_smaller_images_are_a_folder_of_the_same_classes(folder, rng):
     assert picture.format == "JPEG" and picture.size == (24, 12)
     assert np.abs(np.asarray(picture, float) - np.asarray(expected, float)).mean() < 8
     times = {path: path.stat().st_mtime_ns for path in small.glob("train/*/*")}
-    shrink.write(source, small, "train", short_side=12, channels=1, workers=0)  # as after a kill
+    shrink_images(source, small, "train", short_side=12, channels=1, workers=0)  # as after a kill
     assert {path: path.stat().st_mtime_ns for path in small.glob("train/*/*")} == times
     with refuses("pixels", error=DataError):
-        shrink.write(Synthetic("test", 8, 1, 3), small, "x", short_side=12, channels=1, workers=0)
+        shrink_images(Synthetic("test", 8, 1, 3), small, "x", short_side=12, channels=1, workers=0)
 
 
 def test_split_file(folder):

@@ -10,10 +10,10 @@ import pytest
 from messages import refuses
 
 from leanformer import pretrained
-from leanformer.data import generated
+from leanformer.data.source import make_dataset
 from leanformer.errors import WorkdirError
 from leanformer.runtime import files
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.training import metrics_log, run_files
 from leanformer.training.checkpoint import Checkpoints
 
@@ -64,7 +64,7 @@ def test_writers_sync_the_file_then_rename_then_sync_the_folder(tmp_path, tiny, 
 
 
 def test_generated_dataset_is_synced_before_its_rename(tmp_path, calls):
-    generated.make(tmp_path / "set", {}, lambda folder: (folder / "x").write_text("1") and {})
+    make_dataset(tmp_path / "set", {}, lambda folder: (folder / "x").write_text("1") and {})
     index = calls.index(("name", "set"))
     assert {("sync", "x"), ("sync", "recipe.json")} < set(calls[:index]) and calls[index + 1 :] == [
         ("sync", tmp_path.name)

@@ -15,7 +15,7 @@ from messages import mentions, refuses
 from processes import FAST_COMPILE_FLAGS, ROOT, read_records_by_step
 
 from leanformer import sweep
-from leanformer.config import key_docs
+from leanformer.config import iterate_keys
 from leanformer.sweeps import executor, grid
 
 
@@ -252,7 +252,7 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     that run saves, and the next command runs only what is missing. Runs of one shape are compiled once."""
     earlier_run = grid.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
     finished = fake_runs.write_run(
-        earlier_run.workdir, changes=[(k, v) for k, v in key_docs.iterate_keys(earlier_run.config) if k != "eval.more"]
+        earlier_run.workdir, changes=[(k, v) for k, v in iterate_keys(earlier_run.config) if k != "eval.more"]
     )
     first_sweep = start(tmp_path, CONFIGS, "--seeds=2")
     second_run = tmp_path / "quickstart,seed=1"

@@ -11,8 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from leanformer.analysis import confusion
 from leanformer.reports import plots
 from leanformer.tasks import artifacts
-from leanformer.tasks.classification import Classification, _confusion
-from leanformer.tasks.losses import rank_of_label
+from leanformer.tasks.classification import Classification, _confusion, rank_of_label
 from leanformer.tasks.sequences import SequenceClassification
 from leanformer.training.step import IN_FLIGHT, evaluate
 

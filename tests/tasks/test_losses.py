@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from leanformer.tasks.losses import classify, rank_of_label
+from leanformer.tasks.classification import classify, rank_of_label
 
 
 B, V = 5, 7

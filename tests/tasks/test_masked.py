@@ -13,9 +13,7 @@ from messages import mentions, refuses
 from random_weights import fill_weights
 
 from leanformer import config, models, tasks
-from leanformer.data.text import masking
-from leanformer.data.text.masking import Masking, num_masked
-from leanformer.data.text.rows import IGNORE
+from leanformer.data.text.rows import IGNORE, Masking, num_masked, prepare_masked
 from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
@@ -137,7 +135,7 @@ def test_every_token_is_a_target_at_most_once(texts, packed):
     places = np.zeros(len(source.corpus), int)
     text, start = source.corpus[slice(0, len(source.corpus))], 0
     for i in range(len(source)):
-        row = masking.prepare(i, source[i], refuse_draws, how=Masking(0.25, 4, 61, 24), train=False)
+        row = prepare_masked(i, source[i], refuse_draws, how=Masking(0.25, 4, 61, 24), train=False)
         raw = source[i]["targets"]
         begin = start if packed else min(i * 24, len(text) - 24)
         real = int((raw != IGNORE).sum())

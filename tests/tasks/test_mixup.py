@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leanformer.tasks import mixup as aug
+from leanformer.tasks import images as aug
 
 
 B, H, W, C, V = 6, 13, 17, 3, 7

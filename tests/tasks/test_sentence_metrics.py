@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from leanformer.tasks import metrics
+from leanformer.tasks import sentences as metrics
 
 
 def draw_counts(draw, classes, size):

@@ -19,7 +19,7 @@ from leanformer.data.text import corpus
 from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts, sentences
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.training import checks, evaluators, inference, metrics_log, run_files, train_setup
 from leanformer.training import step as steps
 from tests.data.test_sentences import HEADERS, download, make_row, wordpiece, write_table

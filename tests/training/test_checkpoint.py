@@ -13,7 +13,7 @@ from small_runs import make_initial_state
 
 from leanformer.errors import CheckpointError
 from leanformer.runtime import integrity
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
 

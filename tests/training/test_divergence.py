@@ -13,8 +13,8 @@ from small_runs import make_image_batch, make_initial_state
 from leanformer import config
 from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as sharding
-from leanformer.tasks import losses
-from leanformer.tasks.scores import Score
+from leanformer.tasks.classification import classify, divergence_threshold
+from leanformer.tasks.task import Score
 from leanformer.train import train
 from leanformer.training import step as steps
 from leanformer.training import train_setup
@@ -26,9 +26,9 @@ from leanformer.training.step import IN_FLIGHT, LARGEST
 def test_threshold_is_100_times_the_loss_of_a_uniform_guess():
     uniform = jnp.zeros((1, 7))
     for loss in ("softmax", "sigmoid"):
-        guess = losses.classify(uniform, jax.nn.one_hot(jnp.array([3]), 7), loss)
-        np.testing.assert_allclose(losses.divergence_threshold(loss, 7), 100 * float(guess[0]), rtol=1e-5)
-    assert losses.divergence_threshold("softmax", 1) > 0
+        guess = classify(uniform, jax.nn.one_hot(jnp.array([3]), 7), loss)
+        np.testing.assert_allclose(divergence_threshold(loss, 7), 100 * float(guess[0]), rtol=1e-5)
+    assert divergence_threshold("softmax", 1) > 0
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_step_above_the_threshold_is_skipped(compiled_step):
     state = make_initial_state(run)
     state.params["head"]["bias"] = jnp.array([0.0, 0.0, 0.0, 0.0, 1e5])
     new_state, metrics = step(state, batch, run.run_key())
-    threshold = losses.divergence_threshold("softmax", 5)
+    threshold = divergence_threshold("softmax", 5)
     assert threshold < float(metrics["last_loss"]) < np.inf and np.isfinite(float(metrics["last_loss"]))
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["bad_leaf"]) == -1
     for name in ("params", "moments", "ema"):
@@ -62,7 +62,7 @@ def test_overflowing_update_is_detected_in_the_same_step(compiled_step):
     """Loss and gradient are finite and below the threshold; only the learning rate makes the parameters overflow."""
     run, step, batch = compiled_step
     new_state, metrics = step(make_initial_state(run), batch, run.run_key())
-    assert float(metrics["last_loss"]) < losses.divergence_threshold("softmax", 5)
+    assert float(metrics["last_loss"]) < divergence_threshold("softmax", 5)
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["skipped"]) == 1
     leaf = jax.tree.leaves(new_state.params)[int(metrics["bad_leaf"])]
     assert int(metrics["bad_leaf"]) >= 0 and float(jnp.abs(leaf).max()) > LARGEST
@@ -80,7 +80,7 @@ def make_monitor(tiny, folder, limit=3, steps=()):
         records.append(entry)
 
     names = ["head.bias", "head.kernel"]
-    monitor = DivergenceMonitor(tiny.optim, losses.divergence_threshold("softmax", 5), names, checkpoints, write)
+    monitor = DivergenceMonitor(tiny.optim, divergence_threshold("softmax", 5), names, checkpoints, write)
     return monitor, checkpoints, records
 
 
@@ -185,4 +185,4 @@ def test_diverged_run_resumes_with_a_lower_learning_rate(short_config, tmp_path,
     assert train(short_config, diverged) == 0
     assert mentions(capfd.readouterr().out, "step 5")
     finals = [json.loads((folder / "summary.json").read_text())["final"] for folder in (uninterrupted, diverged)]
-    assert finals[0] == finals[1] and finals[0]["loss"] < losses.divergence_threshold("softmax", 5)
+    assert finals[0] == finals[1] and finals[0]["loss"] < divergence_threshold("softmax", 5)

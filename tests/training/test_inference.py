@@ -20,7 +20,7 @@ from leanformer import conditioning
 from leanformer.data.images.decoding import CorruptImage
 from leanformer.data.sequences import encode
 from leanformer.errors import CheckpointError, DataError, WeightsError
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 

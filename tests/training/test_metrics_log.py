@@ -15,7 +15,7 @@ from leanformer.costs import hardware
 from leanformer.errors import WorkdirError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.train import train
 from leanformer.training import metrics_log, progress, run_files, train_setup
 from leanformer.training.trainer import Trainer

@@ -14,7 +14,7 @@ import leanformer
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, CorruptExample, DataError, WeightsError
 from leanformer.tasks import artifacts
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.training import model_setup, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 

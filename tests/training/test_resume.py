@@ -19,7 +19,7 @@ from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime import multihost
 from leanformer.tasks import artifacts
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.training import metrics_log, optimizers, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.timer import Timer

@@ -10,7 +10,7 @@ from small_runs import make_initial_state, make_small_config
 
 from leanformer import data, models, tasks
 from leanformer.errors import CheckpointError
-from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Score
 from leanformer.train import train
 from leanformer.training import loop, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints

@@ -24,7 +24,7 @@ import timing
 from PIL import Image
 
 from leanformer.data import open_images
-from leanformer.data.images import shrink
+from leanformer.data.images.decoding import shrink_images
 from leanformer.data.images.transforms import Augmentation, eval_transform, train_transform
 from leanformer.training import metrics_log
 
@@ -113,7 +113,7 @@ def measure_cache() -> dict:
         write_images(folder / "train" / "one", width, height)
         shape = {"image_size": CROP, "channels": 3, "num_classes": 1}
         files = open_images(name, "train", **shape)
-        shrink.write(files, folder / "small", "train", short_side=SHORT_SIDE, channels=3, workers=0)
+        shrink_images(files, folder / "small", "train", short_side=SHORT_SIDE, channels=3, workers=0)
         sources = {"files": files, "small": open_images(f"folder:{folder / 'small'}", "train", **shape)}
         train = functools.partial(train_transform, rng=np.random.default_rng(0), size=CROP, channels=3)
         seconds = {name: [] for name in sources}

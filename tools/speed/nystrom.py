@@ -17,7 +17,7 @@ import timing
 from flax import nnx
 
 from leanformer import models
-from leanformer.tasks import losses
+from leanformer.tasks.classification import classify
 
 
 SHAPE = {"vocabulary": 32, "num_classes": 10, "width": 64, "depth": 2, "num_heads": 2, "head_dim": 32, "mlp_dim": 128}
@@ -45,7 +45,7 @@ def _logits(graphdef, params, tokens):
 
 def compile_step(logits, params, tokens, targets):
     """Compile the loss and its gradient as a function of (params, tokens)."""
-    loss = jax.value_and_grad(lambda p, t: losses.classify(logits(p, t), targets, "softmax").mean())
+    loss = jax.value_and_grad(lambda p, t: classify(logits(p, t), targets, "softmax").mean())
     return jax.jit(loss).lower(params, tokens).compile()
 
 

@@ -22,7 +22,7 @@ import timing
 from ml_collections import ConfigDict
 
 from leanformer.costs import count
-from leanformer.data.text.masking import num_masked
+from leanformer.data.text.rows import num_masked
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 from leanformer.runtime import malloc
 

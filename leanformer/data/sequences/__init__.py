@@ -13,8 +13,7 @@ import numpy as np
 
 from leanformer.data import images
 from leanformer.data.sequences import listops, texts
-from leanformer.data.sequences.pathfinder import Pathfinder
-from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
+from leanformer.data.sequences.pixels import Cifar10, Pathfinder, Pixels, grey
 from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs
 from leanformer.data.source import Kind, Source, find, listed_classes
 from leanformer.errors import ConfigError, CorruptExample, DataError

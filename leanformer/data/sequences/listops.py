@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from leanformer.data import generated
+from leanformer.data.source import make_dataset, read_record
 from leanformer.data.tables import line_error, lines, parse_rows, shorten, split
 from leanformer.errors import ConfigError, DataError
 
@@ -164,7 +164,7 @@ def _unfold(levels: list[tuple[np.ndarray, np.ndarray]], sizes: list[np.ndarray]
 def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
     """Build a ListOps dataset if the folder is missing or empty, in about 15 s at the published sizes.
 
-    The folder appears when complete (see `generated.make`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`, the
+    The folder appears when complete (see `make_dataset`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`, the
     arrays of `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not
     depend on the size of train. Returns the absolute folder.
 
@@ -176,7 +176,7 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
         DataError: the folder has other content or a dataset of another recipe, or cannot be written.
         ConfigError: the recipe needs more distinct expressions than seem to exist.
     """
-    return generated.make(folder, dataclasses.asdict(recipe), lambda draft: _fill(draft, recipe))
+    return make_dataset(folder, dataclasses.asdict(recipe), lambda draft: _fill(draft, recipe))
 
 
 def _fill(folder: Path, recipe: Recipe) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class ListOps(ExpressionSource):
 
     def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
-        generated.read(self.folder, {} if recipe is None else dataclasses.asdict(recipe))
+        read_record(self.folder, {} if recipe is None else dataclasses.asdict(recipe))
         if not (self.folder / f"{split}-labels.npy").is_file():
             splits = ", ".join(sorted(path.name.partition("-")[0] for path in self.folder.glob("*-labels.npy")))
             raise DataError(f'{self.folder} has no split "{split}". Found: {splits}.')

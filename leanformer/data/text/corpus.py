@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from leanformer.data import generated
 from leanformer.data.pool import count_cores, map_ordered
+from leanformer.data.source import make_dataset, read_record
 from leanformer.data.text.documents import Documents, Split, find
 from leanformer.data.text.tokenizer import FILE, Tokenizer, byte_tokenizer, parse, read, train_bpe, train_wordpiece
 from leanformer.errors import DataError
@@ -122,8 +122,8 @@ def open_corpus(
     recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest(), "version": VERSION}
     workers = min(workers, count_cores(), texts.size // (PIECES_PER_WORKER * PIECE_BYTES))
     fill = functools.partial(_write, texts, chosen, workers if workers > 1 else 0)
-    place = generated.make(folder / f"tokens-{_digest(recipe)}", recipe, fill)
-    record = generated.read(place, recipe)
+    place = make_dataset(folder / f"tokens-{_digest(recipe)}", recipe, fill)
+    record = read_record(place, recipe)
     plain = not documents and all(".txt" in file.suffixes for file in texts.files)
     if texts.separator and plain and record["documents"] <= len(texts.files):
         warnings.warn(
@@ -168,7 +168,7 @@ def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
         raise DataError(f'data.tokenizer="{words}": expected {kind}:<vocabulary>, such as {kind}:1024.')
     recipe = texts.identity() | {"vocabulary": int(size), "version": VERSION}
     fill = functools.partial(_train, TRAINED[kind], texts, int(size))
-    return read(generated.make(folder / f"{kind}-{_digest(recipe)}", recipe, fill) / FILE)
+    return read(make_dataset(folder / f"{kind}-{_digest(recipe)}", recipe, fill) / FILE)
 
 
 def _digest(recipe: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.config.per_layer import listed_per_layer
+from leanformer.config.common import listed_per_layer
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry
 
