@@ -33,7 +33,7 @@ class MaskedData(TextData):
     evaluation.
 
     Attributes:
-        share: fraction of a row's tokens that are targets, see `data.text.masking`. The other attributes are those of
+        share: fraction of a row's tokens that are targets, see `data.text.rows.Masking`. The other attributes are those of
             `TextData`.
     """
 

@@ -11,7 +11,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from leanformer import models
-from leanformer.tasks import losses
+from leanformer.tasks.classification import classify
 from tests.models.test_nystromformer import relative_error
 
 
@@ -107,7 +107,7 @@ def test_gradients_match_the_original():
     model, tokens = build_released(shape), jnp.asarray(w["tokens"])
     targets = jax.nn.one_hot(w["labels"], shape["num_classes"])
     tree = jax.tree.map(jnp.asarray, convert_released(w, shape))
-    loss = jax.jit(jax.grad(lambda p: losses.classify(apply(model, p, tokens), targets, "softmax").mean()))
+    loss = jax.jit(jax.grad(lambda p: classify(apply(model, p, tokens), targets, "softmax").mean()))
     result, expected = loss(tree), convert_released(w, shape, "grad/")
     for (path, a), b in zip(jax.tree.leaves_with_path(result), jax.tree.leaves(expected), strict=True):
         # The float32 gradients of the original are 2.4e-6 from its float64 gradients.

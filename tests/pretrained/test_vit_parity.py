@@ -8,7 +8,7 @@ from flax import nnx
 from parity import TOLERANCE, case, compute_outputs, relative_difference, split_model
 
 from leanformer.runtime.trees import flatten_names
-from leanformer.tasks import losses
+from leanformer.tasks.classification import classify
 
 
 DISTILLED = [("vit_timm", "deit_tiny_distilled"), ("vit_huggingface", "deit")]
@@ -26,7 +26,7 @@ def test_gradients_match_timm():
     @jax.grad
     def gradient(params):
         logits, _ = nnx.merge(graphdef, params, statistics)(images)
-        return losses.classify(logits, targets, "softmax").mean()
+        return classify(logits, targets, "softmax").mean()
 
     result, expected = (flatten_names(tree) for tree in (gradient(params), reference.load(theirs)[0]))
     assert result.keys() == expected.keys()

@@ -11,7 +11,7 @@ from parity import TOLERANCE, case, relative_difference
 
 from leanformer import pretrained
 from leanformer.models import volo
-from leanformer.tasks import losses
+from leanformer.tasks.classification import classify
 
 
 TOLERANCE_64 = 1e-9
@@ -30,7 +30,7 @@ def test_training_matches_timm_in_float64():
         model = nnx.merge(graphdef, params, statistics)
         logits, _ = model(images, key=keys)
         new_statistics = nnx.as_pure(nnx.state(model, nnx.BatchStat))
-        return losses.classify(logits, targets, "softmax").mean(), (logits, new_statistics)
+        return classify(logits, targets, "softmax").mean(), (logits, new_statistics)
 
     gradient, (logits, new_statistics) = jax.jit(jax.grad(loss, has_aux=True))(params)
     assert relative_difference(logits, expected["train/logits64"]) < TOLERANCE_64

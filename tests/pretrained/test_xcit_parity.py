@@ -9,7 +9,7 @@ from parity import TOLERANCE, case, compute_outputs
 
 from leanformer import pretrained
 from leanformer.models import xcit
-from leanformer.tasks import losses
+from leanformer.tasks.classification import classify
 
 
 TINY = case("xcit_timm", "xcit_tiny")
@@ -33,7 +33,7 @@ def test_gradients_match_timm_in_float64():
     @jax.grad
     def gradient(params):
         logits = nnx.merge(graphdef, params, statistics)(images)[0]
-        return losses.classify(logits, targets, "softmax").mean()
+        return classify(logits, targets, "softmax").mean()
 
     result = pretrained.export((gradient(params), statistics), TINY.layout)
     expected = {name.removeprefix("grad/"): x for name, x in arrays.items() if name.startswith("grad/")}
