@@ -62,12 +62,12 @@ import numpy as np
 import pytest
 
 from leanformer import config
-from leanformer.runtime import phases
+from leanformer.runtime import timing
 from leanformer.runtime.mesh import make_mesh
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-phases.SLOW = 1e6  # seconds; no lines about slow phases, which would depend on the load of the machine
+timing.SLOW = 1e6  # seconds; no lines about slow phases, which would depend on the load of the machine
 gc.freeze()  # imported modules stay alive: scanning them repeatedly during tracing takes 5 % of the time
 gc.set_threshold(20_000, 20, 20)
 MEMORY_LIMIT = 1.5e9  # bytes; above it a worker drops the compiled programs of finished files

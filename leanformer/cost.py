@@ -50,10 +50,10 @@ def cost(config: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
 )
 def main(flags: cli.Values) -> None:
     from leanformer.reports import costs as pages
-    from leanformer.runtime import phases
+    from leanformer.runtime import timing
 
     config, against, name = flags.config, flags.against, flags.files["config"]
-    with phases.announce("Compiling the training step"):
+    with timing.announce("Compiling the training step"):
         costs = cost(config)
         other = cost(against) if against else None
     if flags.json:

@@ -12,7 +12,7 @@ import numpy as np
 
 from leanformer import cli
 from leanformer.analysis import confusion
-from leanformer.training import progress
+from leanformer.runtime import text
 
 
 ROWS_PRINTED = 5  # of classes, and of errors
@@ -31,17 +31,16 @@ def main(f: cli.Values) -> None:
 
     from leanformer import tasks
     from leanformer.reports import plots
-    from leanformer.runtime import determinism, multihost, phases
     from leanformer.runtime import mesh as meshes
-    from leanformer.runtime.watchdog import Watchdog
+    from leanformer.runtime import multihost, startup, timing
+    from leanformer.runtime.timing import Timer, Watchdog
     from leanformer.tasks import artifacts
     from leanformer.training import evaluators, inference, run_files
     from leanformer.training import step as steps
-    from leanformer.training.timer import Timer
 
     workdir = inference.run_folder(f.workdir)
     c = artifacts.load_config(workdir)
-    determinism.require(c.get("deterministic", False))
+    startup.require_deterministic(c.get("deterministic", False))
     mesh = meshes.make_mesh()
     run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
     c, task = run.config, run.task
@@ -57,11 +56,11 @@ def main(f: cli.Values) -> None:
         weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
         eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
         batches = timer.watched(evaluators.evaluation_batches(c, run.model, task.data, source), "evaluation")
-        with phases.announce("Compiling the evaluation step, and evaluating"):
+        with timing.announce("Compiling the evaluation step, and evaluating"):
             values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
-    print(progress.format_page(f"Evaluation of {workdir}", progress.format_scores(values)))
+    print(text.page(f"Evaluation of {workdir}", text.format_scores(values)))
     if not multihost.is_primary():
         return
     folder = workdir if f.out is None else Path(f.out).expanduser()
@@ -95,7 +94,7 @@ def format_errors(counts: np.ndarray, by_class: dict[str, float | None], chart: 
     errors = confusion.most_confused(counts, ROWS_PRINTED)
     rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}
     title = f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})"
-    return progress.format_page(title, rows)
+    return text.page(title, rows)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def read_prompts(f: cli.Values) -> dict[str, str]:
 def main(f: cli.Values) -> None:
     import jax
 
-    from leanformer.runtime import phases
+    from leanformer.runtime import timing
     from leanformer.tasks import generation
     from leanformer.tasks.generation import NOTHING, Sampling
     from leanformer.training import inference
@@ -89,7 +89,7 @@ def main(f: cli.Values) -> None:
         dict(zip(prompts, given, strict=True)), model.config.model.max_length, f.tokens
     )
     columns = generation.generate(model.model, given, numbers, end=tokenizer.end, key=jax.random.key(f.seed), how=how)
-    columns = phases.announce_first(columns, "Compiling, and generating the first token")
+    columns = timing.announce_first(columns, "Compiling, and generating the first token")
     if f.prompts is None:
         print(f.prompt, end="", flush=True)
         for piece in stream_text(tokenizer, (int(column[0]) for column in columns)):

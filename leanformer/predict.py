@@ -91,7 +91,7 @@ def write(records: Sequence[dict[str, Any]], form: str, out: Any) -> None:
 )
 def main(f: cli.Values) -> int:
     from leanformer.data.images.sources import IMAGE_SUFFIXES
-    from leanformer.runtime import phases
+    from leanformer.runtime import timing
     from leanformer.training import inference
 
     model = inference.load(f.workdir, step=f.step, best=f.best)
@@ -101,7 +101,7 @@ def main(f: cli.Values) -> int:
     if f.out is not None:
         files.check_output_file(f.out, paths)
     results = classify_files(model, paths, f.top)
-    records = [*phases.announce_first(results, "Compiling, and classifying the first files")]
+    records = [*timing.announce_first(results, "Compiling, and classifying the first files")]
     if f.out is None:
         write(records, f.format, sys.stdout)
     else:

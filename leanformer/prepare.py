@@ -22,7 +22,7 @@ from leanformer import cli, data
 from leanformer.config.rules import image_sides
 from leanformer.data.images.decoding import shrink_images
 from leanformer.errors import ConfigError, DataError
-from leanformer.training import progress
+from leanformer.runtime import text
 
 
 EXAMPLES_READ = 8  # of each split
@@ -117,7 +117,7 @@ def main(f: cli.Values) -> None:
     if f.verb == "build" and not tasks.build(f.config).data.build():
         print(f"{f.config.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(f.config).items():
-        print(progress.format_page(f"{f.config.data.name}, {split}", facts))
+        print(text.page(f"{f.config.data.name}, {split}", facts))
 
 
 if __name__ == "__main__":

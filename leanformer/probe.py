@@ -186,12 +186,11 @@ def draw(
 def main(f: cli.Values) -> None:
     from leanformer import tasks
     from leanformer.conditioning import tables
-    from leanformer.runtime import determinism, multihost, phases
     from leanformer.runtime import mesh as meshes
-    from leanformer.runtime.watchdog import Watchdog
+    from leanformer.runtime import multihost, startup, timing
+    from leanformer.runtime.timing import Timer, Watchdog
     from leanformer.tasks import artifacts
     from leanformer.training import evaluators, inference, model_setup, probing, run_files
-    from leanformer.training.timer import Timer
 
     if f.weights and f.workdir is None and f.config is None:
         probe_weights(f)
@@ -202,7 +201,7 @@ def main(f: cli.Values) -> None:
     c = artifacts.load_config(workdir) if workdir else f.config
     if workdir:
         artifacts.use_saved_tokenizer(workdir, c)
-    determinism.require(c.get("deterministic", False))
+    startup.require_deterministic(c.get("deterministic", False))
     if f.measures is not None:
         probing.split_names(f.measures)
     c.unlock()
@@ -225,7 +224,7 @@ def main(f: cli.Values) -> None:
     timer = Timer()
     with Watchdog(c.hang_seconds, lambda: timer.activity):
         for step, of, weights in timer.watched(iterate_models(model, workdir, f), "restore and probe"):
-            with phases.announce(f"Compiling the probe, and measuring {of}"):
+            with timing.announce(f"Compiling the probe, and measuring {of}"):
                 entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
             snapshots.append({"of": of, "step": step, "measures": entries})
             title = text.wrap(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}")

@@ -65,7 +65,7 @@ def _compare(folder: Path, all_runs: Sequence[Any]) -> None:
     cli.Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24, minimum=1),
 )
 def main(f: cli.Values) -> int:
-    from leanformer.runtime import signals
+    from leanformer.runtime import stopping
     from leanformer.sweeps import executor
     from leanformer.sweeps.grid import make_runs
     from leanformer.training import run_files
@@ -75,7 +75,7 @@ def main(f: cli.Values) -> int:
     try:
         failed = executor.finish(all_runs, folder, f)
     except KeyboardInterrupt as stopped:
-        return signals.STATUS[stopped.args[0]]
+        return stopping.STATUS[stopped.args[0]]
     print(table(all_runs))
     executor.print_failures(failed)
     content = {"members": [member.workdir.name for member in all_runs], "failed": [m.workdir.name for m in failed]}

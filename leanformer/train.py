@@ -55,9 +55,8 @@ def train(
     from leanformer.runtime import mesh as meshes
     from leanformer.runtime import multihost
     from leanformer.runtime.stopping import StopRequest
-    from leanformer.runtime.watchdog import Watchdog
+    from leanformer.runtime.timing import Timer, Watchdog
     from leanformer.training import evaluators, loop, train_setup
-    from leanformer.training.timer import Timer
     from leanformer.training.trainer import open_trainer
 
     pool.check_main_program(config.data.workers)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.mesh import leaf_names
 
 
 # Float32 rounds each operation by at most u = 6e-8. Two programs may add the terms of a sum in different orders. A

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from leanformer import config
 from leanformer.errors import ConfigError
 from leanformer.exports import folders, verification
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.mesh import leaf_names
 from leanformer.training import model_setup
 from leanformer.training.model_setup import ModelSetup
 

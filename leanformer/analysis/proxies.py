@@ -13,7 +13,7 @@ from leanformer.analysis import shapes
 from leanformer.analysis.shapes import Costs, Shape
 from leanformer.config import find_file, iterate_keys, load
 from leanformer.errors import ConfigError, TrainingError
-from leanformer.runtime import files, signals
+from leanformer.runtime import files, stopping
 
 
 SMALLEST = 1 / 3  # lowest cost of a proxy run as a fraction of the budget, to avoid extrapolation
@@ -111,7 +111,7 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
     paths = base.write(out / "shapes", named, costs, why)
     given = [f"--config={','.join(map(_quote, paths))}", f"--workdir={out / 'runs'}", *words]
     status = subprocess.run([sys.executable, "-m", "leanformer.sweep", *given], check=False).returncode
-    if status in signals.STATUS.values():
+    if status in stopping.STATUS.values():
         sys.exit(status)
     if status == 2:
         raise ConfigError("The sweep of the proxy runs failed; the reason is above. Nothing was planned.")

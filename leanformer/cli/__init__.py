@@ -128,12 +128,12 @@ def command(
 def validate(config: ConfigDict) -> None:
     """Fill in what a config derives from its data, and raise ConfigError if it is invalid."""
     from leanformer import tasks
-    from leanformer.runtime import determinism
-    from leanformer.training import checks
+    from leanformer.runtime import startup
+    from leanformer.training import train_setup
 
     tasks.resolve(config)
-    checks.check(config)
-    determinism.require(config.deterministic)
+    train_setup.check(config)
+    startup.require_deterministic(config.deterministic)
 
 
 def run(main: Command) -> NoReturn:
@@ -141,9 +141,9 @@ def run(main: Command) -> NoReturn:
 
     The status is 130 after Ctrl-C, and 1 for an error that is no LeanformerError.
     """
-    from leanformer.runtime import malloc
+    from leanformer.runtime import startup
 
-    malloc.keep_freed()
+    startup.keep_freed_memory()
     # On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of threads only slows such small
     # ones: 1.6 times on an idle machine, over ten times on a busy one. SciPy reads this at the first SVD.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -138,7 +138,7 @@ class Common:
     # seconds without progress, thrice as many before the second step, after which a run prints all stacks and exits;
     # 0 = no limit
     hang_seconds: float = 600.0
-    # bitwise reproducible results on equal GPUs; for the cost see leanformer/runtime/determinism.py
+    # bitwise reproducible results on equal GPUs; for the cost see leanformer/runtime/startup.py
     deterministic: bool = False
 
     data: Data = Data()

@@ -11,7 +11,7 @@ from leanformer.config.declare import dataclass, types_of
 from leanformer.errors import ConfigError
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.multihead import MultiHeadAttention, check_shared
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import REPLICATED
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class AveragedAttention(MultiHeadAttention):
         if several:
             self.out.kernel[...] *= modules**0.5  # initialised for the fan-in of all heads together
         if several and out_bias:
-            self.bias = nnx.Param(jnp.zeros((modules, width)), **sharing.REPLICATED)
+            self.bias = nnx.Param(jnp.zeros((modules, width)), **REPLICATED)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import times_weights
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import REPLICATED
 
 
 def conv_init(fan_in: int) -> nnx.initializers.Initializer:
@@ -132,7 +132,7 @@ class DepthwiseConv(nnx.Module):
 
     def __init__(self, channels: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
         self.dtype, init = dtype, conv_init(9)
-        self.kernel = nnx.Param(init(rngs.params(), (3, 3, channels)), **sharing.REPLICATED)
+        self.kernel = nnx.Param(init(rngs.params(), (3, 3, channels)), **REPLICATED)
         self.bias = nnx.Param(init(rngs.params(), (channels,)))
 
     def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b height width c"]:

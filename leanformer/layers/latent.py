@@ -17,7 +17,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers import norms
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.positions import check_rotary, rotate
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import REPLICATED, over_heads
 
 
 SHARED_OPTIONS = ("rotary", "rotary_width", "logit_scale", "temperature", "soft_cap", "out_bias", "attention_dropout")
@@ -117,8 +117,8 @@ class LatentAttention(MultiHeadAttention):
         """
         rank, query_rank, turned = self.ranks
         (heads, head_dim), (_, value_dim) = shapes["query"], shapes["value"]
-        narrow = functools.partial(linear, width, use_bias=bias, kernel_metadata=sharing.REPLICATED)
-        of_heads = {"kernel_metadata": sharing.heads(-2), "bias_metadata": sharing.heads(-2)}
+        narrow = functools.partial(linear, width, use_bias=bias, kernel_metadata=REPLICATED)
+        of_heads = {"kernel_metadata": over_heads(-2), "bias_metadata": over_heads(-2)}
         by_heads = functools.partial(linear, use_bias=bias, **of_heads)
         self.latent: Any = narrow(rank)
         self.key_up, self.value_up = by_heads(rank, (heads, head_dim)), by_heads(rank, (heads, value_dim))

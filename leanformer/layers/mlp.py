@@ -13,7 +13,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.dropping import dropout
 from leanformer.layers.interventions import Linear
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import over_hidden
 
 
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -90,9 +90,9 @@ class Mlp(nnx.Module):
         kind = functools.partial(Linear, sigma=True) if config.mlp_sigma_reparam else nnx.Linear
         common = {"kernel_init": kernel_init, "dot_general": times_weights, "dtype": dtype, "rngs": rngs}
         linear = functools.partial(kind, use_bias=config.mlp_bias, **common)
-        inner = {"kernel_metadata": sharing.hidden(-1), "bias_metadata": sharing.hidden(-1)}
+        inner = {"kernel_metadata": over_hidden(-1), "bias_metadata": over_hidden(-1)}
         self.up = linear(width, mlp_dim, **inner)
-        self.down = linear(mlp_dim, width, kernel_metadata=sharing.hidden(-2))
+        self.down = linear(mlp_dim, width, kernel_metadata=over_hidden(-2))
         self.gate = linear(width, mlp_dim, **inner) if config.gated else None
 
     def __call__(

@@ -24,7 +24,7 @@ from leanformer.layers.interventions import Interventions
 from leanformer.layers.interventions import Keys as InterventionKeys
 from leanformer.layers.masks import ALL, PARTS
 from leanformer.layers.positions import QueryKeyTransform
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import over_heads, over_key_heads
 
 
 DROPOUT_KEY = 3  # index of the random key of attention dropout; a block uses 0 to 2 for its own dropout
@@ -134,7 +134,7 @@ class MultiHeadAttention(nnx.Module):
         self.levers = Interventions(spectral, qkv_init, levers_on, sigma_reparam)
         self.make_projections(linear, width, shapes, qkv_bias)
         out = functools.partial(self.levers.of("out", linear), axis=(-2, -1), use_bias=out_bias)
-        self.out: Any = out((num_heads, value_dim), width, kernel_metadata=sharing.heads(-3))
+        self.out: Any = out((num_heads, value_dim), width, kernel_metadata=over_heads(-3))
         if temperature:
             self.temperature = nnx.Param(jnp.ones(num_heads))
 
@@ -160,7 +160,7 @@ class MultiHeadAttention(nnx.Module):
             bias: True for projections with biases.
         """
         for name, shape in shapes.items():
-            axes = sharing.heads(-2) if name == "query" else sharing.key_heads(-2)
+            axes = over_heads(-2) if name == "query" else over_key_heads(-2)
             metadata = {"kernel_metadata": axes, "bias_metadata": axes}
             setattr(self, name, self.levers.of(name, linear)(width, shape, use_bias=bias, **metadata))
 

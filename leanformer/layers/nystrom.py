@@ -19,7 +19,7 @@ from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.interventions import Keys as InterventionKeys
 from leanformer.layers.masks import ALL, PADDING, Mask, check_supported
 from leanformer.layers.multihead import MultiHeadAttention
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import REPLICATED
 
 
 MAX_ITERATIONS = 100  # each is a part of the program, so that a mistyped number would take minutes to compile
@@ -197,7 +197,7 @@ class NystromAttention(MultiHeadAttention):
         super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)
         self.landmarks, self.iterations, self.scale, self.padding = landmarks, iterations, scale, padding
         if convolution:
-            self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)), **sharing.REPLICATED)
+            self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)), **REPLICATED)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN

@@ -34,7 +34,7 @@ from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import AttentionConfig
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import REPLICATED
 
 
 EPSILON = 1e-5  # epsilon of every norm
@@ -82,7 +82,7 @@ class Projection(nnx.Module):
         self.norm1 = norm(inner_width if pixelwise else flat)
         about: dict[str, Any] = {
             "kernel_init": normal,
-            "kernel_metadata": sharing.REPLICATED,
+            "kernel_metadata": REPLICATED,
             "dot_general": times_weights,
         }
         self.linear = nnx.Linear(flat, width, use_bias=use_bias, **about, dtype=dtype, rngs=rngs)

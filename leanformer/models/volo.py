@@ -28,7 +28,7 @@ from leanformer.layers.model_base import WithClassAttention
 from leanformer.layers.multihead import ClassAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import over_heads
 
 
 EPSILON = 1e-5  # epsilon of every layer norm
@@ -106,10 +106,10 @@ class OutlookAttention(nnx.Module):
         value_dim = value_dim or head_dim
         self.grid, self.scale, common = grid, head_dim**-0.5, {"dtype": dtype, "rngs": rngs}
         linear = functools.partial(nnx.LinearGeneral, kernel_init=normal, dot_general=times_weights, **common)
-        of_weights = {"kernel_metadata": sharing.heads(-3), "bias_metadata": sharing.heads(-3)}
-        self.value = linear(width, (num_heads, value_dim), use_bias=False, kernel_metadata=sharing.heads(-2))
+        of_weights = {"kernel_metadata": over_heads(-3), "bias_metadata": over_heads(-3)}
+        self.value = linear(width, (num_heads, value_dim), use_bias=False, kernel_metadata=over_heads(-2))
         self.weights = linear(width, (num_heads, 9, 9), **of_weights)
-        self.out = linear((num_heads, value_dim), width, axis=(-2, -1), kernel_metadata=sharing.heads(-3))
+        self.out = linear((num_heads, value_dim), width, axis=(-2, -1), kernel_metadata=over_heads(-3))
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN

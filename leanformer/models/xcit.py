@@ -31,7 +31,7 @@ from leanformer.layers.model_base import WithClassAttention
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
-from leanformer.runtime import sharing
+from leanformer.runtime.mesh import REPLICATED
 
 
 FREQUENCIES = 32  # sines and cosines of the row index; as many of the column index
@@ -99,7 +99,7 @@ class CrossCovarianceAttention(MultiHeadAttention):
 
     def __init__(self, width: int, num_heads: int, head_dim: int, value_dim: int | None = None, **arguments: Any):
         super().__init__(width, num_heads, head_dim, value_dim, **arguments)
-        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)), **sharing.REPLICATED)
+        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)), **REPLICATED)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN

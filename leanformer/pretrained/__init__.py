@@ -15,7 +15,7 @@ import numpy as np
 from leanformer.errors import WeightsError
 from leanformer.pretrained.layouts.entries import Entry, Form, same
 from leanformer.pretrained.storage import Tensors, read, write
-from leanformer.runtime.trees import flatten_names, leaf_names
+from leanformer.runtime.mesh import flatten_names, leaf_names
 
 
 __all__ = [

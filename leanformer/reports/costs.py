@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from leanformer.training.progress import format_page
+from leanformer.runtime import text
 
 
 def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None, against: str = "") -> str:
@@ -28,4 +28,4 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
     of = f" at batch {other['batch_size']}" if other and other["batch_size"] != costs["batch_size"] else ""
     rows[f"training memory, batch {costs['batch_size']}"] = row("train_memory_bytes", " B", of)
     name = f"{name} against {against}" if other else name
-    return format_page(f"{name}, compiled for {costs['device']}", rows)
+    return text.page(f"{name}, compiled for {costs['device']}", rows)

@@ -15,7 +15,8 @@ from leanformer.costs import count, hardware
 from leanformer.costs.memory import memory_limit
 from leanformer.quantities import find
 from leanformer.runtime import multihost, text
-from leanformer.training import progress, run_files
+from leanformer.runtime.mesh import count_batch_shards
+from leanformer.training import run_files
 from leanformer.training.checkpoint import steps_in
 from leanformer.training.state import TrainState
 from leanformer.training.train_setup import Setup
@@ -56,7 +57,7 @@ def start(trainer: Trainer, memory: int) -> str:
         "score": f"{find(score.name).label}, {'higher' if score.higher else 'lower'} is better",
         "compiled in": f"{trainer.timer.seconds()['compile']:.1f} s",
     }
-    return progress.format_page("leanformer", rows)
+    return text.page("leanformer", rows)
 
 
 def _format_examples(source: data.Source) -> str:
@@ -128,11 +129,11 @@ def dry_run(setup: Setup, workdir: Path) -> str:
         "workdir": workdir,
         "would start from": origin,
     }
-    return progress.format_page("Dry run: nothing was trained or written.", rows)
+    return text.page("Dry run: nothing was trained or written.", rows)
 
 
 def _format_batch(setup: Setup) -> str:
-    config, shards, tensor = setup.config, setup.model.placement.shards, setup.model.mesh.shape["tensor"]
+    config, shards, tensor = setup.config, count_batch_shards(setup.model.mesh), setup.model.mesh.shape["tensor"]
     examples = config.batch_size // config.accumulate // shards
     where = f"per device x {shards} devices" if tensor == 1 else f"per group of {tensor} devices x {shards} groups"
     return f"{examples} {where} x {config.accumulate} gradient accumulation steps"
@@ -197,11 +198,9 @@ def summarise(trainer: Trainer, state: TrainState, memory: int) -> None:
     from leanformer.reports import plots  # imports matplotlib, which is slow and needed only here
 
     drawn = plots.plot_run(records, workdir / "plots")
-    final = progress.format_scores(
-        {key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")}
-    )
+    final = text.format_scores({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
     phases = ", ".join(f"{name} {spent:.1f}" for name, spent in seconds.items())
     goodput = f"{100 * seconds['steps'] / wall:.1f} % ({phases} s)"
     rows = final | {find("wall_s").axis: round(wall, 1), find("goodput").label: goodput}
-    print(progress.format_page("Done.", rows | {"summary": workdir / "summary.json"}))
+    print(text.page("Done.", rows | {"summary": workdir / "summary.json"}))
     print(text.wrap(f"Plots in {workdir / 'plots'}: {', '.join(path.name for path in drawn)}."))

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from leanformer.conditioning import charts, tables
 from leanformer.quantities import find
-from leanformer.runtime import files
 
 
 NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # largest numbers of classes for names, and for numbers, in a matrix
@@ -104,7 +103,7 @@ def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: dict[tuple[str
 
 def literal(text: str) -> str:
     """Return a name such that Matplotlib draws it as it is: neither as a formula, nor hidden if it begins with "_"."""
-    return (" " if text.startswith("_") else "") + files.printable(text).replace("$", r"\$")
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:

@@ -1,8 +1,4 @@
-"""Start and end of a multi-process run.
-
-A single process opens no connection. If another process is killed or disconnected, JAX ends this one within HEARTBEAT
-seconds.
-"""
+"""Start and end of a multi-process run. If another process is killed, JAX ends this one within HEARTBEAT seconds."""
 
 import os
 import re
@@ -13,7 +9,7 @@ from typing import Any
 import jax
 
 from leanformer.errors import ConfigError
-from leanformer.runtime import jax_internals, multihost
+from leanformer.runtime import multihost
 
 
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
@@ -25,19 +21,12 @@ def start(
 ) -> None:
     """Connect to the other processes, if flags or the environment name any. Call this before anything uses a device.
 
-    Afterwards only process 0 writes to the standard output. All processes write to the standard error.
-
-    Args:
-        coordinator, processes, process: values of --coordinator, --processes and --process; None if not given.
-        connect_seconds: time limit for all processes to connect.
-
-    Raises:
-        ConfigError: the layout is incomplete, or JAX cannot connect.
+    Afterwards only process 0 writes to the standard output. Raises ConfigError if the layout is incomplete, or JAX
+    cannot connect within `connect_seconds`.
     """
     cluster = detect(os.environ, coordinator, processes, process)
     if cluster is None:
         return
-    jax_internals.check_processes()  # otherwise every process would count itself as process 0 and write the run's files
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(
@@ -49,7 +38,7 @@ def start(
     except Exception as error:  # JAX and its cluster detection raise errors of many classes
         raise ConfigError(
             f"Process {cluster['process_id']} of {cluster['num_processes']} could not connect to "
-            f"{cluster['coordinator_address'] or jax_internals.coordinator_address()}: {error}\nStart all processes "
+            f"{cluster['coordinator_address'] or multihost.coordinator_address()}: {error}\nStart all processes "
             "with the same address. Every host must reach it, and its port must be free on the host of process 0."
         ) from error
     if not multihost.is_primary():
@@ -71,10 +60,10 @@ def finish(status: int, *, failed: bool) -> None:
 
 
 def describe() -> dict[str, str]:
-    """Return {"processes": text} for the run header: their number and, if several, the coordinator and this index."""
+    """Return {"processes": their number and, if several, the coordinator and this index} for the run header."""
     if multihost.count() == 1:
         return {"processes": "1 (single process)"}
-    where = jax_internals.coordinator_address()
+    where = multihost.coordinator_address()
     return {"processes": f"{multihost.count()}; this is process {multihost.index()}; coordinator {where}"}
 
 
@@ -89,9 +78,7 @@ def detect(
     - a SLURM job step (srun) of more than one task.
 
     JAX finds the coordinator's address under Open MPI and SLURM, and reads JAX_LOCAL_DEVICE_IDS, the GPUs to use.
-
-    Raises:
-        ConfigError: the flags or variables are incomplete.
+    Raises ConfigError if the flags or variables are incomplete.
     """
     layout: list[Any] = [coordinator, processes, process]
     if layout == [None] * 3 and "JAX_COORDINATOR_ADDRESS" in environ:

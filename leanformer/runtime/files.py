@@ -1,4 +1,4 @@
-"""Atomic writing of files, safe against a kill and a power cut, and reading of the files."""
+"""Atomic writing of files, safe against a kill and a power cut; reading of the files; checksums of folders."""
 
 import contextlib
 import errno
@@ -6,11 +6,15 @@ import json
 import os
 import shutil
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leanformer.errors import ConfigError, WorkdirError
+from leanformer.errors import ConfigError, WorkdirError, first_line
+
+
+MANIFEST = "files.json"  # list of the checksums in a folder
 
 
 @contextlib.contextmanager
@@ -34,8 +38,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder to fill in a `with` block; at its end the folder is synced to disk and renamed to `folder`.
 
-    Folders above it are created. A failure leaves nothing. A kill leaves the hidden folder. Raises OSError if `folder`
-    exists and is not empty.
+    A failure leaves nothing. A kill leaves the hidden folder. Raises OSError if `folder` exists and is not empty.
     """
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -49,39 +52,27 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems do not support fsync of a folder
+            raise
+    finally:
+        os.close(handle)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; characters that are not UTF-8 are escaped."""
     with atomic_write(path) as draft:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def printable(text: str) -> str:
-    """Return the text with characters that are not UTF-8 escaped, for libraries that encode it themselves."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as an indented JSON file, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def lines(path: str, flag: str) -> list[str]:
-    """Return the lines of a user's text file, without the line ends. Only a line feed ends a line.
-
-    Args:
-        path: path of the file; "~" is expanded.
-        flag: command-line flag whose value is `path`, for messages.
-
-    Raises:
-        ConfigError: the file cannot be read as UTF-8, or is empty.
-    """
-    try:
-        text = Path(path).expanduser().read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag}={path}: the file cannot be read as UTF-8: {error}.") from error
-    if not text.strip():
-        raise ConfigError(f"{flag}={path}: the file is empty. Write one text per line.")
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def read_json(path: Path) -> Any:
@@ -95,38 +86,10 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def check_same(path: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a command to the JSON file `path`, or compare them with those in the file if it exists.
-
-    Args:
-        path: file in the folder of the command's results.
-        settings: settings by name, ready for JSON.
-
-    Raises:
-        ConfigError: the file has other settings; finished results in its folder would be mistaken for those of this
-            command.
-        WorkdirError: the file is not valid JSON, or has no settings.
-    """
-    if not path.is_file():
-        write_json(path, {"settings": settings})
-        return
-    content = read_json(path)
-    previous = content.get("settings", {}) if isinstance(content, dict) else None
-    if not isinstance(previous, dict):
-        raise WorkdirError(f"{path} has no settings of a command. Delete it, or use another folder.")
-    current = json.loads(json.dumps(settings))
-    for name in {**previous, **current}:
-        if previous.get(name) != current.get(name):
-            raise ConfigError(
-                f"{path} was written by a different command: {name}={previous.get(name)}, now {current.get(name)}. "
-                "Use another folder."
-            )
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects in a JSON-lines file, without an unterminated last line; an empty list if there is no file.
 
-    Empty lines are skipped. Raises WorkdirError if a terminated line is not a JSON object.
+    Raises WorkdirError if a terminated line is not a JSON object.
     """
     if not path.is_file():
         return []
@@ -143,6 +106,23 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return objects
 
 
+def check_same(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings of a command to the JSON file `path`, or compare them with those in the file if it exists.
+
+    Raises ConfigError if they differ: finished results in the folder would be mistaken for those of this command.
+    """
+    if not path.is_file():
+        write_json(path, {"settings": settings})
+        return
+    previous, current = read_json(path)["settings"], json.loads(json.dumps(settings))
+    for name in {**previous, **current}:
+        if previous.get(name) != current.get(name):
+            raise ConfigError(
+                f"{path} was written by a different command: {name}={previous.get(name)}, now {current.get(name)}. "
+                "Use another folder."
+            )
+
+
 def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:
     """Raise ConfigError if the file --out is a folder, or one of the files that the command reads."""
     path = Path(out).expanduser()
@@ -152,19 +132,35 @@ def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:
         raise ConfigError(f"--out={out} is one of the input files and would be overwritten. Choose another name.")
 
 
-def check_empty(folder: Path, flag: str) -> None:
-    """Raise ConfigError if a folder to write to exists and contains anything; `flag` names it in the message."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{flag}={folder} is not empty. Choose a new folder, or delete this one.")
+def write_checksums(folder: Path) -> None:
+    """Write the size and CRC-32 of every file in a folder and its subfolders to MANIFEST in the folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
+    entries = {str(path.relative_to(folder)): [path.stat().st_size, _compute_crc(path)] for path in paths}
+    write_json(folder / MANIFEST, entries)
 
 
-def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on disk."""
-    handle = os.open(path, os.O_RDONLY)
+def find_corruption(folder: Path) -> str | None:
+    """Return a description of the first file that does not match the list of `write_checksums`, or cannot be read.
+
+    None if all files match, or there is no list: a save that was killed just before its list was written has none.
+    """
     try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems do not support fsync of a folder
-            raise
-    finally:
-        os.close(handle)
+        entries = json.loads((folder / MANIFEST).read_bytes()) if (folder / MANIFEST).is_file() else {}
+        for name, (size, crc) in entries.items():
+            path = folder / name
+            actual = path.stat().st_size if path.is_file() else "no file"
+            if actual != size:
+                return f"{name} had {size} bytes when it was saved, found {actual}"
+            if _compute_crc(path) != crc:
+                return f"{name} has changed since it was saved (checksum differs)"
+    except (OSError, ValueError) as error:
+        return first_line(error)
+    return None
+
+
+def _compute_crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            crc = zlib.crc32(block, crc)
+    return crc

@@ -3,15 +3,20 @@
 `data` and `fsdp` shard the batch. `fsdp` also shards parameters and optimizer state. `tensor` splits attention over
 heads, MLPs over the hidden dimension, and token logits over the vocabulary; each group of devices along it computes
 the same examples. The compiler inserts the collectives (Auto axes), so models do not depend on the mesh.
+
+Layers declare as metadata which axis of a parameter `tensor` may split: `nnx.Linear(...,
+kernel_metadata=over_hidden(-1))`, `nnx.Param(x, **REPLICATED)`. nnx's `out_sharding` would require the mesh while the
+model is created. Axes are counted from the end, because stacks add an axis of layers in front.
 """
 
+import dataclasses
 import functools
 import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,28 +26,68 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from leanformer.config.rules import check_shares, nearest_divisors
 from leanformer.errors import ConfigError
-from leanformer.runtime.sharing import Axes
 
 
-AXES = ("data", "fsdp", "tensor")  # the last axis communicates most, so its devices are the closest
+MESH_AXES = ("data", "fsdp", "tensor")  # the last axis communicates most, so its devices are the closest
 BATCH = ("data", "fsdp")
-UNCOMBINED_BYTES = (
-    2**20
-)  # bytes of a gradient or of a gathered parameter from which its collective is not combined with others
-MIN_FSDP_ELEMENTS = (
-    2**12
-)  # leaves with fewer elements are not split by fsdp: communication would cost more than the memory saved
+UNCOMBINED_BYTES = 2**20  # collectives of gradients or gathered parameters of this size are not combined with others
+MIN_FSDP_ELEMENTS = 2**12  # fsdp splits no smaller leaves: communication would cost more than the memory saved
+DECLARED = "shared"  # key of the metadata that declares how `tensor` splits a parameter
+REPLICATED = {DECLARED: None}  # every device holds the whole parameter and repeats the computation with it
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorParallelAxis:
+    """Axis of a parameter whose slices are independent, so that different devices can compute with them."""
+
+    axis: int  # from the end
+    what: str  # name of the slices for messages, such as "heads"
+    few: bool = False  # there may be fewer slices than devices; every device then holds all of them
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterAxes:
+    """What decides the sharding of a parameter or statistic."""
+
+    shape: tuple[int, ...]
+    stacked: bool  # the first axis is the axis of layers
+    over: TensorParallelAxis | None  # None for `REPLICATED` and without a declaration
+    declared: bool
+
+
+def over_heads(axis: int) -> dict[str, Any]:
+    """Return the metadata of a parameter split over heads along `axis`, such as -2."""
+    return {DECLARED: TensorParallelAxis(axis, "heads")}
+
+
+def over_key_heads(axis: int) -> dict[str, Any]:
+    """Return the metadata of a parameter split over key and value heads, which query heads may share."""
+    return {DECLARED: TensorParallelAxis(axis, "heads of keys", few=True)}
+
+
+def over_hidden(axis: int) -> dict[str, Any]:
+    """Return the metadata of a parameter split over hidden channels of an MLP."""
+    return {DECLARED: TensorParallelAxis(axis, "hidden channels")}
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Return the dotted names of a tree's leaves, in the order of `jax.tree.leaves`."""
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def flatten_names(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by dotted name.
+
+    >>> flatten_names({"blocks": {"kernel": 1, "bias": 2}})
+    {'blocks.bias': 2, 'blocks.kernel': 1}
+    """
+    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh with the axes `data`, `fsdp` and `tensor` over `devices`.
+    """Return a mesh over `devices`, by default all of all processes; a size of -1 takes what the other axes leave.
 
-    Args:
-        data, fsdp, tensor: sizes of the axes; -1 for as many devices as the others leave.
-        devices: devices of the mesh; None for all devices of all processes.
-
-    Raises:
-        ConfigError: the mesh does not fit the devices, or `tensor` spans processes.
+    Raises ConfigError if the mesh does not fit the devices, or `tensor` spans processes.
     """
     if devices is None:
         devices = jax.devices()
@@ -51,7 +96,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
     rest = count // math.prod(size for size in requested if size != -1)
     shape = tuple(rest if size == -1 else size for size in requested)
     if math.prod(shape) != count:
-        keys = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, requested, strict=True))
+        keys = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, requested, strict=True))
         raise ConfigError(f"{keys} does not fit {count} devices: their product must be {count}. -1 fits one axis.")
     local = sum(device.process_index == jax.process_index() for device in devices)
     if local % tensor:
@@ -59,7 +104,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
             f"mesh.tensor={tensor} spans processes of {local} devices each, but devices along this axis need the same "
             f"examples. Choose a divisor of {local}, or fewer processes with more devices each."
         )
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices)
 
 
 def _warn_unused_gpus(device: jax.Device) -> None:
@@ -73,73 +118,33 @@ def _warn_unused_gpus(device: jax.Device) -> None:
         )
 
 
-class Placement(NamedTuple):
-    """Shardings of arrays on a mesh, and the compiler options of a training step on it.
-
-    Attributes:
-        batch: sharding of batches: the leading axis over `data` and `fsdp`.
-        replicated: sharding with the same value on every device.
-        shards: number of shards of a batch.
-        compiler_options: options of XLA by name; empty except on several GPUs.
-    """
-
-    batch: NamedSharding
-    replicated: NamedSharding
-    shards: int
-    compiler_options: dict[str, Any]
-
-
-def place(mesh: Mesh, device: Any, axes: Mapping[str, Axes], batches: Mapping[str, int]) -> Placement:
-    """Return the shardings and compiler options of a training step on a mesh, after checking that they are possible.
-
-    Args:
-        mesh: mesh of the step.
-        device: device to compile for, whose platform determines the compiler options.
-        axes: axes of each parameter and statistic of the model, by name.
-        batches: sizes of the batches by config key, such as "batch_size".
-
-    Raises:
-        ConfigError: a batch or a parameter cannot be split over the mesh.
-    """
-    check_batches(mesh, batches)
-    check_split(axes, mesh.shape.get("tensor", 1))
-    options = compiler_options(mesh, device)
-    return Placement(batch_sharding(mesh), replicated_sharding(mesh), count_batch_shards(mesh), options)
-
-
 def count_batch_shards(mesh: Mesh) -> int:
-    """Return the number of shards of a batch on a mesh: the devices along `data` times those along `fsdp`."""
+    """Return the number of shards of a batch on a mesh."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def check_batches(mesh: Mesh, sizes: Mapping[str, int]) -> None:
-    """Raise ConfigError unless all sizes of batches, by their config keys, are divisible by the shards of a batch."""
+    """Raise ConfigError unless the mesh divides all sizes of batches, given by config key."""
     for name, size in sizes.items():
         check_shares(name, size, count_batch_shards(mesh))
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding with the same value on every device, PartitionSpec()."""
+    """Return the sharding with the same value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding with the leading axis over `data` and `fsdp`, PartitionSpec(("data", "fsdp"))."""
+    """Return the sharding with the leading axis over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
-def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axes]) -> Any:
-    """Return a tree with the NamedSharding of every leaf of a training state.
+def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, ParameterAxes]) -> Any:
+    """Return a tree with the NamedSharding of every leaf of a training state, from `axes` by parameter name.
 
     `tensor` splits the axis that a layer declares, if it divides it. `fsdp` splits the largest axis that it divides and
-    that `tensor` does not split, except for leaves of fewer than 4,096 elements (MIN_FSDP_ELEMENTS). The axis of
-    stacked layers is not split, because a scan reads its slices one after the other. Optimizer moments and EMA weights,
-    whose names end with the full name of their parameter, are sharded like it.
-
-    Args:
-        mesh: mesh of the state.
-        tree: state; only the shapes of its leaves are used.
-        axes: axes of each parameter and statistic of the model, by name.
+    that `tensor` does not split. The axis of stacked layers is not split, because a scan reads its slices one after the
+    other. Moments and EMA weights, whose names end with the name of their parameter, are sharded like it.
     """
     parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
 
@@ -152,47 +157,9 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axe
     return jax.tree.map_with_path(place, tree)
 
 
-def undeclared_parameters(axes: Mapping[str, Axes]) -> dict[str, tuple[int, ...]]:
-    """Return {name: shape, including axis L} of parameters in stacks whose layers declare nothing for sharding.
-
-    Parameters with fewer than two axes besides L are left out.
-
-    Args:
-        axes: axes of each parameter and statistic of the model, by name.
-    """
-    return {name: x.shape for name, x in axes.items() if x.stacked and len(x.shape) > 2 and not x.declared}
-
-
-def check_split(axes: Mapping[str, Axes], tensor: int) -> None:
-    """Raise ConfigError if parameters cannot be split over `tensor` devices, or if their axis is not declared.
-
-    Without a declaration every device would hold the whole parameter and repeat the computation with it.
-
-    Args:
-        axes: axes of each parameter and statistic of the model, by name.
-        tensor: number of devices along `tensor`; 1 always passes.
-    """
-    if tensor == 1:
-        return
-    for name, shape in undeclared_parameters(axes).items():
-        raise ConfigError(
-            f"mesh.tensor={tensor}: no tensor-parallel axis is declared for {name} of shape {shape}. Use "
-            "mesh.tensor=1, or declare the axis in the layer as layers/mlp.py does (leanformer/runtime/sharing.py)."
-        )
-    strict = {name: x.over for name, x in axes.items() if x.over is not None and not x.over.few}
-    sizes = {name: axes[name].shape[over.axis] for name, over in strict.items()}
-    for name, size in sizes.items():
-        if size % tensor:
-            raise ConfigError(
-                f"mesh.tensor={tensor}: the {size} {strict[name].what} of {name} are not divisible by {tensor} "
-                f"devices. Nearest mesh.tensor: {nearest_divisors(math.gcd(*sizes.values()), tensor)}."
-            )
-
-
-def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
+def _split(declared: ParameterAxes | None, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
     spec: list[str | None] = [None] * len(shape)
     over = None if declared is None or declared.over is None else declared.over.axis
-    # A factored moment has the axes of its parameter; an axis that it is averaged over has length 1.
     # Grouped key and value heads may be fewer than the devices, which then each hold all of them.
     if "tensor" in parts and over is not None and shape[over] > 1 and shape[over] % parts["tensor"] == 0:
         spec[over] = "tensor"
@@ -206,16 +173,40 @@ def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int])
     return spec
 
 
-def with_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function to jit that calls `function` with the same positional arguments, and with the mesh set.
+def undeclared_parameters(axes: Mapping[str, ParameterAxes]) -> dict[str, tuple[int, ...]]:
+    """Return {name: shape} of parameters in stacks, with two or more axes besides L, that declare nothing."""
+    return {name: x.shape for name, x in axes.items() if x.stacked and len(x.shape) > 2 and not x.declared}
 
-    The functions `constrain_...` and `tensor_parts` use this mesh.
+
+def check_split(axes: Mapping[str, ParameterAxes], tensor: int) -> None:
+    """Raise ConfigError if parameters cannot be split over `tensor` devices, or if their axis is not declared.
+
+    Without a declaration every device would hold the whole parameter and repeat the computation with it.
     """
+    if tensor == 1:
+        return
+    for name, shape in undeclared_parameters(axes).items():
+        raise ConfigError(
+            f"mesh.tensor={tensor}: no tensor-parallel axis is declared for {name} of shape {shape}. Use "
+            "mesh.tensor=1, or declare the axis in the layer as layers/mlp.py does (leanformer/runtime/mesh.py)."
+        )
+    strict = {name: x.over for name, x in axes.items() if x.over is not None and not x.over.few}
+    sizes = {name: axes[name].shape[over.axis] for name, over in strict.items()}
+    for name, size in sizes.items():
+        if size % tensor:
+            raise ConfigError(
+                f"mesh.tensor={tensor}: the {size} {strict[name].what} of {name} are not divisible by {tensor} "
+                f"devices. Nearest mesh.tensor: {nearest_divisors(math.gcd(*sizes.values()), tensor)}."
+            )
+
+
+def with_mesh[**P, R](mesh: Mesh, function: Callable[P, R]) -> Callable[P, R]:
+    """Return `function`, to be jitted, with the mesh set for the functions `constrain_...` and `tensor_parts` in it."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return function(*args)
+            return function(*args, **kwargs)
 
     return wrapped
 
@@ -251,40 +242,34 @@ def tensor_parts() -> int:
 
 
 def constrain_tensor(x: jax.Array, *, batch: bool) -> jax.Array:
-    """Return an array whose last axis is constrained to be split over `tensor`, which must divide it.
-
-    Call this inside `with_mesh`.
-
-    Args:
-        x: array of at least two axes.
-        batch: True if the leading axis is sharded as by `constrain_batch`; otherwise all axes but the last are
-            replicated.
-    """
+    """Return an array constrained to be split along its last axis over `tensor`, and its leading one if `batch`."""
     leading = (BATCH,) if batch else (None,)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*leading, *(None,) * (x.ndim - 2), "tensor"))
 
 
 def constrain_replicated(tree: Any) -> Any:
-    """Return a tree of arrays, constrained to be replicated, so that each process can read all values.
-
-    Does nothing outside `with_mesh`.
-    """
+    """Return a tree of arrays, constrained inside `with_mesh` to be replicated, so that each process can read all."""
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)
+
+
+def constrain_layout(tree: Any) -> Any:
+    """Return a tree of activations, constrained to row-major order in memory (the first axis is major).
+
+    XLA for GPUs prefers to sum over the last axis: for a single sum over the batch, in the gradient of the position
+    embeddings, it transposes every activation of the model.
+    """
+    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
 
 
 def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
     """Return {option of XLA: value} for a step on this mesh; {} on one device or without GPUs.
 
     The options overlap communication with computation: they turn on XLA's latency-hiding scheduler, and collectives of
-    1 MiB (UNCOMBINED_BYTES) or more are not combined. By default XLA combines all of a scan iteration (one layer) at
-    its end, when there is nothing left to overlap them with; one that is not combined starts when its input is ready.
+    UNCOMBINED_BYTES or more are not combined. By default XLA combines all of a scan iteration (one layer) at its end,
+    when there is nothing left to overlap them with; one that is not combined starts when its input is ready.
     launch/SCALING.md lists the overlap. Options that the environment variable XLA_FLAGS names are left to it.
-
-    Args:
-        mesh: mesh of the step, with an axis `fsdp`.
-        device: device to compile for; only its `platform` is read.
     """
     if device.platform != "gpu" or mesh.size == 1:
         return {}
@@ -292,34 +277,14 @@ def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
         "xla_gpu_enable_latency_hiding_scheduler": True,
         "xla_gpu_all_reduce_combine_threshold_bytes": UNCOMBINED_BYTES,
         "xla_gpu_all_gather_combine_threshold_bytes": UNCOMBINED_BYTES,
-        "xla_gpu_reduce_scatter_combine_threshold_bytes": UNCOMBINED_BYTES
-        // mesh.shape["fsdp"],  # XLA counts the bytes per device
+        # XLA counts the bytes per device
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": UNCOMBINED_BYTES // mesh.shape["fsdp"],
     }
     flags = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if f"--{name}" not in flags}
 
 
-def constrain_layout(tree: Any) -> Any:
-    """Return a tree of activations, constrained to row-major order in memory (the first axis is major).
-
-    XLA for GPUs prefers to sum over the last axis: for a single sum over the batch, in the gradient of the position
-    embeddings, it transposes every activation of the model. Exported programs of any batch size, which have no
-    gradient, are left alone: their format does not guarantee layouts.
-    """
-
-    def constrain(x: jax.Array) -> jax.Array:
-        symbolic = not all(isinstance(size, int) for size in x.shape)
-        return x if symbolic else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
-
-    return jax.tree.map(constrain, tree)
-
-
-def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Return the global batch of device arrays from this process's part of it.
-
-    Args:
-        mesh: mesh over whose `data` and `fsdp` the leading axis is sharded.
-        host: arrays by name, with this process's examples along the leading axis.
-    """
+def put_batch(mesh: Mesh, host: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Return the global batch of device arrays from this process's part of it, with examples along the leading axis."""
     sharding = batch_sharding(mesh)
     return {key: jax.make_array_from_process_local_data(sharding, value) for key, value in host.items()}

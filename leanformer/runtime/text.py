@@ -1,18 +1,19 @@
-"""Text for a terminal: paragraphs and tables that fit its columns. Plain characters, without colours."""
+"""Text for a terminal: paragraphs, tables and recorded values. Plain characters, without colours."""
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leanformer.quantities import find
 
 
-UNKNOWN = 80  # columns if the output is no terminal and COLUMNS is not set
-LEAST = 30  # columns that text is wrapped to at least
 GAP = "  "
 
 
 def columns() -> int:
-    """Return the number of columns of the terminal, by COLUMNS if it is set; at least LEAST, UNKNOWN if no terminal."""
-    return max(LEAST, shutil.get_terminal_size((UNKNOWN, 0)).columns)
+    """Return the number of columns of the terminal, by COLUMNS if it is set; at least 30, and 80 without a terminal."""
+    return max(30, shutil.get_terminal_size((80, 0)).columns)
 
 
 def wrap(lines: str, indent: str = "") -> str:
@@ -23,34 +24,21 @@ def wrap(lines: str, indent: str = "") -> str:
     return "\n".join(fill.fill(line) if len(line) > columns() else line for line in lines.splitlines())
 
 
-def page(title: str, rows: Iterable[tuple[str, object]]) -> str:
+def page(title: str, rows: Mapping[str, object]) -> str:
     """Format a title and rows of a name and a value, aligned in two columns, for the width of the terminal."""
-    rows = [*rows]
-    margin = max((len(name) for name, _ in rows), default=0)
+    margin = max(map(len, rows), default=0)
     margin = margin if margin <= columns() // 2 else 2  # long names have their values on the next line
     lines = []
-    for name, value in rows:
+    for name, value in rows.items():
         line = wrap(f"{GAP}{name:<{margin}}{GAP}{value}", indent=" " * (margin + 2 * len(GAP)))
         lines.append(line.rstrip())
     return "\n".join([wrap(title), *lines, ""])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = GAP) -> str:
-    """Format a table for the width of the terminal, whose first column names the rows.
-
-    A table that is wider than the terminal is split into several with the same first column. If a name fills more
-    than half of a line, or a cell does not fit beside it, every row becomes a list of its cells.
-
-    Args:
-        head: titles of the columns.
-        rows: cells of each row.
-        indent: text before each line.
-    """
+    """Format a table, whose first column names the rows; one wider than the terminal is split into several."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     free = columns() - len(indent) - widths[0] - len(GAP)
-    whole = sum(widths[1:]) + len(GAP) * (len(widths) - 2) <= free
-    if not whole and (widths[0] > columns() // 2 or max(widths[1:]) > free):
-        return "\n\n".join(_list_cells(head, row, indent) for row in rows)
     blocks: list[list[int]] = [[]]
     for i, width in enumerate(widths[1:], 1):
         if blocks[-1] and sum(widths[k] + len(GAP) for k in blocks[-1]) + width > free:
@@ -62,11 +50,27 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = GAP)
     )
 
 
-def _list_cells(head: Sequence[str], row: Sequence[str], indent: str) -> str:
-    """Format one row with a cell per line below its name."""
-    cells = [
-        wrap(f"{indent}{GAP}{name}: {cell}", indent + 2 * GAP)
-        for name, cell in zip(head[1:], row[1:], strict=True)
-        if cell
-    ]
-    return "\n".join([wrap(f"{indent}{head[0]}: {row[0]}".rstrip(), indent + GAP), *cells])
+def format_duration(seconds: int | float) -> str:
+    """Format a duration in seconds below 2 minutes, in minutes below 2 hours, else in hours, such as "5 min"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def format_value(name: str, value: Any) -> str:
+    """Return the recorded value of a quantity as text, a float with its unit and four significant digits."""
+    if not isinstance(value, float):
+        return str(value)
+    unit = find(name).unit
+    return f"{find(name).scale * value:.4g}{unit and f' {unit}'}"
+
+
+def format_scores(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {name in words, with its unit: value}; floats become text of four digits, or whole from 10,000 on."""
+    scaled = {find(name).axis: find(name).scale * x if isinstance(x, float) else x for name, x in values.items()}
+    return {name: format_float(x) if isinstance(x, float) else x for name, x in scaled.items()}
+
+
+def format_float(x: float) -> str:
+    """Format a float with four significant digits, or as a whole number from 10,000 on."""
+    return f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"

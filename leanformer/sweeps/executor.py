@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 from leanformer import cli
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
-from leanformer.runtime import signals, text
+from leanformer.runtime import stopping, text
 from leanformer.sweeps.grid import SweepRun, parse_assignment, select_unfinished
-from leanformer.training import checks, progress
+from leanformer.training import train_setup
 
 
 LOG_LINES = 15  # lines shown from the log of a failed run
@@ -30,7 +30,7 @@ def check(members: Sequence[SweepRun]) -> None:
     points = {member.words[:-1]: member for member in reversed(members)}
     for member in reversed(points.values()):
         try:
-            checks.check(member.config)
+            train_setup.check(member.config)
         except ConfigError as error:
             raise ConfigError(f"{member.workdir.name}: {error}\nNo run was started.") from error
 
@@ -113,7 +113,7 @@ def _run_here(pending: Sequence[SweepRun], logs: Path, environment: Mapping[str,
     """Execute runs on this machine. After a stop signal, let the active runs save, then raise KeyboardInterrupt."""
     free, waiting, begun = divide_gpus(environment, flags.parallel), [*pending], time.monotonic()
     running: dict[subprocess.Popen[bytes], tuple[SweepRun, dict[str, str]]] = {}
-    for number in signals.handled():
+    for number in stopping.handled():
         signal.signal(number, _stop)
     try:
         while waiting or running:
@@ -166,7 +166,7 @@ def _progress_line(member: SweepRun, ended: int, total: int, seconds: float) -> 
     """Return the line about a run that ended: its score, and the time left if all take as long as those so far."""
     parts = [f"[{ended}/{total}] {member.workdir.name}", member.final_score or "failed"]
     if ended < total:
-        parts.append(f"about {progress.format_duration(seconds / ended * (total - ended))} left")
+        parts.append(f"about {text.format_duration(seconds / ended * (total - ended))} left")
     return "  ".join(parts)
 
 

@@ -16,8 +16,9 @@ from leanformer.config.rules import LENGTHS
 from leanformer.errors import ConfigError
 from leanformer.quantities import find
 from leanformer.runtime import files
+from leanformer.runtime.text import format_value
 from leanformer.tasks.task import Score
-from leanformer.training import progress, run_files
+from leanformer.training import run_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SweepRun:
         summary = files.read_json(self.workdir / "summary.json")
         final, score = summary["final"], Score.read(summary["score"])
         names = [name for name in dict.fromkeys((score.name, "loss")) if final.get(name) is not None]
-        return "  ".join(f"{find(name).label} {progress.format_value(name, final[name])}" for name in names)
+        return "  ".join(f"{find(name).label} {format_value(name, final[name])}" for name in names)
 
     @functools.cached_property
     def config(self) -> ConfigDict:

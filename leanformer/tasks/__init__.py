@@ -9,7 +9,7 @@ from leanformer import config
 from leanformer.data import Source, quote
 from leanformer.data.images import count_classes
 from leanformer.errors import ConfigError, DataError
-from leanformer.runtime import phases
+from leanformer.runtime import timing
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
@@ -57,7 +57,7 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
         ConfigError: `data.name` is unknown or incomplete.
         DataError: a split is missing or incomplete, or has classes by other names.
     """
-    with phases.announce(f"Reading the data of {c.data.name}"):
+    with timing.announce(f"Reading the data of {c.data.name}"):
         train = module.open(c.data.train_split, classes)
         splits = {"": c.data.eval_split} | {name: more.split for name, more in c.eval.more.items()}
         return train, {name: module.open(split, class_names(train)) for name, split in splits.items()}

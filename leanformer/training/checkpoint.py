@@ -15,8 +15,8 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from leanformer.errors import CheckpointError, WeightsError, first_line
-from leanformer.runtime import files, integrity, multihost
-from leanformer.runtime.trees import flatten_names
+from leanformer.runtime import files, multihost
+from leanformer.runtime.mesh import flatten_names
 from leanformer.tasks.task import Score
 from leanformer.training import metrics_log
 
@@ -183,7 +183,7 @@ class Checkpoints:
         if multihost.is_primary():
             for file in (*path.rglob("*"), path, path.parent):
                 files.sync(file)
-            integrity.write_checksums(path)
+            files.write_checksums(path)
             for step in old:
                 deleted = (self.folder / str(step)).rename(self.folder / f"deleted-{step}")  # so that no half is left
                 shutil.rmtree(deleted)
@@ -292,9 +292,7 @@ class Checkpoints:
         for candidate in reversed(steps) if step is None else [step]:
             path: Path = self.folder / str(candidate)
             content: Any = None
-            reason = multihost.broadcast_from_primary(
-                integrity.find_corruption(path) if multihost.is_primary() else None
-            )
+            reason = multihost.broadcast_from_primary(files.find_corruption(path) if multihost.is_primary() else None)
             try:
                 if reason is None:
                     content = load(path)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from leanformer.errors import ConfigError
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.mesh import leaf_names
 from leanformer.training.optimizers import is_stacked, split_layer
 
 

@@ -25,7 +25,7 @@ from PIL import Image
 from leanformer import conditioning, tasks
 from leanformer.data.source import EXAMPLE_TYPES, no_example_error, read_content
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
-from leanformer.runtime import phases
+from leanformer.runtime import timing
 from leanformer.tasks import Task, artifacts, generation
 from leanformer.tasks.classification import probabilities
 from leanformer.tasks.language import TextData
@@ -85,7 +85,7 @@ def restore_weights(
         with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as checkpoints:
             chosen = checkpoints.choose(step, best=best)
             only = chosen if best or step is not None else None
-            with phases.announce(f"Reading the checkpoint of {workdir}"):
+            with timing.announce(f"Reading the checkpoint of {workdir}"):
                 return checkpoints.restore_weights(model.weights, only, finite=finite)
     if best or step not in (None, exported["step"]):
         flag = "--best" if best else f"--step={step}"

@@ -56,7 +56,7 @@ class TensorBoard:
         purge = first_step and first_step + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge if any(folder.glob("*")) else None)
         lines = "".join(f"    {key} = {value}\n" for key, value in iterate_keys(config))
-        self._writer.add_text("config", files.printable(lines), first_step)
+        self._writer.add_text("config", lines, first_step)
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         """Write a record, as `Logger.log`."""

@@ -19,8 +19,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.runtime import files
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime.mesh import Placement
-from leanformer.runtime.sharing import Axes
+from leanformer.runtime.mesh import ParameterAxes
 from leanformer.tasks import Batch, Objective, Spec, Task
 from leanformer.training import state as states
 from leanformer.training import step as steps
@@ -39,26 +38,24 @@ class ModelSetup:
     Attributes:
         config: config of the run, of which `model`, `init_from`, `dtype` and `seed` are used.
         mesh: devices of the weights.
-        placement: shardings of a batch and of replicated arrays on the mesh, and compiler options.
         device: device to compile for: one of the mesh, or a GPU that is not attached.
         backend: attention backend, "xla", "cudnn" or "naive".
         backend_reason: reason for its selection, as text.
         graphdef: static definition; `nnx.merge(graphdef, *weights)` is the model.
         init: function from a random key to initial weights.
         weights: shapes, dtypes and shardings of (parameters, batch statistics).
-        axes: {dotted name: `sharing.Axes`} of each parameter and statistic, which decide its sharding.
+        axes: {dotted name: `mesh.ParameterAxes`} of each parameter and statistic, which decide its sharding.
     """
 
     config: ConfigDict
     mesh: Mesh
-    placement: Placement
     device: Any
     backend: str
     backend_reason: str
     graphdef: Any
     init: Callable[[jax.Array], Any]
     weights: Any
-    axes: Mapping[str, Axes]
+    axes: Mapping[str, ParameterAxes]
 
     def merge(self, weights: Any) -> nnx.Module:
         """Return the model as an `nnx.Module` with `weights`, a pair (parameters, batch statistics)."""
@@ -175,7 +172,7 @@ class ModelSetup:
         Args:
             specs: shape and dtype of each array of one example, by name.
         """
-        place = self.placement.batch
+        place = meshes.batch_sharding(self.mesh)
         return {
             name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in specs.items()
         }
@@ -264,10 +261,11 @@ def build(
     backend, reason = _select_backend(c, device)
     graphdef, init, weights = abstract_model(c, backend, select_unroll(c, mesh, device))
     axes = states.declared_axes(graphdef, weights)
+    meshes.check_batches(mesh, batches or {})
+    meshes.check_split(axes, mesh.shape["tensor"])
     return ModelSetup(
         config=c,
         mesh=mesh,
-        placement=meshes.place(mesh, device, axes, batches or {}),
         device=device,
         backend=backend,
         backend_reason=reason,

@@ -9,7 +9,7 @@ import tqdm
 
 from leanformer.conditioning.spectrum import beyond_float32
 from leanformer.quantities import find
-from leanformer.runtime import files, text
+from leanformer.runtime.text import format_duration, format_value, wrap
 
 
 UNSAID = ("wall_s", "examples_seen", "tokens_seen", "examples")  # numbers that are not printed
@@ -66,7 +66,7 @@ class Progress:
             parts += self._estimate(step / self._total, values)
         heading = [] if kind == "train" else [kind]
         parts = [part.replace(" ", NO_BREAK) for part in (f"step {step}/{self._total}", *heading, *parts)]
-        line = text.wrap("  ".join(parts), indent="    ").replace(NO_BREAK, " ")
+        line = wrap("  ".join(parts), indent="    ").replace(NO_BREAK, " ")
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 
     def _estimate(self, done: float, values: Mapping[str, Any]) -> list[str]:
@@ -79,13 +79,6 @@ class Progress:
             self._pace = newest if self._pace is None else self._pace + SMOOTHING * (newest - self._pace)
         self._shown = done, values["wall_s"]
         return [] if self._pace is None else [f"{format_duration(self._pace * (1 - done))} left"]
-
-
-def format_duration(seconds: int | float) -> str:
-    """Format a duration in seconds below 2 minutes, in minutes below 2 hours, else in hours, such as "5 min"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def _format_train(values: Mapping[str, Any]) -> list[str]:
@@ -107,37 +100,3 @@ def _format_record(values: Mapping[str, Any]) -> list[str]:
 def _median(values: list[float | None]) -> float | None:
     valid = [value for value in values if value is not None]
     return statistics.median(valid) if valid else None
-
-
-def format_value(name: str, value: Any) -> str:
-    """Return a recorded value as text, a float with its unit and four significant digits.
-
-    Args:
-        name: name of the value, which determines scale and unit (`quantities.find`).
-        value: recorded value.
-    """
-    if not isinstance(value, float):
-        return str(value)
-    unit = find(name).unit
-    return f"{find(name).scale * value:.4g}{unit and f' {unit}'}"
-
-
-def round_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with floats as text for printing: four significant digits, or whole numbers from 10,000 on.
-
-    Values of other types are unchanged.
-    """
-    return {
-        name: (f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}") if isinstance(x, float) else x for name, x in values.items()
-    }
-
-
-def format_scores(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {name in words, with its unit: value} for printing; floats become text as in `round_values`."""
-    scaled = {name: find(name).scale * x if isinstance(x, float) else x for name, x in values.items()}
-    return {find(name).axis: x for name, x in round_values(scaled).items()}
-
-
-def format_page(title: str, rows: dict[str, Any]) -> str:
-    """Return a title and aligned rows, value by name, as text wrapped to the columns of the terminal."""
-    return text.page(title, ((files.printable(name), value) for name, value in rows.items()))

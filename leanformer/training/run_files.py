@@ -16,10 +16,16 @@ import jax
 from ml_collections import ConfigDict
 
 from leanformer.errors import ConfigError
-from leanformer.runtime import determinism, files, multihost
+from leanformer.runtime import files, multihost
 from leanformer.tasks import artifacts
 
 
+NUMERICS = (  # variables that may change the numbers of a run
+    "JAX_DEFAULT_PRNG_IMPL",
+    "JAX_THREEFRY_PARTITIONABLE",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "NVIDIA_TF32_OVERRIDE",
+)
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "leanformer")
 
 
@@ -85,7 +91,11 @@ def provenance() -> dict[str, Any]:
             versions[name] = None
     devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
     commit = git.stdout.strip() or None
-    return {"git": commit, "versions": versions, "devices": devices, "environment": determinism.numerics(os.environ)}
+    return {"git": commit, "versions": versions, "devices": devices, "environment": _numerics()}
+
+
+def _numerics() -> dict[str, str]:
+    return {name: os.environ[name] for name in NUMERICS if name in os.environ}
 
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
@@ -122,7 +132,7 @@ def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int |
                 f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir.'
             )
     content = files.read_json(workdir / "config.json")
-    for name, after in {"environment": determinism.numerics(os.environ), "examples": examples}.items():
+    for name, after in {"environment": _numerics(), "examples": examples}.items():
         before = content.get(name, {})
         names = sorted(before.keys() | after.keys())
         changes |= {f"{name} {x}": (before.get(x), after.get(x)) for x in names if before.get(x) != after.get(x)}

@@ -13,50 +13,33 @@ from jaxtyping import Array, Key
 
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime import sharing
-from leanformer.runtime.sharing import Axes
+from leanformer.runtime.mesh import ParameterAxes
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Training state that a step reads and writes. Leaves are arrays, shapes or shardings, so they have no types.
+    """Training state that a step reads and writes. Leaves are arrays, shapes or shardings, so they have no types."""
 
-    Attributes:
-        step: int32, number of steps so far, including skipped ones; the next batch is number `step`.
-        params: tree of the parameters.
-        statistics: tree of the statistics of batch normalisation and σReparam, updated by the forward pass; empty in
-            models without them.
-        moments: state of the optimizer.
-        ema: EMA of (parameters, statistics); None if the run keeps none.
-        skipped: int32, number of steps so far that were skipped, or left a parameter too large or not finite.
-        skipped_in_row: int32, number of consecutive such steps up to now.
-        window: sums of "loss", "grad_norm" and "steps" since the last multiple of log_every, which survive a resume.
-    """
-
-    step: Any
+    step: Any  # int32, number of steps so far, including skipped ones; the next batch is number `step`
     params: Any
-    statistics: Any
-    moments: Any
-    ema: Any
-    skipped: Any
-    skipped_in_row: Any
-    window: dict[str, Any]
+    statistics: Any  # of batch normalisation and σReparam, updated by the forward pass; empty in models without them
+    moments: Any  # state of the optimizer
+    ema: Any  # EMA of (parameters, statistics); None if the run keeps none
+    skipped: Any  # int32, number of steps so far that were skipped, or left a parameter too large or not finite
+    skipped_in_row: Any  # int32, number of consecutive such steps up to now
+    window: dict[str, Any]  # sums since the last multiple of log_every, which survive a resume
 
     @property
     def weights(self) -> tuple[Any, Any]:
-        """Weights of a forward pass as a pair (parameters, statistics), for `nnx.merge(graphdef, *weights)`."""
+        """Weights of a forward pass, for `nnx.merge(graphdef, *weights)`."""
         return self.params, self.statistics
 
 
 def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]], Any]:
     """Return a model's static definition, the function that initialises its weights from a key, and their shapes.
 
-    Weights are (parameters, batch statistics), as nested dictionaries; shapes are the same with `jax.ShapeDtypeStruct`.
-    Nothing is allocated.
-
-    Args:
-        build: function that builds the model from random keys.
+    Weights are (parameters, batch statistics), as nested dictionaries. Nothing is allocated.
     """
     definitions = []
 
@@ -71,13 +54,7 @@ def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[A
 
 
 def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
-    """Return the state at step 0. Call this under `jit`, so that arrays get their shardings, or under `eval_shape`.
-
-    Args:
-        weights: (parameters, batch statistics).
-        optimizer: optimizer whose state is initialised.
-        ema: True to keep EMA weights, which start as a copy of the weights.
-    """
+    """Return the state at step 0. Call this under `jit`, so that arrays get their shardings, or under `eval_shape`."""
     params, statistics = weights
     return TrainState(
         step=jnp.int32(0),
@@ -96,35 +73,20 @@ def window_means(state: TrainState) -> dict[str, Array]:
     return {name: state.window[name] / state.window["steps"] for name in ("loss", "grad_norm")}
 
 
-def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
-    """Return {dotted name: `sharing.Axes`} of every parameter and statistic of a model.
-
-    An `Axes` holds the shape, whether the first axis is one of layers, and the axis along which the layer declares that
-    tensor parallelism may split the array. Those without a declaration are included, with `declared` False.
-
-    Args:
-        graphdef: static definition of the model.
-        weights: (parameters, batch statistics), or their shapes.
-    """
+def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, ParameterAxes]:
+    """Return {dotted name: axes} of every parameter and statistic of a model, also of those that declare nothing."""
     model = nnx.merge(graphdef, *weights)
     stacks = [(*path, "layers") for path, module in nnx.iter_modules(model) if isinstance(module, Stack)]
     result = {}
     for path, variable in sorted(nnx.to_flat_state(nnx.state(model))):
         stacked = any(path[: len(stack)] == stack for stack in stacks)
-        metadata = variable.get_metadata()
-        name = ".".join(map(str, path))
-        result[name] = Axes(variable.shape, stacked, metadata.get(sharing.KEY), sharing.KEY in metadata)
+        metadata, key = variable.get_metadata(), meshes.DECLARED
+        result[".".join(map(str, path))] = ParameterAxes(variable.shape, stacked, metadata.get(key), key in metadata)
     return result
 
 
-def with_shardings(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> Any:
-    """Return a tree of shapes and dtypes of weights or of a training state, with shardings on a mesh added.
-
-    Args:
-        shapes: tree of `jax.ShapeDtypeStruct`.
-        mesh: device mesh.
-        axes: result of `declared_axes` for the model.
-    """
+def with_shardings(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, ParameterAxes]) -> Any:
+    """Return a tree of shapes of weights or of a training state, with shardings on a mesh added."""
     shardings = meshes.state_shardings(mesh, shapes, axes)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
@@ -139,9 +101,6 @@ def without_shardings(tree: Any) -> Any:
 def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:
     """Return `make(argument)` with every leaf created directly with its sharding, so that no device holds all.
 
-    Args:
-        make: function that can be jitted.
-        argument: its argument.
-        like: tree of shapes with shardings, of the structure of the result.
+    `like` is a tree of shapes with shardings.
     """
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))(argument)

@@ -11,14 +11,15 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from leanformer import conditioning, data, models, tasks
 from leanformer import config as configs
-from leanformer import data, models, tasks
 from leanformer.config import Intervals
-from leanformer.config.rules import sharded_batches
+from leanformer.config.rules import measures_conditioning, sharded_batches
 from leanformer.costs import hardware
+from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost
 from leanformer.tasks import Task
-from leanformer.training import freezing, model_setup, optimizers, schedules
+from leanformer.training import freezing, loggers, model_setup, optimizers, schedules
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.freezing import Freezing
@@ -59,12 +60,13 @@ class Setup:
 
     def lower_train_step(self) -> jax.stages.Lowered:
         """Return the training step (state, batch, key) lowered for the device, with the state donated."""
-        place = self.model.placement
-        outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), place.replicated)
-        options: dict[str, Any] = {"out_shardings": outputs, "compiler_options": place.compiler_options}
+        mesh = self.model.mesh
+        replicated = meshes.replicated_sharding(mesh)
+        outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), replicated)
+        options = meshes.compiler_options(mesh, self.model.device)
         key = jax.eval_shape(jax.random.key, 0)
-        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=place.replicated)
-        jitted = jax.jit(self.train_step, donate_argnums=0, **options)
+        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated)
+        jitted = jax.jit(self.train_step, donate_argnums=0, out_shardings=outputs, compiler_options=options)
         return self.model.lower(jitted, self.state, self.batch, key)
 
     def compile_train_step(self) -> jax.stages.Compiled:
@@ -73,7 +75,7 @@ class Setup:
 
     def run_key(self) -> jax.Array:
         """Return the random key of the run, into which every step folds its number."""
-        replicated = self.model.placement.replicated
+        replicated = meshes.replicated_sharding(self.model.mesh)
         return jax.jit(lambda key: jax.random.split(key)[1], out_shardings=replicated)(jax.random.key(self.config.seed))
 
     def initial_state(self) -> TrainState:
@@ -113,6 +115,17 @@ class Setup:
         """Training examples/s at the peak bfloat16 throughput of all devices; None for other dtypes or devices."""
         peak = hardware.peak_flops(self.model.device) if self.config.dtype == "bfloat16" else None
         return peak and peak * self.model.mesh.size / self.flops_per_example[1]
+
+
+def check(config: ConfigDict) -> None:
+    """Raise ConfigError if a key of a config is invalid, without data or devices. `build` finds wrong shapes."""
+    configs.check_keys(config)
+    models.check(**config.model.to_dict())
+    configs.check(config)
+    loggers.check(config.loggers)
+    tasks.build(config)
+    if measures_conditioning(config):
+        conditioning.tap(config.probe.measures)
 
 
 def build(

@@ -12,8 +12,9 @@ import jax
 from leanformer import config as configs
 from leanformer import data, tasks
 from leanformer.errors import CheckpointError, ConfigError, WorkdirError
-from leanformer.runtime import multihost, phases
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime import multihost, timing
+from leanformer.runtime.mesh import leaf_names
+from leanformer.runtime.timing import Timer
 from leanformer.tasks import artifacts
 from leanformer.training import loggers, run_files, schedules
 from leanformer.training.checkpoint import Checkpoints, OtherState, Restored
@@ -21,7 +22,6 @@ from leanformer.training.divergence import DivergenceMonitor
 from leanformer.training.loggers import MakeLoggers
 from leanformer.training.metrics_log import Recorder
 from leanformer.training.state import TrainState
-from leanformer.training.timer import Timer
 from leanformer.training.train_setup import Setup
 
 
@@ -119,7 +119,7 @@ class Trainer:
     def log_train(self, step: int, timing: Mapping[str, float]) -> None:
         """Write a train record with the metrics of the steps since the last multiple of log_every."""
         shown = {name: jax.device_get(self.metrics[name]) for name in TRAIN_METRICS}
-        wall = {"wall_s": round(self.timer.total(), 1)}
+        wall = {"wall_s": round(sum(self.timer.seconds().values()), 1)}
         self.recorder.write(step, "train", shown | self.count_seen(step) | dict(timing) | wall)
         self.corrupt.seen |= multihost.gather_union("unreadable", self.corrupt.seen)
 
@@ -204,7 +204,7 @@ def open_trainer(
         run_files.warn_changes(workdir, config, split_sizes(config, source, held_out))
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config.checkpoint.keep, score=score))
         timer.touch("restore")
-        with phases.announce("Reading or initialising the weights"):
+        with timing.announce("Reading or initialising the weights"):
             restored = _restore(setup, checkpoints, workdir, source)
         first_step = int(restored.state.step)
         if restored.examples % config.batch_size:

@@ -12,7 +12,7 @@ from messages import refuses
 from leanformer import config, models, tasks
 from leanformer.config import declare
 from leanformer.layers.stack import Stack
-from leanformer.training import checks, train_setup
+from leanformer.training import train_setup
 
 
 ARCHITECTURES = {
@@ -83,7 +83,7 @@ def test_every_stack_uses_the_configured_unroll(name):
 
 def test_integers_are_accepted_as_floats():
     c = load_changed("quickstart", {"data.mean": (0,), "data.std": (1,)})
-    checks.check(c)
+    train_setup.check(c)
     assert tasks.build(c).objective.std == (1.0,)
 
 
@@ -114,7 +114,7 @@ REFUSED = [  # one of each kind: the key, its type, its values, its length
 @pytest.mark.parametrize(("name", "changes", "parts"), REFUSED, ids=[f"{n} {[*c]}" for n, c, _ in REFUSED])
 def test_invalid_configs_are_refused_before_data_are_opened(name, changes, parts):
     with refuses(*parts):
-        checks.check(load_changed(name, changes))
+        train_setup.check(load_changed(name, changes))
 
 
 UNFITTING = [  # the rules of each architecture
@@ -135,7 +135,7 @@ UNFITTING = [  # the rules of each architecture
 @pytest.mark.parametrize(("name", "changes", "parts"), UNFITTING, ids=[f"{n} {[*c]}" for n, c, _ in UNFITTING])
 def test_unfitting_sizes_are_refused_before_training(name, changes, parts):
     c = load_changed(name, changes)
-    checks.check(c)
+    train_setup.check(c)
     with refuses(*parts):
         train_setup.build(c, examples=10_000).lower_train_step()
 
@@ -145,7 +145,7 @@ def test_missing_keys_are_refused(key):
     c = config.load("quickstart").unlock()
     section, _, last = key.rpartition(".")
     del (c[section] if section else c)[last]
-    for check in (checks.check, tasks.resolve):
+    for check in (train_setup.check, tasks.resolve):
         with refuses(key):
             check(c)
 
@@ -159,7 +159,7 @@ def test_missing_keys_are_refused(key):
     ],
 )
 def test_valid_configs_pass(name, changes):
-    checks.check(load_changed(name, changes))
+    train_setup.check(load_changed(name, changes))
 
 
 def test_model_built_from_python_has_the_same_checks():

@@ -14,7 +14,7 @@ from leanformer.layers.context import Context
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.mesh import leaf_names
 from leanformer.training import train_setup
 from leanformer.training.optimizers import decay_mask
 from leanformer.training.state import materialise

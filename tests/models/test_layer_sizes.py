@@ -22,7 +22,7 @@ from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack, list_groups
 from leanformer.pretrained import layouts
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.mesh import leaf_names
 from leanformer.sweeps import grid
 from leanformer.training import freezing, model_setup
 from leanformer.training.step import probe_record

@@ -10,7 +10,7 @@ from random_weights import fill_weights
 from leanformer import conditioning, models
 from leanformer.layers.context import PLAIN
 from leanformer.models import volo
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.mesh import leaf_names
 
 
 TINY = {"image_size": (20, 28), "patch_size": 4, "channels": 3, "num_classes": 11, "stem_width": 5}

@@ -13,7 +13,7 @@ from random_weights import fill_weights
 from leanformer import conditioning, config, models, tasks
 from leanformer.conditioning import tables
 from leanformer.runtime import mesh as sharding
-from leanformer.runtime.trees import flatten_names
+from leanformer.runtime.mesh import flatten_names
 from leanformer.training import evaluators, model_setup, probing, state, train_setup
 
 

@@ -20,7 +20,7 @@ from leanformer import config, models, pretrained, tasks
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.data.text.tokenizer import byte_tokenizer, train_wordpiece
 from leanformer.errors import DataError, WeightsError
-from leanformer.runtime.trees import flatten_names
+from leanformer.runtime.mesh import flatten_names
 from leanformer.tasks.masked import embeddings
 from leanformer.training import inference, model_setup
 

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from parity import TOLERANCE, case, compute_outputs, relative_difference, split_model
 
-from leanformer.runtime.trees import flatten_names
+from leanformer.runtime.mesh import flatten_names
 from leanformer.tasks.classification import classify
 
 

@@ -1,16 +1,17 @@
 """config.deterministic: sets its XLA flag before any device is initialised, or refuses the run."""
 
+import jax
 import pytest
 from commands import command, run
 from messages import refuses
 
-from leanformer.runtime import determinism
+from leanformer.runtime import startup
 
 
 @pytest.fixture
 def no_backend(monkeypatch):
     """Pretend that no device is initialised yet."""
-    monkeypatch.setattr(determinism, "backends_are_initialized", lambda: False)
+    monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -24,29 +25,29 @@ def no_backend(monkeypatch):
 )
 def test_flag_is_added_once(no_backend, monkeypatch, before, after):
     monkeypatch.setenv("XLA_FLAGS", before)
-    determinism.require(True)
-    assert determinism.os.environ["XLA_FLAGS"] == after
-    determinism.require(True)
-    assert determinism.os.environ["XLA_FLAGS"] == after
+    startup.require_deterministic(True)
+    assert startup.os.environ["XLA_FLAGS"] == after
+    startup.require_deterministic(True)
+    assert startup.os.environ["XLA_FLAGS"] == after
 
 
 def test_flags_are_unchanged_without_deterministic(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
-    determinism.require(False)
-    assert determinism.os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=false"
+    startup.require_deterministic(False)
+    assert startup.os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=false"
 
 
 def test_contradicting_xla_flag_is_refused(no_backend, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
     with refuses("deterministic=True", "--xla_gpu_deterministic_ops=false"):
-        determinism.require(True)
+        startup.require_deterministic(True)
 
 
 def test_refused_after_devices_are_initialized(monkeypatch):
-    monkeypatch.setattr(determinism, "backends_are_initialized", lambda: True)
+    jax.devices()
     monkeypatch.setenv("XLA_FLAGS", "")
     with refuses("deterministic=True", "XLA_FLAGS"):
-        determinism.require(True)
+        startup.require_deterministic(True)
 
 
 @pytest.mark.slow

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from messages import refuses
 
 from leanformer import pretrained
 from leanformer.data.source import make_dataset
-from leanformer.errors import WorkdirError
 from leanformer.runtime import files
 from leanformer.tasks.task import Score
 from leanformer.training import metrics_log, run_files
@@ -98,26 +96,12 @@ def test_writers_at_the_same_time_and_files_beside_them(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"x", "x.part"}
 
 
-@pytest.mark.parametrize("content", ["[]", '{"settings": [1]}', "null"])
-def test_settings_of_another_form_are_refused(content, tmp_path):
-    (tmp_path / "s.json").write_text(content)
-    with refuses(tmp_path / "s.json", error=WorkdirError):
-        files.check_same(tmp_path / "s.json", {"a": 1})
-
-
 def test_failed_write_keeps_the_old_file_and_no_draft(tmp_path):
     files.write_text(tmp_path / "x", "old")
     with pytest.raises(RuntimeError, match="disk"), files.atomic_write(tmp_path / "x") as draft:
         draft.write_text("ne")
         raise RuntimeError("disk full")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
-
-
-def test_lines_are_split_at_line_feeds_only(tmp_path):
-    """Any other separator would shift the vectors of texts against the lines that other programs count."""
-    for mark in (b"", b"\xef\xbb\xbf"):  # a byte-order mark is no part of the first line
-        (tmp_path / "t").write_bytes(mark + "a\u2028b\x0cc\r\n\nlast".encode())
-        assert files.lines(str(tmp_path / "t"), "--texts") == ["a\u2028b\x0cc", "", "last"]
 
 
 def test_sync_failure_is_an_error_unless_sync_is_unsupported(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from small_runs import make_image_batch
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
-from leanformer.runtime.sharing import REPLICATED, hidden
+from leanformer.runtime.mesh import REPLICATED, over_hidden
 from leanformer.training import state as states
 from leanformer.training import train_setup
 
@@ -137,7 +137,7 @@ class MisnamedBlock(nnx.Module):
 
     def __init__(self, rngs):
         self.mixing = MultiHeadAttention(16, 4, 6, num_kv_heads=2, rngs=rngs)
-        self.one = nnx.Linear(16, 24, kernel_metadata=hidden(-1), rngs=rngs)
+        self.one = nnx.Linear(16, 24, kernel_metadata=over_hidden(-1), rngs=rngs)
         self.query = nnx.Linear(16, 24, kernel_metadata=REPLICATED, rngs=rngs)
 
 

@@ -11,7 +11,7 @@ from messages import refuses
 from leanformer import config
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
-from leanformer.runtime.sharing import key_heads
+from leanformer.runtime.mesh import over_key_heads
 from leanformer.training import model_setup, state, train_setup
 
 
@@ -87,7 +87,7 @@ class UndeclaredBlock(nnx.Module):
     def __init__(self, rngs):
         self.query, self.norm = nnx.Linear(16, 48, rngs=rngs), nnx.LayerNorm(16, rngs=rngs)
         self.key = nnx.LinearGeneral(
-            16, (3, 4), **{f"{leaf}_metadata": key_heads(-2) for leaf in ("kernel", "bias")}, rngs=rngs
+            16, (3, 4), **{f"{leaf}_metadata": over_key_heads(-2) for leaf in ("kernel", "bias")}, rngs=rngs
         )
 
 

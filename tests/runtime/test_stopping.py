@@ -11,8 +11,7 @@ import pytest
 from messages import mentions
 from processes import ROOT, find_free_port
 
-from leanformer.runtime.signals import STATUS
-from leanformer.runtime.stopping import Stopped, StopRequest
+from leanformer.runtime.stopping import STATUS, Stopped, StopRequest
 
 
 pytestmark = pytest.mark.usefixtures("not_under_nohup")

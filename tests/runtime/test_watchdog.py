@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from messages import mentions
 
-from leanformer.runtime import watchdog
-from leanformer.training.timer import Timer
+from leanformer.runtime import timing
+from leanformer.runtime.timing import Timer
 
 
 SETUP = """
 import os, signal, subprocess, threading, time
-from leanformer.runtime import watchdog
-from leanformer.training.timer import Timer
-watchdog.TICK = 0.2
+from leanformer.runtime import timing
+from leanformer.runtime.timing import Timer
+timing.TICK = 0.2
 timer = Timer()
 """
 
@@ -38,7 +38,7 @@ def test_hang_shows_every_thread_and_the_current_activity():
         def elsewhere():
             time.sleep(100)
         threading.Thread(target=elsewhere, daemon=True).start()
-        with watchdog.Watchdog(0.5, lambda: timer.activity):
+        with timing.Watchdog(0.5, lambda: timer.activity):
             timer.begin_step(7)
             timer.begin_step(8)
             timer.touch("data wait")
@@ -52,7 +52,7 @@ def test_hang_shows_every_thread_and_the_current_activity():
 def test_stopped_run_goes_on():
     """The seconds between SIGSTOP and SIGCONT do not count, many times the limit."""
     program = """
-        with watchdog.Watchdog(1.0, lambda: timer.activity):
+        with timing.Watchdog(1.0, lambda: timer.activity):
             timer.begin_step(1)
             timer.begin_step(2)
             subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
@@ -68,10 +68,10 @@ def test_stopped_run_goes_on():
 def test_first_time_of_a_phase_may_compile(phase, monkeypatch):
     """Also after many steps; the second time must be as fast as usual."""
     found = []
-    monkeypatch.setattr(watchdog, "give_up", found.append)
-    monkeypatch.setattr(watchdog, "TICK", 0.1)
+    monkeypatch.setattr(timing, "give_up", found.append)
+    monkeypatch.setattr(timing, "TICK", 0.1)
     timer = Timer()
-    with watchdog.Watchdog(0.5, lambda: timer.activity):
+    with timing.Watchdog(0.5, lambda: timer.activity):
         for step in (1, 2, 3):
             timer.begin_step(step)
         with timer(phase):
@@ -85,9 +85,9 @@ def test_first_time_of_a_phase_may_compile(phase, monkeypatch):
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 1e30])
 def test_run_that_makes_progress_is_not_ended(seconds, monkeypatch):
     found, timer = [], Timer()
-    monkeypatch.setattr(watchdog, "give_up", found.append)
-    monkeypatch.setattr(watchdog, "TICK", 0.1)
-    with watchdog.Watchdog(seconds, lambda: timer.activity):
+    monkeypatch.setattr(timing, "give_up", found.append)
+    monkeypatch.setattr(timing, "TICK", 0.1)
+    with timing.Watchdog(seconds, lambda: timer.activity):
         for step in range(8):
             timer.begin_step(step)
             timer.touch("a step on the device")

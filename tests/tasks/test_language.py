@@ -20,7 +20,7 @@ from leanformer.runtime import mesh
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts, generation
 from leanformer.tasks.generation import NOTHING, Sampling
-from leanformer.training import checks, inference, metrics_log
+from leanformer.training import inference, metrics_log, train_setup
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long Élan".split()  # noqa: SIM905
@@ -299,5 +299,5 @@ def test_streamed_text_has_whole_characters():
 def test_invalid_configs_are_refused(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
-        checks.check(texts)
+        train_setup.check(texts)
         tasks.build(texts).data.open("train")

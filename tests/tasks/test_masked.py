@@ -18,7 +18,7 @@ from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
 from leanformer.tasks.language import CausalLanguageModelling
-from leanformer.training import checks, evaluators, train_setup
+from leanformer.training import evaluators, train_setup
 from leanformer.training import step as steps
 from tests.tasks.test_language import folder
 from tests.tasks.test_language import make_config as make_language_config
@@ -227,7 +227,7 @@ def test_wordpiece_training_is_deterministic():
 def test_invalid_configs_are_refused(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
-        checks.check(texts)
+        train_setup.check(texts)
         tasks.build(texts).data.open("test")
 
 

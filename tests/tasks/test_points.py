@@ -18,7 +18,7 @@ from leanformer.layers.attention import fan_in
 from leanformer.layers.averaged import AveragedAttention
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.tasks.points import Curriculum, PointData, PointRegression
-from leanformer.training import checks, train_setup
+from leanformer.training import train_setup
 
 
 N, DIM, D, SEED = 7, 11, 3, 5
@@ -220,7 +220,7 @@ def small_config():
 
 
 def test_training_run_records_its_score(small_config, tmp_path, one_device):
-    checks.check(small_config)
+    train_setup.check(small_config)
     assert train.train(small_config, tmp_path) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["score"]["of"] == "error" and 0 < summary["score"]["score"] < 3
@@ -249,7 +249,7 @@ def test_invalid_configs_are_refused(small_config, name, change, parts):
     small_config.data.name = name
     small_config.update_from_flattened_dict(change)
     with refuses(*parts) as error:
-        checks.check(small_config)
+        train_setup.check(small_config)
         train_setup.build(small_config, examples=None, mesh=None)
     assert ("model.pool" in str(error.value)) == ('model.pool="token"' in parts)
 

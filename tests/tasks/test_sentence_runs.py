@@ -20,7 +20,7 @@ from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts, sentences
 from leanformer.tasks.task import Score
-from leanformer.training import checks, evaluators, inference, metrics_log, run_files, train_setup
+from leanformer.training import evaluators, inference, metrics_log, run_files, train_setup
 from leanformer.training import step as steps
 from tests.data.test_sentences import HEADERS, download, make_row, wordpiece, write_table
 
@@ -46,7 +46,7 @@ def build(c, meshes):
 def test_metrics_equal_those_over_all_examples(task, download, wordpiece, meshes):
     """Compute metrics from the logits of rows with extra padding; the evaluation batch size does not matter."""
     c = make_config(config.glue(task), download, wordpiece)
-    checks.check(c)
+    train_setup.check(c)
     run = build(c, meshes)
     assert mentions(run.task.data.notes()["rows"], "13 tokens", 23)
     assert run.task.objective.score == Score(c.score)
@@ -126,7 +126,7 @@ def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, mes
     c = make_config(config.glue("mnli"), download, None)
     c.model.types = 2
     c.init_from.update(path=str(first), new_head=True)
-    checks.check(c)
+    train_setup.check(c)
     run = build(c, meshes)
     assert {name: len(run.task.data.open(more.split)) for name, more in c.eval.more.items()} == {"mm": 37}
     assert run.task.data.open("train").tokenizer.json() == readers.read(wordpiece).json()
@@ -206,7 +206,7 @@ def test_invalid_configs_are_refused(task, changes, error, parts, download, word
     c = make_config(config.glue(task), download, wordpiece)
     c.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
-        checks.check(c)
+        train_setup.check(c)
         tasks.build(c).data.open("dev")
 
 

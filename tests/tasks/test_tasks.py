@@ -18,7 +18,7 @@ from messages import mentions, refuses
 from random_weights import fill_weights
 
 from leanformer import evaluate, tasks, train
-from leanformer.training import checks, evaluators, metrics_log, optimizers, run_files, state, train_setup
+from leanformer.training import evaluators, metrics_log, optimizers, run_files, state, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 
@@ -44,7 +44,7 @@ def read_records(workdir):
 
 
 def test_custom_task_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):
-    checks.check(points)
+    train_setup.check(points)
     assert train.train(points, tmp_path / "whole") == 0
     out = capsys.readouterr().out
     assert mentions(out, "37", "other", "targets", f"{regression_task.OUTPUTS} numbers")
@@ -147,7 +147,7 @@ def test_incomplete_extra_evaluation_and_unknown_task_are_refused(tiny, more):
     with tiny.unlocked():
         tiny.eval.more.other = more
     with refuses("eval.more.other"):
-        checks.check(tiny)
+        train_setup.check(tiny)
     tiny.task = "divination"
     with refuses('task="divination"', "images, sequences"):
         tasks.build(tiny)

@@ -12,7 +12,7 @@ from messages import mentions, refuses
 from small_runs import make_initial_state
 
 from leanformer.errors import CheckpointError
-from leanformer.runtime import integrity
+from leanformer.runtime import files
 from leanformer.tasks.task import Score
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -122,7 +122,7 @@ def test_damaged_newest_checkpoint_falls_back_with_warning(tmp_path, run, state,
     with Checkpoints(tmp_path / "c", score=TOP1) as checkpoints:
         checkpoints.save(2, result)  # its step can be saved again
         checkpoints.wait()
-        assert integrity.find_corruption(tmp_path / "c" / "2") is None
+        assert files.find_corruption(tmp_path / "c" / "2") is None
 
 
 def test_all_damaged_checkpoints_raise_and_stay_in_place(tmp_path, run, state):
@@ -159,7 +159,7 @@ def test_failed_background_save_is_reported_once(tmp_path, state, monkeypatch):
     def fail(folder):
         raise OSError(errno.ENOSPC, "No space left on device", str(folder))
 
-    monkeypatch.setattr(integrity, "write_checksums", fail)
+    monkeypatch.setattr(files, "write_checksums", fail)
     with Checkpoints(tmp_path / "c", score=TOP1) as checkpoints:
         for step, report in ((2, checkpoints.poll), (3, checkpoints.wait)):
             checkpoints.save(step, state)

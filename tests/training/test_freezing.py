@@ -10,7 +10,7 @@ from small_runs import make_image_batch, make_initial_state
 
 from leanformer import config
 from leanformer.runtime import mesh as sharding
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.mesh import leaf_names
 from leanformer.training import freezing, model_setup, optimizers, train_setup
 
 

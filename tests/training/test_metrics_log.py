@@ -13,6 +13,7 @@ from small_runs import make_small_config
 from leanformer import config
 from leanformer.costs import hardware
 from leanformer.errors import WorkdirError
+from leanformer.runtime import text
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
@@ -130,7 +131,7 @@ def test_config_file_records_versions_and_devices(tmp_path, tiny):
     ("seconds", "expected"), [(5, "5 s"), (119, "119 s"), (380, "6 min"), (7100, "118 min"), (400_000, "111 h")]
 )
 def test_format_of_durations(seconds, expected):
-    assert progress.format_duration(seconds) == expected
+    assert text.format_duration(seconds) == expected
 
 
 @pytest.fixture

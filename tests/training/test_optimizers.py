@@ -11,7 +11,7 @@ import pytest
 from rounding import leaves_by_name
 
 from leanformer.models.vit import Model
-from leanformer.runtime.trees import leaf_names
+from leanformer.runtime.mesh import leaf_names
 from leanformer.training import model_setup, optimizers
 
 

@@ -18,11 +18,11 @@ from small_runs import CONFIG_MAKERS, make_initial_state, make_small_config
 from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime import multihost
+from leanformer.runtime.timing import Timer
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
 from leanformer.training import metrics_log, optimizers, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.timer import Timer
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from messages import mentions
 from processes import find_free_port, make_environment, wait_for_processes
 
 from leanformer import train
-from leanformer.runtime import watchdog
+from leanformer.runtime import timing
 from leanformer.tasks import artifacts
-from leanformer.training import metrics_log, timer
+from leanformer.training import metrics_log
 from leanformer.training.checkpoint import steps_in
 
 
@@ -34,7 +34,7 @@ cli.run(train.main)
 
 def signal_in(phase, patch=setattr):
     """Send SIGTERM to this process when a phase begins for the first time after step 1."""
-    original, sent = timer.Timer.__call__, []
+    original, sent = timing.Timer.__call__, []
 
     def call(self, name):
         step = self.activity.step or 0
@@ -43,7 +43,7 @@ def signal_in(phase, patch=setattr):
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, name)
 
-    patch(timer.Timer, "__call__", call)
+    patch(timing.Timer, "__call__", call)
     return sent
 
 
@@ -78,7 +78,7 @@ HUNG = ["restore", "evaluation", *(pytest.param(p, marks=pytest.mark.slow) for p
 @pytest.mark.parametrize("phase", HUNG)
 def test_hang_in_any_phase_is_ended(phase, short, tmp_path, monkeypatch, one_device):
     """Here the watchdog, which ends the process, ends the hang."""
-    short.hang_seconds, found, go_on, original = 0.5, [], threading.Event(), timer.Timer.touch
+    short.hang_seconds, found, go_on, original = 0.5, [], threading.Event(), timing.Timer.touch
 
     def touch(self, name):
         original(self, name)
@@ -91,9 +91,9 @@ def test_hang_in_any_phase_is_ended(phase, short, tmp_path, monkeypatch, one_dev
             found.append(message)
             go_on.set()
 
-    monkeypatch.setattr(timer.Timer, "touch", touch)
-    monkeypatch.setattr(watchdog, "give_up", give_up)
-    monkeypatch.setattr(watchdog, "TICK", 0.1)
+    monkeypatch.setattr(timing.Timer, "touch", touch)
+    monkeypatch.setattr(timing, "give_up", give_up)
+    monkeypatch.setattr(timing, "TICK", 0.1)
     with pytest.raises(ZeroDivisionError):
         train.train(short, tmp_path)
     assert mentions(found[0], phase)
@@ -104,9 +104,9 @@ def test_hang_of_other_commands_is_ended(command, short, tmp_path, monkeypatch, 
     short.total_steps, short.eval.every, short.probe.every = 1, 0, 0
     assert train.train(short, tmp_path) == 0
     c = artifacts.load_config(tmp_path)
-    seen, original = [], watchdog.Watchdog.__init__
+    seen, original = [], timing.Watchdog.__init__
     monkeypatch.setattr(
-        watchdog.Watchdog,
+        timing.Watchdog,
         "__init__",
         lambda self, seconds, activity: seen.append((seconds, activity)) or original(self, seconds, activity),
     )

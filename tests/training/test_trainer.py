@@ -10,11 +10,11 @@ from small_runs import make_initial_state, make_small_config
 
 from leanformer import data, models, tasks
 from leanformer.errors import CheckpointError
+from leanformer.runtime.timing import Timer
 from leanformer.tasks.task import Score
 from leanformer.train import train
 from leanformer.training import loop, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.timer import Timer
 from leanformer.training.trainer import describe_schedule_change, open_trainer
 
 
@@ -37,6 +37,7 @@ def save_run(config, workdir, meshes, step):
     state = make_initial_state(setup)
     state.__dict__["step"] = state.step + step
     run_files.begin(workdir, config, {"train": None})
+    (workdir / "metrics.jsonl").touch()
     with Checkpoints(workdir / "checkpoints", score=Score("ema_loss", higher=False)) as checkpoints:
         checkpoints.save(step, state, examples=step * config.batch_size)
 

@@ -95,8 +95,11 @@ def test_examples_are_counted_over_changes_of_the_batch_size(two_steps, tmp_path
 def test_run_with_deleted_records_still_ends(two_steps, tmp_path):
     """Without a training record there is no speed to report."""
     assert train(two_steps, tmp_path) == 0
-    for name in ("metrics.jsonl", "summary.json"):
-        (tmp_path / name).unlink()
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "metrics.jsonl").unlink()
+    with refuses(tmp_path / "metrics.jsonl", error=WorkdirError):  # the best checkpoint would be unknown
+        train(two_steps, tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
     assert train(two_steps, tmp_path) == 0
     summary = files.read_json(tmp_path / "summary.json")
     assert summary["examples_per_s"] is None and summary["steps"] == 2 and summary["final"]["step"] == 2

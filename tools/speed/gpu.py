@@ -44,7 +44,7 @@ from typing import Any
 import gpu_rows
 import timing
 
-from leanformer.runtime import files, malloc
+from leanformer.runtime import files, startup
 
 
 RESULT_PREFIX = "RESULT "  # of the last output line of a measurement
@@ -233,7 +233,7 @@ def main() -> None:
     f = parser.parse_args()
     if f.measure:
         end_with_parent(int(f.measure[2]))
-        malloc.keep_freed()  # as every command does
+        startup.keep_freed_memory()  # as every command does
         print(RESULT_PREFIX + json.dumps(gpu_rows.FUNCTIONS[f.measure[0]](**json.loads(f.measure[1]))), flush=True)
         return
     out, deadline = f.out.expanduser().resolve(), time.monotonic() + 60 * f.minutes

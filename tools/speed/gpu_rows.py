@@ -25,8 +25,8 @@ from leanformer import data
 from leanformer.costs import hardware
 from leanformer.errors import ConfigError, first_line
 from leanformer.layers.masks import Mask
-from leanformer.runtime import determinism
 from leanformer.runtime import mesh as meshes
+from leanformer.runtime import startup
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.train_setup import Setup
@@ -180,7 +180,7 @@ def _train_small(folder: str, deterministic: bool, tiny: bool) -> dict[str, np.n
     """Train or resume a small ViT, and return its weights."""
     from leanformer import train as command
 
-    determinism.require(deterministic)
+    startup.require_deterministic(deterministic)
     c = bits.make_small("vit")
     c.update(dtype="float32" if tiny else "bfloat16", deterministic=deterministic)
     c.checkpoint.update(every=10, keep=3)

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from leanformer.costs import count
 from leanformer.data.text.rows import num_masked
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
-from leanformer.runtime import malloc
+from leanformer.runtime import startup
 
 
 HERE = Path(__file__).parent
@@ -62,7 +62,7 @@ def describe(c: ConfigDict, batch: int) -> dict[str, Any]:
 
 def serve_steps(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
     """Run our side: one training step per input line."""
-    malloc.keep_freed()  # as every command does
+    startup.keep_freed_memory()  # as every command does
     batch = batch or (2 if tiny else BATCHES[name])
     step = timing.TimedStep(name, batch, **(TINY.get(name, TEXT) if tiny else {}), **model)
     c = step.run.config

@@ -21,7 +21,7 @@ from timing import build, make_batch, make_matmuls, matmul_throughput, time_call
 from leanformer.config.rules import image_sides
 from leanformer.costs import count
 from leanformer.layers import attention, mlp
-from leanformer.runtime import malloc
+from leanformer.runtime import startup
 
 
 ROUNDS = 7
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    malloc.keep_freed()  # as every command does
+    startup.keep_freed_memory()  # as every command does
     for row in (measure_step(options.batch), measure_compile()):
         timing.show([{"": name, " ": value} for name, value in row.items()], as_json=options.json)
 

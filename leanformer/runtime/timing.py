@@ -1,0 +1,171 @@
+"""Wall-clock time of a run by phase, lines about slow phases, and the watchdog that ends a run without progress.
+
+Phases are start-up, compile, data wait, evaluation, probe and checkpoint; the rest is steps. Every checkpoint contains
+the seconds up to it, and a resumed run adds to them. The time that a killed process spent after its last checkpoint is
+not counted.
+"""
+
+import collections
+import contextlib
+import faulthandler
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, NoReturn
+
+from leanformer.runtime import multihost
+
+
+NOT_TRAINING = ("start-up", "compile", "evaluation", "probe", "checkpoint")  # phases outside the speed of training
+ANNOUNCED = {  # lines about the first time of a phase, if it is slow
+    "compile": "Compiling the training step",
+    "start-up": "Reading the first batch",
+    "evaluation": "Compiling the evaluation step, and evaluating",
+    "probe": "Compiling the probe, and measuring conditioning",
+    "checkpoint": "Saving the first checkpoint",
+}
+DEVICE = "a step on the device"  # activity outside all phases
+SLOW = 2.0  # seconds after which a phase is announced
+HUNG = os.EX_SOFTWARE  # 70: exit status of a run that the watchdog ended
+COMPILING = 6  # factor of the time limit while an activity happens for the first time, and programs are compiled
+TICK = 1.0  # seconds
+REAL_STDERR = 2  # faulthandler needs a file descriptor, which a notebook's sys.stderr does not have
+
+
+class Activity(NamedTuple):
+    """Current activity of the process, for the watchdog."""
+
+    since: float  # in seconds of time.monotonic()
+    name: str
+    step: int | None  # None before the first step
+    first: bool  # it happens for the first time in this process, which includes compilation
+
+
+class Timer:
+    """Wall-clock timer of a run by phase: `with timer("evaluation"):` counts the block as this phase."""
+
+    def __init__(self) -> None:
+        self._began = self._lapped = time.monotonic()
+        self._before: dict[str, float] = {}
+        self._spent: dict[str, float] = collections.defaultdict(float)
+        self._at_lap: dict[str, float] = {}
+        self._steps = 0  # steps that this process has started
+        self.activity = Activity(self._began, "start-up", None, first=True)
+
+    def resume(self, seconds: Mapping[str, float]) -> None:
+        """Continue from the seconds by phase of a checkpoint, which `seconds` then includes."""
+        self._before = dict(seconds)
+
+    def started(self) -> None:
+        """Count the time so far that belongs to no phase as start-up, and begin the first lap. Call it once."""
+        self._spent["start-up"] += time.monotonic() - self._began - sum(self._spent.values())
+        self.lap()
+
+    def touch(self, name: str) -> None:
+        """Report progress to the watchdog; `name` describes the next activity of the process."""
+        self.activity = self.activity._replace(since=time.monotonic(), name=name)
+
+    def watched[T](self, items: Iterable[T], name: str) -> Iterator[T]:
+        """Yield the items, and report progress to the watchdog before each."""
+        self.touch(name)
+        for item in items:
+            yield item
+            self.touch(name)
+
+    def begin_step(self, step: int) -> None:
+        """Report the start of step number `step` to the watchdog."""
+        self._steps += 1
+        self.activity = self.activity._replace(step=step, first=self._steps == 1)
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        first = phase not in self._spent
+        self.touch(phase)
+        self.activity = self.activity._replace(first=first)
+        before = time.monotonic()
+        with announce(ANNOUNCED[phase]) if first and phase in ANNOUNCED else contextlib.nullcontext():
+            yield
+        self._spent[phase] += time.monotonic() - before
+        self.touch(DEVICE)
+        self.activity = self.activity._replace(first=self._steps <= 1)
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds by phase since the run began, in all its processes; the rest as "steps"."""
+        new = self._spent | {"steps": time.monotonic() - self._began - sum(self._spent.values())}
+        return {phase: self._before.get(phase, 0.0) + new.get(phase, 0.0) for phase in [*self._before, *new]}
+
+    def lap(self) -> tuple[float, float]:
+        """Return the seconds of training since the last lap, and the part that waited for data; begin a new lap.
+
+        Phases of NOT_TRAINING, such as evaluations, are left out.
+        """
+        now, new = time.monotonic(), {name: s - self._at_lap.get(name, 0.0) for name, s in self._spent.items()}
+        seconds = now - self._lapped - sum(new.get(name, 0.0) for name in NOT_TRAINING)
+        self._lapped, self._at_lap = now, dict(self._spent)
+        return max(seconds, 1e-9), new.get("data wait", 0.0)
+
+
+@contextlib.contextmanager
+def announce(phase: str) -> Iterator[None]:
+    """Print a description of a phase to stderr, in process 0, if the `with` block takes longer than SLOW seconds."""
+    timer = threading.Timer(SLOW, lambda: print(f"{phase}.", file=sys.stderr, flush=True))
+    timer.daemon = True
+    if multihost.is_primary():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def announce_first[T](items: Iterator[T], phase: str) -> Iterator[T]:
+    """Announce the computation of the first item, which includes a compilation; return an iterator of all items."""
+    with announce(phase):
+        first = [*itertools.islice(items, 1)]
+    return itertools.chain(first, items)
+
+
+class Watchdog:
+    """Context manager with a thread that ends the process if one activity takes longer than `seconds` (0: no limit).
+
+    The limit is COMPILING times as long when an activity happens for the first time. The thread counts ticks of one
+    second, not the time of a clock: while the process is stopped (SIGSTOP, Ctrl-Z, suspension by SLURM) there are none,
+    so it is not ended when it continues.
+    """
+
+    def __init__(self, seconds: float, activity: Callable[[], Activity]):
+        self.seconds, self._activity = seconds, activity
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        if self.seconds:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self.seconds:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        since, ticks = 0.0, 0
+        while not self._done.wait(TICK):
+            now = self._activity()
+            since, ticks = now.since, ticks + 1 if now.since == since else 0
+            allowed = self.seconds * (COMPILING if now.first else 1)
+            if ticks * TICK > allowed:
+                where = "before the first step" if now.step is None else f"in step {now.step}"
+                give_up(f"no progress for {ticks * TICK:.0f} s (limit {allowed:g} s) {where}. Activity: {now.name}.")
+
+
+def give_up(message: str) -> NoReturn:
+    """Print a message and the stacks of all threads to the standard error, and end the process at once."""
+    process = f"process {multihost.index()} of {multihost.count()}: " if multihost.count() > 1 else ""
+    print(f"\nError: {process}{message}\nStacks of all threads:", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(REAL_STDERR, all_threads=True)
+    sys.stdout.flush()
+    os._exit(HUNG)
