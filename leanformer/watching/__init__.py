@@ -20,11 +20,12 @@ EXAMPLES = 8
 # Base classes by module and name, and the module here that knows them. No library is imported to find out.
 FRAMEWORKS = {
     ("torch.nn.modules.module", "Module"): "torch_hooks",
-    ("flax.nnx.module", "Module"): "nnx",
-    ("flax.linen.module", "Module"): "linen",
+    ("flax.nnx.module", "Module"): "flax",
+    ("flax.linen.module", "Module"): "flax",
     ("equinox._module._module", "Module"): "equinox",
     ("equinox._module", "Module"): "equinox",
 }
+CALLBACKS = {"TrainerCallback": "trainer_callback", "LightningCallback": "lightning_callback"}
 
 
 def watch(
@@ -71,7 +72,6 @@ def watch(
 
 def __getattr__(name: str) -> Any:
     """Import the callbacks at first use, since each needs its library."""
-    if name in ("TrainerCallback", "LightningCallback"):
-        module = "trainer_callback" if name == "TrainerCallback" else "lightning_callback"
-        return getattr(importlib.import_module(f"leanformer.watching.{module}"), name)
+    if name in CALLBACKS:
+        return getattr(importlib.import_module(f"leanformer.watching.{CALLBACKS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from leanformer.errors import ConfigError
 from leanformer.watching import EXAMPLES
@@ -16,21 +17,17 @@ from leanformer.watching.session import Watch
 from leanformer.watching.traced import Arrivals, Place
 
 
-class Measured(eqx.Module):
-    """Wrapper of an attention layer that measures its calls. It takes the layer's arguments and returns its output.
+UNCALLED = "call w.model, not the model"
 
-    Attributes:
-        layer: layer that is wrapped.
-        name: path of the layer in the model.
-        arrivals: receiver of the results.
-    """
+
+class Measured(eqx.Module):
+    """Wrapper of an attention layer that measures its calls. It takes the layer's arguments and returns its output."""
 
     layer: eqx.nn.MultiheadAttention
     name: str = eqx.field(static=True)
     arrivals: Arrivals = eqx.field(static=True)
 
     def __call__(self, query: Any, key_: Any, value: Any, mask: Any = None, **options: Any) -> Any:
-        """Return the output of the layer."""
         process, heads = options.pop("process_heads", None), []
 
         def see(q: Any, k: Any, v: Any) -> Any:
@@ -43,22 +40,14 @@ class Measured(eqx.Module):
         attention = Attention(q, k, mask, cross=is_cross_attention((query, key_), {}))
         # Equinox projects within the same call: the product is computed a second time.
         weights = jax.nn.softmax(attention.logits())
-        out = jax.numpy.einsum("bnts,bsnh->btnh", weights, replicate(v)[None])[0]
+        out = jnp.einsum("bnts,bsnh->btnh", weights, replicate(v)[None])[0]
         self.arrivals.see(Place(self.name), out.astype(v.dtype), attention=attention)
         return result
 
 
 def attach(watch: Watch) -> Callable[[], None]:
-    """Set `watch.model` to a copy whose attention layers are measured, and return the function that restores it.
-
-    Args:
-        watch: watch whose model is measured; attention layers are added to it.
-
-    Raises:
-        ConfigError: the model has no `eqx.nn.MultiheadAttention`, or the options `at` or `heads` are set.
-    """
-    if watch.options.at is not None or watch.options.heads is not None:
-        raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Equinox.")
+    """Set `watch.model` to a copy whose attention layers are measured, and return the function that restores it."""
+    watch.options.refuse_selection()
     if watch.options.examples not in (None, EXAMPLES) or (
         watch.options.valid is not None and watch.options.valid.ndim > 1
     ):
@@ -82,7 +71,7 @@ def attach(watch: Watch) -> Callable[[], None]:
             "leanformer.conditioning.condition(array) measures any array."
         )
     for name, layer in places:
-        watch.add_layer(name, heads=layer.num_heads).note("call w.model, not the model")
+        watch.add_layer(name, layer.num_heads).note(UNCALLED)
 
     def wrap(path: Any, x: Any) -> Any:  # by path, since a layer may be at several places
         return Measured(x, name_of(path), arrivals) if is_attention(x) else x
@@ -93,6 +82,6 @@ def attach(watch: Watch) -> Callable[[], None]:
         watch.model = original
         for layer in watch.layers.values():
             if layer.calls or layer.single:
-                layer.notes.pop("call w.model, not the model", None)
+                layer.notes.pop(UNCALLED, None)
 
     return detach

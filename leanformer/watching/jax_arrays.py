@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from leanformer.layers import masks
@@ -31,7 +30,7 @@ class Attention:
     ):
         axes = np.shape(query)[:-3]
         self.query, self.key = batched(query, 4), batched(key, 4)
-        self.mask, self.bias = (None if x is None else batched_logits(x, axes) for x in (mask, bias))
+        self.mask, self.bias = (None if x is None else _batched_logits(x, axes) for x in (mask, bias))
         self.causal, self.cross = causal, cross or self.query.shape[1] != self.key.shape[1]
 
     def arrays(self, names: tuple[str, ...], examples: int) -> dict[str, Any]:
@@ -43,8 +42,7 @@ class Attention:
 
     def logits(self) -> Any:
         """Return the logits B N T S in float32, with biases, and with -inf at hidden keys."""
-        q, k = (x.astype(jnp.float32) for x in (self.query, self.key))
-        result = masks.logits(q, k)
+        result = masks.logits(self.query.astype(jnp.float32), self.key.astype(jnp.float32))
         if self.bias is not None:
             result = result + self.bias
         if self.mask is not None:
@@ -52,7 +50,7 @@ class Attention:
         return jnp.where(jnp.tri(*result.shape[-2:], dtype=bool), result, -jnp.inf) if self.causal else result
 
     def valid(self, length: int, examples: int) -> Any:
-        """Return the tokens that some query may attend to, bool B T, which excludes padding, of the first examples.
+        """Return the tokens that some query may attend to, which excludes padding, bool B T, of the first examples.
 
         None without a mask, in cross-attention, whose mask says nothing of the queries, or if the mask has another
         number of keys than `length`.
@@ -69,22 +67,13 @@ def replicate(x: Any) -> Any:
     return x if mesh is None else jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec()))
 
 
-def is_traced(*trees: Any) -> bool:
-    """Return True if a leaf of the trees is a tracer of JAX, so that it has no value yet."""
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
-
-
 def find_tokens(args: tuple[Any, ...]) -> Any:
     """Return the first of the positional arguments of a module that may be tokens, floats with two axes or more."""
     return next((x for x in args if getattr(x, "ndim", 0) >= 2 and jnp.issubdtype(x.dtype, jnp.floating)), None)
 
 
 def is_cross_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if the queries and keys of a call of an attention module are different arrays of tokens.
-
-    Args:
-        args, kwargs: arguments of the call: queries, then keys, or keys as `inputs_k` or `inputs_kv`, as in Flax.
-    """
+    """Return whether an attention module is called with keys, positional or named as in Flax, of other tokens."""
     query: Any = args[0] if args else kwargs.get("inputs_q")
     named = (kwargs.get("inputs_k"), kwargs.get("inputs_kv"), *args[1:2])
     key: Any = next((x for x in named if x is not None), query)
@@ -98,7 +87,7 @@ def batched(x: Any, ndim: int) -> Any:
     return x.reshape(math.prod(x.shape[: 1 - ndim]), *rest) if x.ndim >= ndim else x[None]
 
 
-def batched_logits(x: Any, axes: tuple[int, ...]) -> Any:
+def _batched_logits(x: Any, axes: tuple[int, ...]) -> Any:
     """Return a mask or bias, which broadcasts to *B N T S, with four axes, the first of B or 1 examples."""
     x = replicate(x)
     x = x.reshape(*(1,) * max(0, 3 + len(axes) - x.ndim), *x.shape)

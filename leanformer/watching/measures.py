@@ -4,7 +4,6 @@ Each call of a layer is reduced, where its arrays are, to a few numbers per exam
 CAPACITY examples are kept, for quantiles; counts are over all examples.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
     ("tokens",): "no block around the layer was found that tokens enter",
     ("q", "k"): "its queries and keys were not seen",
 }
+ALL_PADDING = "examples without a token that is not padding are left out"
 CAPACITY = 1024
 RESOLVED = 0.1  # largest relative error of a condition number that counts as a value
 # What is kept of a matrix or a reading. Columns are 0 for a reading.
@@ -45,7 +45,7 @@ ROUNDOFF = {"float16": 2**-11, "bfloat16": 2**-8, "float8_e4m3fn": 2**-4, "float
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of measures, or a single name, as a tuple. Raise ConfigError if one is not in AVAILABLE."""
+    """Return the names of measures, or a single name, as a tuple."""
     names = (names,) if isinstance(names, str) else tuple(names)
     wrong = [name for name in names if name not in AVAILABLE]
     if wrong or not names:
@@ -56,12 +56,9 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
 def reduce(arrays: Mapping[str, Any], valid: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return {measure: numbers} of one call of a layer, as from `pack`: arrays of the same library, B (N) x fields.
 
-    Args:
-        arrays: some of out (B T N H), tokens (B T D), q (B T N H), k (B S N H), and logits (B N T S), which include
-            masks and biases.
-        valid: bool B T, tokens that are not padding. Rows of padding do not count: neither as rows nor as singular
-            values.
-        names: names of measures. One whose arrays are missing is left out.
+    `arrays` are some of out (B T N H), tokens (B T D), q (B T N H), k (B S N H), and logits (B N T S) with masks and
+    biases. A measure whose arrays are missing is left out. Rows that are not `valid` (bool B T) count neither as rows
+    nor as singular values.
     """
     arrays = dict(arrays)
     if valid is not None:
@@ -105,14 +102,10 @@ def find_roundoffs(names: Sequence[str], out: Any, tokens: Any = None) -> dict[s
 def bound_unresolved(values: np.ndarray, roundoff: float) -> None:
     """Replace condition numbers that are not resolved by lower bounds, in place, and mark them in the field bound.
 
-    Float32 resolves all but numerically singular matrices (`Summary`). A narrower type stores A + E, with independent
-    relative errors of at most u per entry, whose spectral norm is about u / √3 · ‖A‖_F · (1 / √m + 1 / √n) (Vershynin
-    2012, theorem 5.31). By Weyl's inequality the smallest singular value is known to within ‖E‖. If that exceeds
-    RESOLVED of it, the result is the bound (σ_1 - ‖E‖) / (σ_r + ‖E‖).
-
-    Args:
-        values: numbers of matrices, ... x FIELDS.
-        roundoff: u; 0 for float32.
+    Float32 (`roundoff` 0) resolves all but numerically singular matrices (`Summary`). A narrower type of unit roundoff
+    u stores A + E, with independent relative errors of at most u per entry, whose spectral norm is about
+    u / √3 · ‖A‖_F · (1 / √m + 1 / √n) (Vershynin 2012, theorem 5.31). By Weyl's inequality the smallest singular value
+    is known to within ‖E‖. If that exceeds RESOLVED of it, the result is the bound (σ_1 - ‖E‖) / (σ_r + ‖E‖).
     """
     values[..., BOUND] = values[..., NEGLIGIBLE] > 0
     if not roundoff or not values[..., COLUMNS].any():
@@ -127,32 +120,17 @@ def bound_unresolved(values: np.ndarray, roundoff: float) -> None:
     values[..., BOUND] = np.maximum(values[..., BOUND], unresolved)
 
 
-@dataclasses.dataclass
 class Tally:
-    """Numbers of the last examples, and counts over all, of one measure of one layer.
+    """Numbers of the last examples, and counts over all, of one measure of one layer."""
 
-    Attributes:
-        values: float32 array of at most CAPACITY examples x heads x FIELDS; one head for values of all heads together.
-        per_head: True if there is one value per head.
-        examples: number of examples that were added.
-        not_finite: per head, number of matrices with a NaN or an infinity, or of invalid readings.
-        singular: per head, number of matrices with a negligible singular value.
-        negligible: per head, largest number of negligible singular values of one matrix.
-    """
-
-    values: np.ndarray
-    per_head: bool
-    examples: int
-    not_finite: np.ndarray
-    singular: np.ndarray
-    negligible: np.ndarray
-
-    @classmethod
-    def like(cls, numbers: np.ndarray) -> "Tally":
-        """Return an empty tally for numbers of the shape B (N) x FIELDS."""
-        heads = numbers.shape[1] if numbers.ndim > 2 else 1
-        zeros = [np.zeros(heads, int) for _ in range(3)]
-        return cls(np.zeros((0, heads, len(FIELDS)), np.float32), numbers.ndim > 2, 0, *zeros)
+    def __init__(self, heads: int | None):
+        self.per_head = heads is not None  # otherwise one value of all heads together
+        heads = heads or 1
+        self.values = np.zeros((0, heads, len(FIELDS)), np.float32)  # at most CAPACITY examples
+        self.examples = 0
+        self.not_finite = np.zeros(heads, int)  # matrices with a NaN or an infinity, or invalid readings
+        self.singular = np.zeros(heads, int)  # matrices with a negligible singular value
+        self.negligible = np.zeros(heads, int)  # most negligible singular values of one matrix
 
     @property
     def columns(self) -> int:
@@ -170,7 +148,7 @@ class Tally:
         self.values = np.concatenate([self.values, values.astype(np.float32)])[-CAPACITY:]
 
     def describe(self, head: int | None) -> dict[str, Any]:
-        """Return quantiles and counts of head number `head`, or of all heads together if None, as in `Watch.rows`."""
+        """Return quantiles and counts of one head, or of all heads together if None, as in `Watch.rows`."""
         chosen = slice(None) if head is None else slice(head, head + 1)
         values = self.values[:, chosen]
         kept = values.reshape(-1, len(FIELDS))
@@ -207,66 +185,53 @@ def _interval(values: np.ndarray) -> list[float] | None:
     assumption on the distribution (David and Nagaraja 2003, section 7.1).
     """
     medians = np.sort(np.median(values, axis=1)[np.isfinite(values).all(axis=1)])
-    n, tail, k = len(medians), 0.0, 0
-    while (
-        n >= 6
-        and (
-            tail := tail + math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
-        )
-        <= 0.025
-    ):
+    n, k, tail = len(medians), 0, 0.5 ** len(medians)  # P(at most k of n lie below the median)
+    while tail <= 0.025:
         k += 1
+        tail += math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
     return [float(medians[k - 1]), float(medians[n - k])] if k else None
 
 
 class Layer:
-    """Statistics of one attention layer over its calls.
+    """Statistics of one attention layer over its calls."""
 
-    The arguments are attributes too.
-
-    Attributes:
-        calls: number of measured calls.
-        single: number of calls that were left out because they had one token.
-        notes: sentences about the layer, as the keys of a dictionary in order.
-        unseen: {names of arrays that a measure needs: reason to report if they were not seen}.
-        total: {measure: `Tally`} over all calls.
-        recent: {measure: `Tally`} over the calls since the last `record`.
-
-    Args:
-        name: path of the layer in the model.
-        names: names of the measures to collect.
-        heads: number of heads; None if unknown.
-        head_dim: head dimension; None if unknown.
-    """
-
-    def __init__(self, name: str, names: Sequence[str], heads: int | None = None, head_dim: int | None = None):
-        self.name, self.names, self.heads, self.head_dim = name, tuple(names), heads, head_dim
-        self.calls, self.single = 0, 0
-        self.notes: dict[str, None] = {}
+    def __init__(self, name: str, names: Sequence[str], heads: int | None = None):
+        self.name, self.names = name, tuple(names)  # path in the model, measures to collect
+        self.heads, self.head_dim = heads, None  # None: unknown
+        self.calls, self.single = 0, 0  # measured calls, and calls left out because they had one token
+        self.notes: dict[str, None] = {}  # sentences about the layer
         self.unseen = dict(UNSEEN)
-        self.total: dict[str, Tally] = {}
-        self.recent: dict[str, Tally] = {}
+        self.total: dict[str, Tally] = {}  # by measure, over all calls
+        self.recent: dict[str, Tally] = {}  # by measure, since the last `record`
 
     def note(self, sentence: str) -> None:
-        """Add a sentence to the status of the layer, unless it already has it."""
         self.notes[sentence] = None
 
+    def add_call(self, measured: Mapping[str, np.ndarray], rows: np.ndarray, roundoffs: Mapping[str, float]) -> None:
+        """Add the results of one call, of whose examples `rows` tokens are not padding, as by `add`."""
+        kept = rows > 0
+        if not kept.all():
+            self.note(ALL_PADDING)
+        if rows.max(initial=0) == 1:
+            self.single += 1
+        elif kept.any():
+            self.calls += 1
+            self.add({name: x[kept] for name, x in measured.items()}, roundoffs)
+
     def add(self, measured: Mapping[str, np.ndarray], roundoffs: Mapping[str, float]) -> None:
-        """Add the results of one call.
+        """Add the results of one call, as from `reduce`, but in host memory.
 
         Results whose matrices have another number of columns or heads than before are left out, with a note.
-
-        Args:
-            measured: results of `reduce`, in host memory.
-            roundoffs: unit roundoff of the type in which the array was stored, by measure; missing for float32.
+        `roundoffs` are the unit roundoffs of the types that stored the arrays, by measure; missing for float32.
         """
         for name, numbers in measured.items():
             values = np.concatenate([np.asarray(numbers, np.float64), np.zeros((*numbers.shape[:-1], 1))], axis=-1)
             bound_unresolved(values, roundoffs.get(name, 0.0))
+            heads = values.shape[1] if values.ndim > 2 else None
             values = values.reshape(len(values), -1, len(FIELDS))
             columns = int(values[0, 0, COLUMNS])
             for tallies in (self.total, self.recent):
-                tally = tallies.setdefault(name, Tally.like(numbers))
+                tally = tallies.setdefault(name, Tally(heads))
                 if len(tally.values) and (tally.columns, *tally.values.shape[1:]) != (columns, *values.shape[1:]):
                     self.note(f"{name} has {columns} columns after {tally.columns}: only the first are counted")
                 else:
@@ -291,18 +256,14 @@ class Layer:
         return "; ".join(notes) or "ok"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the statistics as dictionaries: one per measure, with head None, and one per head for values per head.
-
-        Keys are those of `Watch.rows`, in each dictionary all of them. A layer that was never measured has one
-        dictionary, with its status, and None for all that was not measured.
-        """
+        """Return the rows of `Watch.rows`: per measure one with head None, and one per head for values per head."""
         about = {"layer": self.name, "heads": self.heads, "head_dim": self.head_dim, "calls": self.calls}
         if not self.total:
             return [about | dict.fromkeys(MEASURED) | {"bounds": [], "status": self.status()}]
         result = []
         for name in (name for name in self.names if name in self.total):
             tally = self.total[name]
-            for head in (None, *(range(tally.not_finite.size) if tally.per_head else ())):
+            for head in (None, *(range(len(tally.singular)) if tally.per_head else ())):
                 row: dict[str, Any] = about | dict.fromkeys(MEASURED) | {"measure": name, "head": head}
                 row |= tally.describe(head)
                 prediction = row["shape"] and gaussian_prediction(name, row["shape"])
@@ -313,10 +274,7 @@ class Layer:
         return result
 
     def record(self) -> dict[str, float]:
-        """Return {"layer/measure": median} of the calls since the last call of this method.
-
-        The name ends in "_at_least" if the median is a lower bound. Measures without a finite value are left out.
-        """
+        """Return `Watch.record` of this layer."""
         result = {}
         for name, tally in self.recent.items():
             values = tally.describe(None)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,30 +11,13 @@ from array_api_compat import array_namespace, device
 
 from leanformer.conditioning.spectrum import to_numpy
 from leanformer.errors import ConfigError
-from leanformer.watching import pictures, table
 from leanformer.watching.measures import Layer, reduce
-from leanformer.watching.verdict import Verdict, judge
-
-
-ALL_PADDING = "examples without a token that is not padding are left out"
+from leanformer.watching.results import Results
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of `leanformer.watch`.
-
-    Attributes:
-        measures: names of measures.
-        at: pattern of the names of output projections, for PyTorch models; None to find them by structure.
-        heads: number of heads, for models that do not state it; None to take it from the model.
-        mask: tokens that are not padding, T or B T; None for the attention_mask of the call.
-        every: interval of measured calls; 1 for every call.
-        examples: number of examples of a batch to measure, the first ones; None for all.
-        reference: what to compare with, as in `leanformer.watch`; None for nothing.
-
-    Raises:
-        ConfigError: `every`, `heads` or `examples` is not a whole number of at least 1, or `mask` is not a mask.
-    """
+    """Options of `leanformer.watch`, checked before the model is called."""
 
     measures: tuple[str, ...]
     at: str | None = None
@@ -50,14 +32,11 @@ class Options:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, numbers.Integral) or value < 1):
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1.")
-        _ = self.valid  # raises before the model is called
+        _ = self.valid  # raises ConfigError
 
     @functools.cached_property
     def valid(self) -> np.ndarray | None:
-        """Mask as a boolean array, T or B T, True for tokens that are not padding; None without a mask.
-
-        Raises ConfigError for another number of axes, and for a mask of padding alone.
-        """
+        """The mask as booleans, T or B T, True for tokens that are not padding; None without a mask."""
         if self.mask is None:
             return None
         mask = to_numpy(self.mask).astype(bool)
@@ -68,16 +47,7 @@ class Options:
         return mask
 
     def valid_for(self, examples: int, tokens: int, layer: str) -> np.ndarray | None:
-        """Return the mask of one call of a layer, bool B T, True for tokens that are not padding; None without a mask.
-
-        Args:
-            examples: B, number of examples that are measured, the first ones of the call.
-            tokens: T, number of tokens.
-            layer: name of the layer, for the message.
-
-        Raises:
-            ConfigError: the mask has another shape.
-        """
+        """Return `valid` as B T for the first `examples` of a call of a layer."""
         if self.valid is None:
             return None
         valid = self.valid[:examples] if self.valid.ndim == 2 and examples == self.examples else self.valid
@@ -88,85 +58,17 @@ class Options:
             )
         return np.broadcast_to(valid, (examples, tokens))
 
-
-class Results:
-    """Results by layer: rows, verdict, table and picture.
-
-    Attributes:
-        layers: {name: `measures.Layer`}, the statistics of each attention layer, or of a matrix of a file.
-        unmatched: {name: reason} for what is not measured.
-        reference: rows or other results to compare with; None for nothing.
-    """
-
-    def __init__(self, reference: Any = None):
-        self.layers: dict[str, Layer] = {}
-        self.unmatched: dict[str, str] = {}
-        self.reference: Any = reference
-
-    def wait(self) -> None:
-        """Wait until the results of compiled calls, which JAX computes in the background, have arrived."""
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Dictionaries of plain values, one per layer, measure and head (None: all heads together).
-
-        Keys:
-            layer, heads, head_dim, calls, measure, head: what was measured.
-            median, q10, q90: quantiles; None if no value is finite.
-            interval: 95 % interval of the median over examples; None for fewer than six.
-            bounds: list of those of the three quantiles that are lower bounds.
-            shape: [median number of rows, columns] of the matrices.
-            tokens: [fewest, most rows].
-            effective_rank, stable_rank: medians.
-            gaussian: {quantile: value} for Gaussian matrices of this shape; None if not comparable.
-            reference: {"median", "effective_rank"} of the same layer, measure and head there; None if there is none.
-            singular, not_finite, count: numbers of such matrices, and of all.
-            negligible: largest number of negligible singular values of one matrix.
-            examples: number of examples.
-            status: "ok", or sentences.
-
-        Each dictionary has all keys. For a reading, such as an entropy, shape, tokens, both ranks and gaussian are
-        None. A layer that was never measured has one row, with its status, and None for all that was not measured.
-        """
-        self.wait()
-        rows = [row for layer in self.layers.values() for row in layer.rows()]
-        others = getattr(self.reference, "rows", self.reference) or ()
-        known = {(row["layer"], row["measure"], row["head"]): row for row in others}
-        for row in rows:
-            other = known.get((row["layer"], row["measure"], row["head"]))
-            if other is not None and None not in (row["median"], other["median"]):
-                row["reference"] = {key: other[key] for key in ("median", "effective_rank")}
-        return rows
-
-    def verdict(self) -> Verdict:
-        """Return what the rows say: it prints as two to four sentences, and is a dictionary ready for JSON."""
-        return judge(self.rows)
-
-    def table(self) -> str:
-        """Return the `rows` of all heads together as a table of text, with statuses and what was not matched."""
-        return table.format_table(self.rows, self.unmatched)
-
-    def __str__(self) -> str:
-        return f"{self.verdict()}\n\n{self.table()}"
-
-    def plot(self, path: str | Path | None = None, title: str = "") -> Any:
-        """Return a Matplotlib figure: condition numbers by layer, and layers x heads, condition number and rank.
-
-        Args:
-            path: file to write it to, such as conditioning.png; None for none.
-            title: title of the figure.
-
-        Raises:
-            ConfigError: nothing was measured, or Matplotlib is not installed.
-        """
-        return pictures.save(pictures.draw(self.rows, title), path)
+    def refuse_selection(self) -> None:
+        """Raise ConfigError for options that select layers of PyTorch models."""
+        if self.at is not None or self.heads is not None:
+            raise ConfigError("at= and heads= select layers of PyTorch models: leave them out for Flax and Equinox.")
 
 
 class Watch(Results):
     """Measurements of a model, collected while its `with` block is open.
 
     The block attaches hooks and removes them at its end, also after an exception. The results stay. Entering it raises
-    the errors of `attach`, and ConfigError if the block is already open.
+    ConfigError if the model cannot be measured, or if the block is already open.
 
     Attributes:
         layers, unmatched, reference: as in `Results`.
@@ -209,50 +111,35 @@ class Watch(Results):
         """Wait until the results of compiled calls, which JAX computes in the background, have arrived."""
         self.effects()
 
-    def add_layer(self, name: str, **about: Any) -> Layer:
-        """Return the statistics of a layer, created at first use with `heads` and `head_dim` if they are given."""
+    def add_layer(self, name: str, heads: int | None = None) -> Layer:
+        """Return the statistics of a layer, created at first use."""
         if name not in self.layers:
-            self.layers[name] = Layer(name, self.options.measures, **about)
+            self.layers[name] = Layer(name, self.options.measures, heads)
         return self.layers[name]
 
-    def collect(self, layer: Layer, arrays: Mapping[str, Any], valid: Any, roundoffs: Mapping[str, float]) -> None:
-        """Reduce the arrays of one call of a layer to numbers, and add the numbers to its statistics.
-
-        A call with one token is only counted. Examples without a valid token are left out, with a note.
-
-        Args:
-            layer: statistics to which the numbers are added.
-            arrays: arrays by name, as in `measures.reduce`, with `out` or `tokens`.
-            valid: NumPy bool B T, True for tokens that are not padding; None if there is no padding.
-            roundoffs: unit roundoff of the type that stored them, by measure.
-        """
-        if "out" in arrays and "tokens" in arrays and arrays["out"].shape[:2] != arrays["tokens"].shape[:2]:
-            # Attention within windows: the tokens of the block have another number of rows.
-            self._reduce(layer, {"tokens": arrays["tokens"]}, None, roundoffs)
-            arrays = {name: x for name, x in arrays.items() if name != "tokens"}
-        if self._reduce(layer, arrays, valid, roundoffs):
-            layer.calls += 1
-
-    def _reduce(
+    def collect(
         self, layer: Layer, arrays: Mapping[str, Any], valid: np.ndarray | None, roundoffs: Mapping[str, float]
-    ) -> bool:
-        """Add the measures of arrays with equal numbers of rows. Return False if there was at most a single token."""
-        first = arrays["out"] if "out" in arrays else arrays["tokens"]
-        (examples, tokens), xp, where = first.shape[:2], array_namespace(first), device(first)
-        if tokens == 1:
+    ) -> None:
+        """Reduce the arrays of one call of a layer, as for `measures.reduce`, and add the numbers to its statistics.
+
+        `valid` is bool B T, True for tokens that are not padding.
+        """
+
+        def reduced(valid: Any, **arrays: Any) -> dict[str, np.ndarray]:
+            return {name: to_numpy(x) for name, x in reduce(arrays, valid, layer.names).items()}
+
+        out, tokens = arrays["out"], arrays.get("tokens")
+        if tokens is not None and tokens.shape[:2] != out.shape[:2]:  # of the block, around attention within windows
+            layer.add(reduced(None, tokens=tokens), roundoffs)
+            arrays = {name: x for name, x in arrays.items() if name != "tokens"}
+        if out.shape[1] == 1:
             layer.single += 1
-            return False
-        rows = np.full(examples, tokens) if valid is None else valid.sum(axis=1)
-        if valid is not None and not rows.all():
-            layer.note(ALL_PADDING)
-            kept = rows > 0
-            if not kept.any():
-                return False
-            arrays = {name: x[xp.asarray(kept, device=where)] for name, x in arrays.items()}
-            valid = valid[kept]
-        padded = None if valid is None or valid.all() else xp.asarray(np.ascontiguousarray(valid), device=where)
-        layer.add({name: to_numpy(x) for name, x in reduce(arrays, padded, layer.names).items()}, roundoffs)
-        return True
+            return
+        rows = np.full(len(out), out.shape[1]) if valid is None else valid.sum(axis=1)
+        padded = None
+        if valid is not None and not valid.all():
+            padded = array_namespace(out).asarray(np.ascontiguousarray(valid), device=device(out))
+        layer.add_call(reduced(padded, **arrays), rows, roundoffs)
 
     def record(self) -> dict[str, float]:
         """Return {"layer/measure": median} of the calls since the last call of this method, for any logger.

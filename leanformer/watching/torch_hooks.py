@@ -12,6 +12,7 @@ stated one.
 import dataclasses
 import fnmatch
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,26 +41,22 @@ DIRECT = "its forward may have been called directly, which hooks do not see"
 
 
 def attach(watch: Watch) -> Callable[[], None]:
-    """Register the hooks of a watch on its PyTorch model, and return the function that removes them.
-
-    Args:
-        watch: watch whose model is measured; attention layers are added to it.
-
-    Raises:
-        ConfigError: no attention layer is found, `at` matches no linear layer, or an error of `check_supported`.
-    """
+    """Register the hooks of a watch on its PyTorch model, and return the function that removes them."""
     check_supported(watch.model)
     layers, watch.unmatched = torch_layers.find_scopes(watch.model)
     if watch.options.at is not None:
         layers = _select(watch.model, watch.options.at, layers)
     if not layers:
-        raise ConfigError(_describe_missing(watch.model, watch.unmatched))
-    hooks = Hooks(watch, layers)
-    initial = _open_reference(watch)
-    handles = hooks.register(initial)
+        raise ConfigError(_describe_missing(watch.model, watch.options.at, watch.unmatched))
+    initial = None
+    if isinstance(watch.reference, nn.Module):  # called along, so that its watch is the reference
+        options = dataclasses.replace(watch.options, reference=None, every=1)
+        initial = watch.reference = Watch(watch.reference, options, attach).__enter__()
+    hooks = Hooks(watch, initial)
+    hooks.register(layers)
 
     def detach() -> None:
-        for handle in handles:
+        for handle in hooks.handles:
             handle.remove()
         if initial is not None:
             initial.__exit__()
@@ -72,43 +69,30 @@ def attach(watch: Watch) -> Callable[[], None]:
     return detach
 
 
-def _open_reference(watch: Watch) -> Watch | None:
-    """Return an open watch of the model to compare with, which takes its place as the watch's reference, if it is one.
-
-    It is called with the arguments of each measured call, in its own mode and without gradients.
-    """
-    if not isinstance(watch.reference, nn.Module):
-        return None
-    options = dataclasses.replace(watch.options, reference=None, every=1)
-    watch.reference = Watch(watch.reference, options, attach)
-    return watch.reference.__enter__()
-
-
 def check_supported(model: nn.Module) -> None:
-    """Raise ConfigError if layers of a PyTorch model run without hooks (compiled, TorchScript) or in threads."""
+    """Raise ConfigError if layers run without hooks, or in threads."""
     for name, module in model.named_modules():
-        where = f"{type(module).__name__} {name}".strip()
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            raise ConfigError(
-                f"{where} is compiled: its layers run without hooks. Watch and call the model before torch.compile."
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ConfigError(f"{where} is a TorchScript module: its layers run without hooks. Watch the Python model.")
-        if isinstance(module, nn.DataParallel):
-            raise ConfigError(f"{where} runs copies of the model in threads. Watch the model inside: model.module.")
+            reason = "is compiled: its layers run without hooks. Watch and call the model before torch.compile."
+        elif isinstance(module, torch.jit.ScriptModule):
+            reason = "is a TorchScript module: its layers run without hooks. Watch the Python model."
+        elif isinstance(module, nn.DataParallel):
+            reason = "runs copies of the model in threads. Watch the model inside: model.module."
+        else:
+            continue
+        raise ConfigError(f"{type(module).__name__} {name} {reason}")
 
 
 def _select(model: nn.Module, pattern: str, layers: list[Scope]) -> list[Scope]:
-    """Return a layer for each linear layer whose name matches a pattern."""
+    """Return a layer for each layer with a weight whose name matches a pattern."""
     modules = dict(model.named_modules())
-    chosen = [name for name in modules if name and fnmatch.fnmatchcase(name, pattern)]
-    linear = [name for name in chosen if getattr(modules[name], "weight", None) is not None]
-    if not linear:
-        candidates = [name for name, module in modules.items() if torch_layers.is_linear(module)]
-        what = f"{', '.join(chosen[:3])} has no weight" if chosen else "no module has such a name"
-        raise ConfigError(f"at={pattern}: {what}. Linear layers are {_some(candidates)}.")
+    chosen = [
+        name
+        for name, module in modules.items()
+        if name and fnmatch.fnmatchcase(name, pattern) and getattr(module, "weight", None) is not None
+    ]
     result = []
-    for name in linear:
+    for name in chosen:
         # The layer that was found around it sees the attention product; otherwise only the projection's input.
         inside = [scope for scope in layers if scope.name == "" or name.startswith(f"{scope.name}.")]
         outer = inside[0].name if inside else name.rpartition(".")[0]
@@ -117,18 +101,18 @@ def _select(model: nn.Module, pattern: str, layers: list[Scope]) -> list[Scope]:
     return result
 
 
-def _describe_missing(model: nn.Module, unmatched: Mapping[str, str]) -> str:
+def _describe_missing(model: nn.Module, pattern: str | None, unmatched: Mapping[str, str]) -> str:
     linear = [name for name, module in model.named_modules() if torch_layers.is_linear(module)]
+    more = f" and {len(linear) - SHOWN} more" if len(linear) > SHOWN else ""
+    candidates = f"Linear layers are {', '.join(linear[:SHOWN]) or 'none'}{more}."
+    if pattern is not None:
+        return f"at={pattern}: no module with a weight has such a name. {candidates}"
     reasons = "".join(f" {name}: {reason}." for name, reason in list(unmatched.items())[:SHOWN])
     return (
         f"watch: no attention layer was found in {type(model).__name__}: no module with a number of heads "
         f"({', '.join(torch_layers.HEADS[:3])}, ...) or a class named attention has a linear layer.{reasons} Select "
-        f'the output projections with at="...". Linear layers are {_some(linear)}.'
+        f'the output projections with at="...". {candidates}'
     )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "") or "none"
 
 
 class PassThrough(TorchFunctionMode):
@@ -142,63 +126,44 @@ class Hooks:
     """Hooks of one watch on one PyTorch model.
 
     Args:
-        watch: watch that collects the results.
-        layers: attention layers to measure, which are added to the watch.
+        initial: open watch of a model to call with the same arguments; None for none.
     """
 
-    def __init__(self, watch: Watch, layers: list[Scope]):
-        self.watch, self.options = watch, watch.options
-        self.active: dict[int, list[Recorder]] = {}  # recorders of running layers, by layer
-        self.modes: list[TorchFunctionMode] = []
-        self.tokens: dict[int, torch.Tensor] = {}  # input of running blocks
+    def __init__(self, watch: Watch, initial: Watch | None):
+        self.watch, self.options, self.initial = watch, watch.options, initial
+        self.handles: list[Any] = []
         self.running = self.measured = False  # a call of the model; it is one to measure
         self.calls, self.skipped = 0, False
-        self.valid: np.ndarray | None = None
-        self.masked: nn.Module | None = None  # part of the model whose call had the mask
-        self.unreadable = self.unmasked = ""  # what to note if a layer has a mask that is not read, or has none
+        self.tokens: dict[int, torch.Tensor] = {}  # input of running blocks
+        # Running parts of the model that may have a padding mask: part, mask that holds in it (True: not padding), and
+        # what to note if there is none.
+        self.masks: list[tuple[nn.Module, np.ndarray | None, str]] = []
         self.seen: set[str] = set()  # layers that ran in this call of the model
-        self.outside: list[tuple[Any, ...]] = []  # parts with masks of their own that run, and the masks outside
-        self.frozen = any(p.requires_grad for p in watch.model.parameters())
-        self.weights: dict[int, str] = {}  # projections seen, and the layer they belong to
-        self.scopes = []
+
+    def register(self, layers: list[Scope]) -> None:
+        """Register all hooks on the model and its attention layers, which are added to the watch."""
+        model = self.watch.model
+        self._before(model, self._call_initial)
+        self._before(model, self._begin)  # runs before the one above
+        for block in {id(scope.block): scope.block for scope in layers if scope.block is not None}.values():
+            self._before(block, self._enter_block, prepend=False)
+        for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
+            self._keep_padding(encoder)
         for scope in layers:
             scope.heads = self.options.heads or scope.heads
-            name = scope.name or type(watch.model).__name__
-            self.scopes.append((scope, watch.add_layer(name, heads=scope.heads), [0]))
-
-    def register(self, initial: Watch | None) -> list[Any]:
-        """Register all hooks on the model and its layers, and return their handles, which have `remove()`.
-
-        Args:
-            initial: open watch of a model to call with the same arguments; None for none.
-        """
-        model, handles = self.watch.model, []
-
-        def before(module: nn.Module, hook: Callable[..., None], prepend: bool = True) -> None:
-            hook = self._untraced(hook)
-            handles.append(module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True))
-
-        def after(module: nn.Module, hook: Callable[..., None]) -> None:
-            handles.append(module.register_forward_hook(self._untraced(hook), always_call=True))
-
-        if initial is not None:
-            before(model, lambda _, args, kwargs: self._call_initial(initial.model, args, kwargs))
-        before(model, self._begin)  # runs before the one above
-        for block in {id(scope.block): scope.block for scope, _, _ in self.scopes if scope.block is not None}.values():
-            before(block, self._enter_block, prepend=False)
-        for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
-            before(encoder, self._enter_encoder, prepend=False)
-            after(encoder, self._leave_encoder)
-        for scope, layer, count in self.scopes:
-            enter, leave = self._hooks(scope, layer, count)
-            before(scope.module, enter)
-            after(scope.module, leave)
+            self._watch_layer(scope, self.watch.add_layer(scope.name or type(model).__name__, scope.heads))
         # After those of the layers, which may themselves be such parts and still need their mask.
         for part in (m for m in model.modules() if m is not model and (_takes_mask(m) or _has_own_masks(m))):
-            before(part, self._enter_part)
-            after(part, self._leave_part)
-        after(model, self._end)
-        return handles
+            self._before(part, self._enter_part)
+            self._after(part, self._leave_part)
+        self._after(model, self._end)
+
+    def _before(self, module: nn.Module, hook: Callable[..., None], prepend: bool = True) -> None:
+        hook = self._untraced(hook)
+        self.handles.append(module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True))
+
+    def _after(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        self.handles.append(module.register_forward_hook(self._untraced(hook), always_call=True))
 
     def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
         """Return a hook that does nothing under a tracer, compiler or functional transform, which know no numbers."""
@@ -211,60 +176,57 @@ class Hooks:
 
         return call
 
-    def _call_initial(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.measured and not _recomputing():
+    def _call_initial(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.initial is not None and self.measured and not _recomputing():
             with torch.no_grad(), torch.random.fork_rng():
-                model(*args, **kwargs)
+                self.initial.model(*args, **kwargs)
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _recomputing():
-            return
-        self.running, self.measured = True, self.calls % self.options.every == 0
-        self.calls += 1
-        self.seen.clear()
-        if self.measured and self.options.mask is None:
-            self.valid, self.unreadable = _read_mask(model, args, kwargs)
-            if _has_own_masks(model):
-                self.unmasked = OWN if self.valid is not None or self.unreadable else ""
-                self.valid, self.unreadable = None, ""
+        if not _recomputing():
+            self.running, self.measured = True, self.calls % self.options.every == 0
+            self.calls += 1
+            self.seen.clear()
+            self.masks.clear()
+            self._enter_part(model, args, kwargs)
 
     def _end(self, *_: object) -> None:
         if not _recomputing():
             self.running = self.measured = False
-            self.valid, self.masked, self.unreadable, self.unmasked = None, None, "", ""
-            self.outside.clear()
+            self.masks.clear()
             self.tokens.clear()
 
     def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Read the mask of a part, for its layers, unless the model's or an outer part's call had one."""
+        """Find the mask of the layers inside: that of an outer part, or else that of this part's call."""
         if not self.measured or self.options.mask is not None:
             return
+        (valid, note), sentence = self.masks[-1][1:] if self.masks else (None, ""), ""
+        if valid is None:
+            valid, sentence = _read_mask(part, args, kwargs)
+        if part is self.watch.model:  # otherwise made by the model, from a mask that it does not pass on
+            note = sentence
         if _has_own_masks(part):
-            self.outside.append((part, self.valid, self.masked, self.unmasked))
-            given = self.valid is not None or _read_mask(part, args, kwargs)[0] is not None
-            self.valid, self.masked = None, None
-            self.unmasked = OWN if _takes_mask(part) and (given or self.unmasked) else ""
-        elif self.valid is None and not self.unreadable:
-            # A mask of more axes was made by the model, from one that it does not pass on.
-            self.valid, _ = _read_mask(part, args, kwargs)
-            self.masked = None if self.valid is None else part
+            note = OWN if _takes_mask(part) and (note or valid is not None) else ""
+            valid = None
+        self.masks.append((part, valid, note))
 
     def _leave_part(self, part: nn.Module, *_: object) -> None:
-        if self.masked is part:
-            self.valid = self.masked = None
-        if self.outside and self.outside[-1][0] is part:
-            _, self.valid, self.masked, self.unmasked = self.outside.pop()
+        if self.masks and self.masks[-1][0] is part:
+            self.masks.pop()
 
-    def _enter_encoder(self, *_: object) -> None:
-        """Have the encoder of PyTorch, which asks for it, keep padding instead of packing the tokens of its layers."""
-        if self.measured or not self.running:
-            mode = PassThrough()
-            mode.__enter__()
-            self.modes.append(mode)
+    def _keep_padding(self, encoder: nn.Module) -> None:
+        """Have PyTorch's encoder, which looks for a mode, keep padding instead of packing the tokens of its layers."""
+        modes: list[TorchFunctionMode] = []
 
-    def _leave_encoder(self, *_: object) -> None:
-        if self.modes:
-            self.modes.pop().__exit__(None, None, None)
+        def enter(*_: object) -> None:
+            if self.measured or not self.running:
+                modes.append(PassThrough().__enter__())
+
+        def leave(*_: object) -> None:
+            if modes:
+                modes.pop().__exit__(None, None, None)
+
+        self._before(encoder, enter, prepend=False)
+        self._after(encoder, leave)
 
     def _enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.measured:
@@ -272,25 +234,25 @@ class Hooks:
             if given:
                 self.tokens[id(block)] = given[0]
 
-    def _hooks(self, scope: Scope, layer: Layer, count: list[int]) -> tuple[Callable[..., None], Callable[..., None]]:
+    def _watch_layer(self, scope: Scope, layer: Layer) -> None:
+        recorders: list[Recorder] = []  # of calls that are under way
+        alone = itertools.count()  # calls of a part of the model by itself
+
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.running:
-                due = self.measured
-            else:  # a part of the model is called by itself
-                due, count[0] = count[0] % self.options.every == 0, count[0] + 1
+            due = self.measured if self.running else next(alone) % self.options.every == 0
             if due and not _recomputing():
-                recorder = Recorder(scope, args, kwargs)
-                recorder.__enter__()
-                self.active.setdefault(id(scope), []).append(recorder)
+                recorders.append(Recorder(scope, args, kwargs))
+                recorders[-1].__enter__()
 
         def leave(*_: object) -> None:
-            if running := self.active.get(id(scope)):
-                recorder = running.pop()
+            if recorders:
+                recorder = recorders.pop()
                 recorder.__exit__(None, None, None)
                 with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
                     self._collect(scope, layer, recorder)
 
-        return enter, leave
+        self._before(scope.module, enter)
+        self._after(scope.module, leave)
 
     def _collect(self, scope: Scope, layer: Layer, recorder: Recorder) -> None:
         arrays, dtype, notes = recorder.arrays(self.options.examples, layer.names)
@@ -299,20 +261,22 @@ class Hooks:
         if not arrays:
             layer.note("no output projection was seen while the layer ran: choose it with at=")
             return
+        if self.running and layer.name in self.seen:
+            layer.note("called several times per call of the model: all are counted together")
+        self.seen.add(layer.name)
         examples, tokens, layer.heads, layer.head_dim = arrays["out"].shape
         if recorder.scope.heads is None and layer.heads == 1:
             layer.heads, layer.head_dim = None, None
             layer.names = tuple(name for name in layer.names if name != "head_output")
         stored = self._add_tokens(scope, layer, recorder, arrays)
-        self._note_weight(layer, recorder.weight)
         valid = self.options.valid_for(examples, tokens, layer.name)
-        if self.unreadable or (self.unmasked and self.valid is None):
-            layer.note(self.unreadable or self.unmasked)
-        elif self.valid is not None:
-            if self.valid[:examples].shape == (examples, tokens):
-                valid = self.valid[:examples]
-            else:
-                layer.note(f"the call's mask {self.valid.shape} does not fit {examples} x {tokens} tokens: not used")
+        _, mask, note = self.masks[-1] if self.masks else (None, None, "")
+        if mask is not None and mask[:examples].shape == (examples, tokens):
+            valid = mask[:examples]
+        elif mask is not None:
+            layer.note(f"the call's mask {mask.shape} does not fit {examples} x {tokens} tokens: not used")
+        elif note:
+            layer.note(note)
         self.watch.collect(layer, arrays, valid, find_roundoffs(layer.names, dtype, stored))
 
     def _add_tokens(
@@ -335,18 +299,6 @@ class Hooks:
         arrays["tokens"] = measurable(x[: self.options.examples])
         return x.dtype
 
-    def _note_weight(self, layer: Layer, weight: torch.Tensor | None) -> None:
-        if weight is None:
-            return
-        first = self.weights.setdefault(id(weight), layer.name)
-        if first != layer.name:
-            layer.note(f"output projection tied to that of {first}")
-        if self.frozen and not weight.requires_grad:
-            layer.note("output projection frozen")
-        if self.running and layer.name in self.seen:
-            layer.note("called several times per call of the model: all are counted together")
-        self.seen.add(layer.name)
-
 
 def _recomputing() -> bool:
     """Return True in a backward pass, where checkpointed layers run a second time."""
@@ -364,7 +316,6 @@ def _is_transformed() -> bool:
 
 
 def _takes_mask(module: nn.Module) -> bool:
-    """Return whether the call of a module has an argument of MASKS."""
     return not MASKS.keys().isdisjoint(_parameters(module))
 
 
@@ -386,10 +337,10 @@ def _parameters(module: nn.Module) -> tuple[str, ...]:
         return ()
 
 
-def _read_mask(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[np.ndarray | None, str]:
+def _read_mask(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[np.ndarray | None, str]:
     """Return the padding mask of a call, B T, True: not padding; and a sentence if it cannot be read."""
     try:
-        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
         return None, ""
     given = given | given.get("kwargs", {})
@@ -399,11 +350,7 @@ def _read_mask(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         mask = given.get(name)
         if not isinstance(mask, torch.Tensor):
             continue
-        if mask.ndim != 2:
-            return (
-                None,
-                f"{name} of shape {tuple(mask.shape)} is not examples x tokens: padding counts unless mask= is passed",
-            )
-        valid = to_numpy(mask) == 0 if padding else to_numpy(mask) != 0
-        return valid, ""
+        if mask.ndim == 2:
+            return to_numpy(mask) == 0 if padding else to_numpy(mask) != 0, ""
+        return None, f"{name} of shape {tuple(mask.shape)} is not examples x tokens: padding counts without mask="
     return None, ""

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,25 +19,17 @@ INPUT = re.compile(
 
 @dataclasses.dataclass
 class Scope:
-    """Attention layer of a PyTorch model: the modules from which its arrays are taken.
+    """Attention layer of a PyTorch model: the modules from which its arrays are taken."""
 
-    Attributes:
-        name: path of the layer in the model; "" for the model itself.
-        module: layer.
-        block: module around it whose input is the tokens entering the block; None if there is none.
-        heads: number of heads that the modules state; None if unknown.
-        projection: output projection that the option `at` selects; None to find it while the layer runs.
-    """
-
-    name: str
+    name: str  # path in the model; "" for the model itself
     module: nn.Module
-    block: nn.Module | None
-    heads: int | None
-    projection: nn.Module | None = None
+    block: nn.Module | None  # module around it whose input is the tokens entering the block
+    heads: int | None  # number of heads that the modules state; None if unknown
+    projection: nn.Module | None = None  # output projection that `at` selects; None to find it while the layer runs
 
     @functools.cached_property
     def linear_weights(self) -> dict[int, Any]:
-        """Weights of the linear layers inside, {memory address: weight}, to recognise products with a weight itself."""
+        """Weights of the linear layers inside by memory address, to recognise products with a weight itself."""
         layers = [module for module in self.module.modules() if is_linear(module)]
         return {layer.weight.data_ptr(): layer.weight for layer in layers if isinstance(layer.weight, torch.Tensor)}
 
@@ -50,7 +41,7 @@ class Scope:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True for a linear layer: an `nn.Linear`, or the Conv1D of transformers, which is one."""
+    """Return True for an `nn.Linear`, and for the Conv1D of transformers, which is a linear layer."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
@@ -61,16 +52,14 @@ def find_scopes(model: nn.Module) -> tuple[list[Scope], dict[str, str]]:
     innermost of nested ones. If that has only the linear layers of queries, keys and values (BERT's `self`), it is the
     module around it that also has the output projection.
     """
-    modules, unmatched = dict(model.named_modules()), {}
-    candidates = {}
+    modules, candidates, unmatched = dict(model.named_modules()), {}, {}
     for name, module in modules.items():
-        if not _looks_like_attention(module):
+        has_heads = any(isinstance(getattr(module, attribute, None), int) for attribute in HEADS)
+        if not (has_heads or ATTENTION.search(type(module).__name__)):
             continue
         if any(map(is_linear, module.modules())) or isinstance(module, nn.MultiheadAttention):
             candidates[name] = module
-        elif not any(module.children()) or not name:
-            continue  # a function of attention without parameters, part of a layer around it
-        else:
+        elif name and any(module.children()):  # others are functions of attention, part of a layer around them
             unmatched[name] = f"{type(module).__name__} has no linear layer"
     innermost = [n for n in candidates if not any(o != n and _contains(n, o) for o in candidates)]
     scopes = []
@@ -78,11 +67,6 @@ def find_scopes(model: nn.Module) -> tuple[list[Scope], dict[str, str]]:
         outer = _widen(name, candidates, innermost)
         scopes.append(Scope(outer, modules[outer], _block(outer, modules), find_heads(modules, name)))
     return scopes, unmatched
-
-
-def _looks_like_attention(module: nn.Module) -> bool:
-    has_heads = any(isinstance(getattr(module, name, None), int) for name in HEADS)
-    return has_heads or bool(ATTENTION.search(type(module).__name__))
 
 
 def _contains(outer: str, inner: str) -> bool:
@@ -105,32 +89,22 @@ def _widen(name: str, candidates: dict[str, nn.Module], innermost: list[str]) ->
 
 def _block(name: str, modules: dict[str, nn.Module]) -> nn.Module | None:
     """Return the block of a layer: the nearest module around it that is numbered, or else its parent."""
-    parts = name.split(".")
-    for end in range(len(parts), 0, -1):
-        if parts[end - 1].isdecimal():
-            return modules[".".join(parts[:end])] if end < len(parts) else None
-    return modules[".".join(parts[:-1])] if name else None
+    for around in _ancestors(name):
+        if around.rpartition(".")[2].isdecimal():
+            return modules[around] if around != name else None
+    return modules[name.rpartition(".")[0]] if name else None
 
 
-def ancestors(name: str) -> Iterator[str]:
-    """Yield a module's dotted name and those of the modules around it, innermost first; "" is the model."""
+def _ancestors(name: str) -> list[str]:
+    """Return a module's dotted name and those of the modules around it, innermost first; "" is the model."""
     parts = name.split(".") if name else []
-    for end in range(len(parts), -1, -1):
-        yield ".".join(parts[:end])
+    return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
 
 
 def find_heads(modules: dict[str, nn.Module], name: str) -> int | None:
-    """Return the number of heads that a module, or the nearest one around it, states in an attribute or its `config`.
-
-    None if no module states it.
-
-    Args:
-        modules: modules of the model by dotted name.
-        name: name of the module.
-    """
-    for around in ancestors(name):
-        module = modules[around]
-        for source in (module, getattr(module, "config", None)):
+    """Return the number of heads that the nearest module at or around a name states, itself or in its `config`."""
+    for around in _ancestors(name):
+        for source in (modules[around], getattr(modules[around], "config", None)):
             for attribute in HEADS:
                 value: Any = getattr(source, attribute, None)
                 if isinstance(value, int) and value > 0:

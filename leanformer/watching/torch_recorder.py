@@ -27,18 +27,7 @@ class Recorder(TorchFunctionMode):
 
     It holds references to tensors, and copies nothing. `arrays` returns the result after the call.
 
-    Attributes:
-        projected: input of the output projection; None if it was not seen.
-        weight: weight of the output projection.
-        product: result of the attention product, B N T H; None if it was not seen.
-        logits: function from a number of examples to the logits of the first ones, B N T S; None if they were not seen.
-        queries, keys: arguments of a fused attention product, B N T H and B K S H; None if they were not seen.
-        weights: list of tensors: the attention probabilities, and the same after dropout or a cast; empty if not seen.
-        transposed: (T, B) if rows of the projection's input are in this order; None if in the order (B, T).
-        flat: True if the weight of the projection is inputs x outputs, False for outputs x inputs.
-
     Args:
-        scope: attention layer.
         args, kwargs: arguments of the call of the layer.
     """
 
@@ -48,15 +37,15 @@ class Recorder(TorchFunctionMode):
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         self.inputs = {id(x): x for x in given}  # tensors that other linear layers take: the projection takes another
         self.leading = given[0].shape[:-1] if given else ()
-        self.projected: torch.Tensor | None = None
-        self.weight: torch.Tensor | None = None
-        self.product: torch.Tensor | None = None
-        self.logits: Callable[[int], torch.Tensor] | None = None
-        self.queries: torch.Tensor | None = None
-        self.keys: torch.Tensor | None = None
-        self.weights: list[torch.Tensor] = []
-        self.transposed: tuple[int, int] | None = None
-        self.flat = False
+        self.projected: torch.Tensor | None = None  # input of the output projection
+        self.weight: torch.Tensor | None = None  # of the output projection
+        self.flat = False  # whether this weight is inputs x outputs
+        self.transposed: tuple[int, int] | None = None  # (T, B) if rows of `projected` are in this order
+        self.product: torch.Tensor | None = None  # result of the attention product, B N T H
+        self.logits: Callable[[int], torch.Tensor] | None = None  # of the first examples, B N T S
+        self.queries: torch.Tensor | None = None  # of a fused attention product, B N T H
+        self.keys: torch.Tensor | None = None  # likewise, B K S H
+        self.weights: list[torch.Tensor] = []  # attention probabilities, and the same after dropout or a cast
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
@@ -89,15 +78,9 @@ class Recorder(TorchFunctionMode):
                 setattr(functional, name, original)
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Set the attributes from the call of a function in the layer; one that is no part of attention sets none.
+        """Set the attributes from the call of a PyTorch function in the layer, such as "softmax".
 
-        The recorder calls it for every PyTorch function. A softmax or a fused attention discards the projection that
-        was seen before.
-
-        Args:
-            name: name of the function, such as "softmax".
-            args, kwargs: arguments of the function.
-            result: result of the function.
+        A softmax or a fused attention discards the projection that was seen before.
         """
         first, second = (_argument(args, kwargs, i, names) for i, names in enumerate((FIRST, SECOND)))
         if name == "linear":
@@ -123,24 +106,20 @@ class Recorder(TorchFunctionMode):
 
     def _see_linear(self, x: torch.Tensor, weight: torch.Tensor) -> None:
         if self.scope.projection is not None:
-            if weight is self.scope.projection.weight:
-                self.projected, self.weight = x, weight
-            return
-        repeated = any(x is other or _same_storage(x, other) for other in self.inputs.values())
-        settled = self.projected is not None and (self.product is not None or self.weights)
-        if repeated or settled or not self._fits(x.shape[-1]):
+            chosen = weight is self.scope.projection.weight
+        else:
+            repeated = any(x is other or _same_storage(x, other) for other in self.inputs.values())
+            settled = self.projected is not None and (self.product is not None or self.weights)
+            chosen = not (repeated or settled) and self._fits(x.shape[-1])
             self.inputs[id(x)] = x
-            return
-        self.inputs[id(x)] = x
-        self.projected, self.weight = x, weight
+        if chosen:
+            self.projected, self.weight = x, weight
 
     def _fits(self, width: int) -> bool:
         """Return True if a width can be heads x head dimension."""
         if self.product is not None and self.product.ndim == 4:
-            return width in (
-                self.product.shape[1] * self.product.shape[3],
-                self.product.shape[1] * self.product.shape[2],
-            )
+            _, heads, *sizes = self.product.shape
+            return width in [heads * size for size in sizes]
         return not self.scope.heads or (width % self.scope.heads == 0 and width > self.scope.heads)
 
     def _see_fused(
@@ -169,17 +148,17 @@ class Recorder(TorchFunctionMode):
     def arrays(self, limit: int | None, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], Any, list[str]]:
         """Return arrays of the call by name, the dtype of the layer's output, and notes about the layer.
 
-        The arrays are "out" (B T N H; N = 1 if the number of heads is unknown) and, if they were seen, "logits"
-        (B N T S), "q" and "k" (B T N H, B S K H). There are none, and the dtype is None, if no output projection was
-        seen.
-
-        Args:
-            limit: number of examples, the first of the batch; None for all.
-            names: measures, which decide what is needed besides "out".
+        The arrays are "out" (B T N H; N = 1 if the number of heads is unknown) and, if `names` of measures need them
+        and they were seen, "logits" (B N T S), "q" and "k" (B T N H, B S K H), of the first `limit` examples. There are
+        none, and the dtype is None, if no output projection was seen.
         """
         if self.projected is None:
             return {}, None, []
-        x, notes, heads = self._batched(self.projected), [], self.scope.heads
+        if self.transposed is None:
+            x = as_batch(self.projected, self.leading)
+        else:
+            x = self.projected.reshape(*self.transposed, -1).transpose(0, 1)
+        notes, heads = [], self.scope.heads
         if self.product is not None and self.product.ndim == 4 and self._tokens_agree(x):
             joined = self.product.transpose(1, 2).flatten(2)
             if joined.shape == x.shape:
@@ -207,16 +186,8 @@ class Recorder(TorchFunctionMode):
     def _tokens_agree(self, x: torch.Tensor) -> bool:
         """Return True if the product has a row per token: attention over channels has a column."""
         product = self.product
-        if product.shape[0] != x.shape[0] or product.shape[2] != x.shape[1]:
-            return False
         over_channels = product.shape[2] == product.shape[3] and torch.equal(product.permute(0, 3, 1, 2).flatten(2), x)
-        return not over_channels
-
-    def _batched(self, x: torch.Tensor) -> torch.Tensor:
-        """Return B T D."""
-        if self.transposed is not None:
-            return x.reshape(*self.transposed, -1).transpose(0, 1)
-        return as_batch(x, self.leading)
+        return product.shape[::2] == x.shape[:2] and not over_channels
 
 
 def _argument(args: Any, kwargs: Mapping[str, Any], index: int, names: tuple[str, ...]) -> Any:
@@ -227,22 +198,12 @@ def _argument(args: Any, kwargs: Mapping[str, Any], index: int, names: tuple[str
 
 
 def by_head(x: torch.Tensor, heads: int | None) -> torch.Tensor:
-    """Split the first axis of an array, B·N T S, into B N T S; return it unchanged if it has four axes.
-
-    Args:
-        x: array with one matrix per head, such as logits.
-        heads: N; None if unknown, which returns `x` unchanged.
-    """
+    """Split the first axis of B·N T S into B N T S, unless x has four axes or the number of heads is unknown."""
     return x if x.ndim == 4 or not heads else x.reshape(-1, heads, *x.shape[1:])
 
 
 def as_batch(x: torch.Tensor, leading: tuple[int, ...] = ()) -> torch.Tensor:
-    """Return x as B T D: the tokens of a grid in one row, one example as a batch of one.
-
-    Args:
-        x: tokens, (T, D), (B, T, D), (B, rows, columns, D), or with flattened leading axes.
-        leading: shape before the last axis that a flattened x had.
-    """
+    """Return (T, D), (B, T, D), (B, rows, columns, D), or x whose axes `leading` are flattened, as B T D."""
     if x.ndim == 2 and len(leading) > 1 and math.prod(leading) == len(x):
         x = x.reshape(*leading, x.shape[-1])
     return x[None] if x.ndim == 2 else x.flatten(1, -2)

@@ -7,6 +7,7 @@ iteration, each time with other weights, by which the iterations are told apart.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from jax.core import Tracer
 
 from leanformer.conditioning.spectrum import use_jax
 from leanformer.errors import ConfigError
-from leanformer.watching.jax_arrays import Attention, batched, count_rows, is_traced, replicate
+from leanformer.watching.jax_arrays import Attention, batched, count_rows, replicate
 from leanformer.watching.measures import Layer, find_roundoffs, reduce
-from leanformer.watching.session import ALL_PADDING, Watch
+from leanformer.watching.session import Watch
 
 
 REFUSED = (
@@ -31,18 +32,17 @@ reduce_compiled = jax.jit(reduce, static_argnames="names")
 
 
 class Place(NamedTuple):
-    """Layer that is called: its number of repetitions in a scan, and some of its weights, which tell these apart."""
+    """Layer that is called."""
 
     name: str
-    repeats: int = 1
-    weights: Any = ()
+    repeats: int = 1  # in a scan over layers
+    weights: Any = ()  # some of its weights, which tell the repetitions apart
 
 
 class Arrivals:
     """Measurement of the layers of one watch.
 
     Args:
-        watch: watch that collects the results.
         mapped: True for layers that are called under `jax.vmap`, one example at a time.
     """
 
@@ -54,15 +54,15 @@ class Arrivals:
         self.known: dict[str, dict[bytes, int]] = {}  # by scanned layer: index of each iteration by its weights
 
     def call(self, model: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call the model, and return its result. Raise ConfigError inside `jax.shard_map` and `jax.pmap`."""
+        """Call the model, and return its result."""
         if jax.sharding.get_abstract_mesh().manual_axes:
             raise ConfigError(REFUSED)
         if self.due is not None:
             return model(*args, **kwargs)  # within another call, such as that of a base class
-        traced = is_traced(args, kwargs, jnp.zeros(()))
+        traced = _is_traced(args, kwargs, jnp.zeros(()))
         if traced:
             jax.debug.callback(lambda: None)  # an effect, so that `jax.effects_barrier` waits for the program
-        self.due = True if traced else self._is_due("")
+        self.due = traced or self._is_due("")
         try:
             result = model(*args, **kwargs)
             return jax.block_until_ready(result) if self.due and not traced else result
@@ -72,14 +72,7 @@ class Arrivals:
     def see(self, place: Place, out: Any, tokens: Any = None, attention: Attention | None = None) -> Any:
         """Measure one call of a layer, and return `out`, with which the layer must continue.
 
-        Args:
-            place: layer that is called.
-            out: heads' outputs before the output projection, *B T N H.
-            tokens: input of the block, *B T D, if known.
-            attention: queries, keys and masks, if known.
-
-        Raises:
-            ConfigError: the call is under `jax.vmap`, or it is traced and the option `every` is above 1.
+        `out` are the heads' outputs before the output projection, *B T N H, `tokens` the input of the block, *B T D.
         """
         if not out.size:
             return out
@@ -97,18 +90,17 @@ class Arrivals:
                 layer.unseen["tokens",] = "to JAX the block is a function of its own, as by nnx.remat or nnx.jit"
         if tokens is not None and not elsewhere and np.shape(tokens)[:-1] == out.shape[:-2]:
             arrays["tokens"] = batched(tokens, 3)[:examples]
-        given = options.valid_for(examples, length, place.name)
-        valid = None if given is None else jnp.asarray(given)
+        valid = options.valid_for(examples, length, place.name)
         if attention is not None:
-            arrays |= attention.arrays(layers[0].names, examples)
-            if given is None:
+            arrays |= attention.arrays(options.measures, examples)
+            if valid is None:
                 valid = attention.valid(length, examples)
                 for layer in layers if attention.cross and attention.mask is not None else ():
                     layer.note(CROSS)
         roundoffs = find_roundoffs(options.measures, out.dtype, arrays.get("tokens", out).dtype)
         deliver = functools.partial(self._deliver, place, roundoffs)
-        results = functools.partial(_measure, arrays, valid, layers[0].names, place.weights)
-        if not is_traced(arrays, valid):
+        results = functools.partial(_measure, arrays, valid, options.measures, place.weights)
+        if not _is_traced(arrays, valid):
             if self._is_due(place.name) if self.due is None else self.due:
                 deliver(*results())
             return out
@@ -118,21 +110,13 @@ class Arrivals:
         jax.debug.callback(deliver, *results())
         return out
 
-    def deliver_stack(
-        self, stack: str, measured: Mapping[str, Any], rows: Any, roundoffs: Mapping[str, float], first: int = 0
+    def see_stack(
+        self, stack: str, measured: Mapping[str, Any], rows: Any, roundoffs: Mapping[str, float], first: int
     ) -> None:
-        """Deliver the results of a call of a stack of `leanformer.layers`, or of a group of its layers.
+        """Take the measures of a call of a stack of `leanformer.layers`, from layer number `first` on.
 
-        Args:
-            stack: name of the stack.
-            measured: results of `measures.pack` by measure, with leading axes L B; within windows, L and the windows
-                of all examples.
-            rows: numbers of tokens that are not padding, L B.
-            roundoffs: unit roundoff by measure, as from `measures.find_roundoffs`.
-            first: index of the first layer of the group.
-
-        Raises:
-            ConfigError: the call is traced, and the option `every` is above 1.
+        `measured` are results of `measures.pack` with leading axes L B; within windows, L and the windows of all
+        examples. `rows` are the numbers of tokens that are not padding, L B.
         """
 
         def deliver(measured: Mapping[str, Any], rows: Any) -> None:
@@ -148,12 +132,11 @@ class Arrivals:
             layer = self.watch.add_layer(f"{stack}.{first + i}")
             if "head_output" in measured:
                 layer.heads = measured["head_output"].shape[2]
-        if not is_traced(measured, rows):
-            if self._is_due(f"{stack}.{first}"):
-                deliver(measured, rows)
-            return
-        self._check_uncounted()
-        jax.debug.callback(deliver, measured, rows)
+        if _is_traced(measured, rows):
+            self._check_uncounted()
+            jax.debug.callback(deliver, measured, rows)
+        elif self._is_due(f"{stack}.{first}"):
+            deliver(measured, rows)
 
     def _check_uncounted(self) -> None:
         if self.watch.options.every > 1:
@@ -183,21 +166,17 @@ class Arrivals:
         known, key = self.known.setdefault(place.name, {}), np.asarray(weights).tobytes()
         if key not in known and len(known) == place.repeats:
             known.clear()  # the next call, with other weights
-        layer, rows = self._layers(place)[known.setdefault(key, len(known))], np.asarray(rows)
-        kept = rows > 0
-        if not kept.all():
-            layer.note(ALL_PADDING)
-        if not kept.any():
-            return
-        if rows.max() == 1:
-            layer.single += 1
-            return
-        layer.calls += 1
-        layer.add({name: np.asarray(x)[kept] for name, x in measured.items()}, roundoffs)
+        layer = self._layers(place)[known.setdefault(key, len(known))]
+        layer.add_call({name: np.asarray(x) for name, x in measured.items()}, np.asarray(rows), roundoffs)
+
+
+def _is_traced(*trees: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def _measure(arrays: Mapping[str, Any], valid: Any, names: tuple[str, ...], weights: Any) -> tuple[Any, Any, Any]:
     examples, length = arrays["out"].shape[:2]
+    valid = None if valid is None else jnp.asarray(valid)
     return reduce_compiled(use_jax().observed(arrays), valid, names), count_rows(valid, examples, length), weights
 
 
@@ -211,14 +190,17 @@ def _on_host(function: Callable[..., None], *results: Any) -> Any:
     return jax.pure_callback(call, jax.ShapeDtypeStruct((), np.float32), *jax.lax.stop_gradient(results))
 
 
+def count_weights(tree: Any) -> int:
+    return sum(math.prod(np.shape(x)) for x in jax.tree.leaves(tree))
+
+
 def find_place(name: str, inside: Any, outside: int) -> Place:
-    """Return the place of a layer from its weights in a call, and from the number of all its weights in the model.
+    """Return the place of a layer from its weights in a call, and the number of all its weights in the model.
 
     In a scan over layers the model has several times as many as a call.
     """
-    leaves = [x for x in jax.tree.leaves(inside) if getattr(x, "size", 0)]
-    repeats = outside // max(1, sum(x.size for x in leaves))
+    repeats = outside // max(1, count_weights(inside))
     if repeats <= 1:
         return Place(name)
-    largest = max(leaves, key=lambda x: x.size)
+    largest = max(jax.tree.leaves(inside), key=np.size)
     return Place(name, repeats, replicate(largest).reshape(-1)[:16])

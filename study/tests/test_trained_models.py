@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from leanformer.errors import DataError
-from leanformer.watching.verdict import USUAL
+from leanformer.watching.results import USUAL
 from study.figures.trained import trained_values
 from study.trained import packaged, trained_models
 

@@ -8,7 +8,7 @@ from messages import mentions
 
 from leanformer import conditioning
 from leanformer.watching.measures import CAPACITY, FIELDS, Layer, _interval, pack, reduce, unit_roundoff
-from leanformer.watching.verdict import judge
+from leanformer.watching.results import judge
 
 
 def test_memory_does_not_grow_and_the_last_examples_count():

@@ -190,21 +190,8 @@ def test_every_and_record():
         second = w.record()
     assert w.rows[0]["examples"] == 4 * BATCH and w.rows[0]["calls"] == 4
     assert first.keys() == second.keys() and first != second
-    assert second["blocks.0.attention/attention_output"] == pytest.approx(
-        np.median(
-            kappa(Model().blocks[0].attention.heads(model.blocks[0].norm(batch(9))).transpose(1, 2).flatten(2).detach())
-        ),
-        rel=1e-3,
-    )
-
-
-def test_part_of_a_model_that_is_called_by_itself():
-    model = Model()
-    with torch.no_grad(), leanformer.watch(model, every=2) as w:
-        for _ in range(3):
-            model.blocks[1](batch())
-    assert w.layers["blocks.0.attention"].status() == "never called"
-    assert w.layers["blocks.1.attention"].calls == 2
+    expected = np.median(by_hand(model, batch(9))[0][0])
+    assert second["blocks.0.attention/attention_output"] == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("given", ["argument", "option"])
@@ -387,20 +374,9 @@ def test_call_of_padding_alone_is_left_out():
     assert w.rows[0]["median"] is None and "left out" in w.rows[0]["status"]
 
 
-def test_block_that_is_entered_again():
-    model = Model()
-    w = leanformer.watch(model)
-    for _ in range(2):
-        with torch.no_grad(), w:
-            model(batch())
-    assert {layer.status() for layer in w.layers.values()} == {"ok"} and w.rows[0]["calls"] == 2
-
-
 def test_mask_of_the_wrong_shape_is_refused():
     with pytest.raises(ConfigError, match=r"\(4, 9\)"):
         watch_once(Model(), batch(), mask=np.ones((4, 9)))
-    with pytest.raises(ConfigError, match="mask"):
-        watch_once(Model(), batch(), mask=np.ones((4, 1, 9)))
 
 
 def test_unreadable_mask_has_a_status():
@@ -453,16 +429,18 @@ def test_singular_is_a_bound_and_nan_is_counted():
     assert "NaN" in row["status"] and "≥" in w.table()
 
 
-def test_tied_frozen_and_repeated_layers():
-    model = Model(depth=3)
-    model.blocks[1].attention.omega.weight = model.blocks[0].attention.omega.weight
-    model.blocks[2].attention.omega.weight.requires_grad = False
-    status = [layer.status() for layer in watch_once(model, batch()).layers.values()]
-    assert status[0] == "ok" and "tied" in status[1] and "frozen" in status[2]
+def test_repeated_and_partial_calls():
+    """A layer that runs twice in a call, and a part of the model that is called by itself."""
     shared = Model(depth=1)
     shared.blocks.append(shared.blocks[0])
     w = watch_once(shared, batch())
     assert w.rows[0]["examples"] == 2 * BATCH and "several times" in w.rows[0]["status"]
+    model = Model()
+    with torch.no_grad(), leanformer.watch(model, every=2) as w:
+        for _ in range(3):
+            model.blocks[1](batch())
+    assert w.layers["blocks.0.attention"].status() == "never called"
+    assert w.layers["blocks.1.attention"].calls == 2
 
 
 def test_too_few_tokens_and_single_tokens():
@@ -542,16 +520,12 @@ def no_attention():
     [
         (no_attention, {}, ["Sequential", "at="]),
         (Model, {"at": "blocks.*.attn.proj"}, ["at=blocks.*.attn.proj", "blocks.0.attention.omega"]),
-        (Model, {"at": "blocks.*.attention"}, ["at=blocks.*.attention", "weight"]),
         (Model, {"measures": ("kappa",)}, ["kappa", "attention_output"]),
-        (Model, {"measures": ()}, ["measures"]),
         (Model, {"every": 0}, ["every=0"]),
-        (Model, {"heads": 2.5}, ["heads=2.5"]),
         (lambda: torch.compile(Model()), {}, ["compile"]),
         (lambda: nn.DataParallel(Model()), {}, ["model.module"]),
-        (lambda: Model().forward, {}, ["method"]),
     ],
-    ids=["no attention", "at", "no weight", "measure", "none", "every", "heads", "compiled", "threads", "function"],
+    ids=["no attention", "at", "measure", "every", "compiled", "threads"],
 )
 def test_wrong_uses(make, options, words):
     with pytest.raises(ConfigError) as error, leanformer.watch(make(), **options):
