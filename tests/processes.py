@@ -7,7 +7,7 @@ import sys
 
 from commands import FAST_COMPILE_FLAGS, ROOT
 
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 
 
 def find_free_port():
@@ -51,5 +51,5 @@ def wait_for_processes(running, timeout=200):
 
 def read_records_by_step(workdir, kind):
     """Return the metrics records of one kind in a workdir, by step."""
-    result = metrics_log.read_records(workdir / "metrics.jsonl")
+    result = run_files.read_records(workdir / "metrics.jsonl")
     return {record["step"]: record for record in result if record["kind"] == kind}

@@ -20,7 +20,7 @@ import numpy as np
 
 from leanformer import config, train
 from leanformer.data.sequences.listops import Recipe, write
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -97,10 +97,10 @@ def run_and_hash(make_config: object) -> dict[str, object]:
         with Checkpoints(folder / "run" / "checkpoints") as saved:
             tensors = saved.restore_weights().tensors
         hashed = {name: hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest() for name, x in tensors.items()}
-        records = metrics_log.read_records(folder / "run" / "metrics.jsonl")
+        records = run_files.read_records(folder / "run" / "metrics.jsonl")
     return {
         "weights": hashed,
-        "records": [{key: value for key, value in r.items() if key not in metrics_log.TIMING} for r in records],
+        "records": [{key: value for key, value in r.items() if key not in run_files.TIMING} for r in records],
     }
 
 

@@ -41,7 +41,7 @@ from leanformer.config import iterate_keys
 from leanformer.data import sequences
 from leanformer.runtime import mesh
 from leanformer.tasks import artifacts
-from leanformer.training import metrics_log, train_setup
+from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -118,7 +118,7 @@ class Run:
     def records(self) -> list[dict]:
         """Return the records of the run, or of the run of a sweep with most records."""
         folders = [self.workdir] if self.training else sorted(self.workdir.glob("*/"))
-        rows = [metrics_log.read_records(folder / "metrics.jsonl") for folder in folders]
+        rows = [run_files.read_records(folder / "metrics.jsonl") for folder in folders]
         return max(rows, key=len, default=[])
 
     def is_running(self) -> bool:
@@ -284,8 +284,8 @@ def read_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     with Checkpoints(workdir / "checkpoints") as saved:
         state = saved.restore(abstract).state
         best = saved.best()
-    records = metrics_log.read_records(workdir / "metrics.jsonl")
-    return state, [{k: v for k, v in r.items() if k not in metrics_log.TIMING} for r in records], best
+    records = run_files.read_records(workdir / "metrics.jsonl")
+    return state, [{k: v for k, v in r.items() if k not in run_files.TIMING} for r in records], best
 
 
 def list_differences(result: dict[str, tuple], expected: dict[str, tuple]) -> list[str]:

@@ -13,7 +13,7 @@ from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 
 
 SEED = "seed"
@@ -161,7 +161,7 @@ def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | Non
 
 def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     config, header = artifacts.load_config(workdir), files.read_json(workdir / "config.json")
-    records = metrics_log.read_records(workdir / "metrics.jsonl")
+    records = run_files.read_records(workdir / "metrics.jsonl")
     if not records:
         raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, but the run is finished. Restore a copy.")
     keys = {name: item for name, item in iterate_keys(config) if not (name in IGNORED_KEYS or is_run_only(name))}

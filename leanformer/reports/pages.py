@@ -187,7 +187,7 @@ def summarise(trainer: Trainer, state: TrainState, memory: int) -> None:
         "train_flops": training,
         "memory_bytes": memory,
         "skipped_steps": int(state.skipped),
-        "unreadable_examples": len(trainer.corrupt.seen),
+        "unreadable_examples": len(trainer.unreadable.seen),
         "examples_per_s": statistics.median(speeds) if speeds else None,
         "wall_s": round(wall, 1),
         "probe_share": round(seconds.get("probe", 0.0) / wall, 4),

@@ -18,7 +18,7 @@ from leanformer.errors import CheckpointError, WeightsError, first_line
 from leanformer.runtime import files, multihost
 from leanformer.runtime.mesh import flatten_names
 from leanformer.tasks.task import Score
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 
 
 WEIGHTS = ("params", "statistics")  # parts of the training state
@@ -91,7 +91,7 @@ class Checkpoints:
         self.score: Any = score or self._read_score()
         self.scores: dict[int, float] = {}
         if self.score is not None:
-            scores = [*metrics_log.read_scores(self.folder.parent, self.score.name).items()]
+            scores = [*run_files.read_scores(self.folder.parent, self.score.name).items()]
             self.scores = dict(map(tuple, multihost.broadcast_from_primary(scores)))
         self._unreadable: set[int] = set()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")

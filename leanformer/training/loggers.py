@@ -1,4 +1,4 @@
-"""Loggers that receive a run's records in addition to metrics.jsonl: TensorBoard, Weights & Biases, or your own.
+"""Receivers of a run's records in addition to metrics.jsonl: console, TensorBoard, Weights & Biases, or your own.
 
 The config key `loggers` names those of LOGGERS. A config file adds its own with a function `make_loggers`:
 
@@ -8,6 +8,7 @@ The config key `loggers` names those of LOGGERS. A config file adds its own with
 
 import importlib.util
 import os
+import statistics
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +16,20 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import tqdm
 
+from leanformer.conditioning.spectrum import beyond_float32
 from leanformer.config import iterate_keys
 from leanformer.errors import ConfigError, first_line
-from leanformer.runtime import files, multihost
+from leanformer.quantities import find
+from leanformer.runtime import files
+from leanformer.runtime.text import format_duration, format_value, wrap
+
+
+UNSAID = ("wall_s", "examples_seen", "tokens_seen", "examples")  # numbers that are not printed
+SMOOTHING = 0.3  # weight of the newest interval in the speed from which the time left is estimated
+NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a name and its number in one line
+WAITING = 0.1  # smallest fraction of time spent waiting for data that is printed
 
 
 @runtime_checkable
@@ -59,7 +70,6 @@ class TensorBoard:
         self._writer.add_text("config", lines, first_step)
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        """Write a record, as `Logger.log`."""
         for name, value in scalars(kind, values):
             self._writer.add_scalar(name, value, step)
         if kind == "probe" and (image := _draw_probe(values, step)) is not None:
@@ -67,7 +77,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()
 
 
@@ -96,11 +105,9 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        """Send the numbers of a record, as `Logger.log`, named by `scalars`."""
         self._run.log({"step": step, **dict(scalars(kind, values))})
 
     def close(self) -> None:
-        """Finish the run of W&B."""
         self._run.finish()
 
 
@@ -123,7 +130,7 @@ class LoggerGroup:
         self._loggers = list(loggers)
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        """Write a record to every logger, as `Logger.log`."""
+        """Write a record to every logger."""
         for logger in [*self._loggers]:
             self._call(logger, lambda logger=logger: logger.log(step, kind, values))
 
@@ -146,9 +153,7 @@ class LoggerGroup:
 
 
 def start(config: Any, workdir: Path, first_step: int, make_loggers: MakeLoggers | None = None) -> LoggerGroup:
-    """Return the loggers that a config names and those of `make_loggers`, as one; none except in process 0."""
-    if not multihost.is_primary():
-        return LoggerGroup()
+    """Return the loggers that a config names and those of `make_loggers`, as one."""
     named = [LOGGERS[name](workdir, first_step, config) for name in config.loggers]
     return LoggerGroup([*named, *(make_loggers(workdir, first_step, config) if make_loggers else ())])
 
@@ -179,3 +184,78 @@ def _draw_probe(values: Mapping[str, Any], step: int) -> np.ndarray | None:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+class Progress:
+    """Console output of a run from step `start` to `total`: a progress bar on a terminal, else one line per record."""
+
+    def __init__(self, *, start: int, total: int):
+        self._total = total
+        self._shown: tuple[float, float] | None = None  # completed fraction of the run and wall_s at the last line
+        self._pace: float | None = None  # seconds for the whole run, smoothed over intervals between lines
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+
+    def close(self) -> None:
+        """Close the progress bar, if there is one."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, step: int) -> None:
+        """Move the progress bar to `step`, if there is one."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def print(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Print a record as a line; on a terminal, train records are shown beside the progress bar instead."""
+        if kind == "train":
+            heading, parts = [], _format_train(values)
+        elif kind == "probe":
+            heading, parts = ["probe, medians over layers:"], _format_probe(values)
+        else:
+            shown = {name: value for name, value in values.items() if name not in UNSAID}
+            heading, parts = [kind], [f"{find(name).label} {format_value(name, x)}" for name, x in shown.items()]
+        if self._bar is not None and kind == "train":
+            self._bar.set_postfix_str("  ".join(parts))
+            return
+        if kind == "train":
+            parts += self._estimate(step / self._total, values)
+        parts = [part.replace(" ", NO_BREAK) for part in (f"step {step}/{self._total}", *heading, *parts)]
+        line = wrap("  ".join(parts), indent="    ").replace(NO_BREAK, " ")
+        print(line, flush=True) if self._bar is None else self._bar.write(line)
+
+    def _estimate(self, done: float, values: Mapping[str, Any]) -> list[str]:
+        """Return the time left, from the smoothed speed without the first interval, which includes compilation."""
+        if "wall_s" not in values:
+            return []
+        if self._shown and done > self._shown[0]:
+            before, then = self._shown
+            newest = (values["wall_s"] - then) / (done - before)
+            self._pace = newest if self._pace is None else self._pace + SMOOTHING * (newest - self._pace)
+        self._shown = done, values["wall_s"]
+        return [] if self._pace is None else [f"{format_duration(self._pace * (1 - done))} left"]
+
+
+def _format_train(values: Mapping[str, Any]) -> list[str]:
+    parts = [f"loss {format_value('loss', values['loss'])}"]
+    if (speed := values.get("examples_per_s")) is not None:
+        parts.append(f"{f'{speed:.3g}' if speed < 100 else f'{speed:,.0f}'} examples/s")
+    if values.get("skipped"):
+        parts.append(f"{find('skipped').label} {values['skipped']:g}")
+    if (values.get("data_wait") or 0) >= WAITING:
+        parts.append(f"{find('data_wait').label} {values['data_wait']:.0%}")
+    return parts
+
+
+def _format_probe(values: Mapping[str, Any]) -> list[str]:
+    """Return one number per measure; metrics.jsonl, TensorBoard and `probe` have the layers."""
+    parts = []
+    for name, measure in values.items():
+        medians = [median for median in measure["median"] if median is not None]
+        part = f"{name.replace('_', ' ')} {format_value(name, statistics.median(medians) if medians else None)}"
+        if "singular" in measure:
+            part = f"κ of {part}"
+            if singular := sum(map(bool, measure["singular"])):
+                part += f" ({beyond_float32(singular, len(measure['median']))})"
+        parts.append(part)
+    return parts

@@ -80,7 +80,7 @@ def train(
             batch = next(batches)
         if step == start + 1:
             trainer.begin()
-        trainer.corrupt(batch["corrupt"])
+        trainer.unreadable(batch["corrupt"])
         state, metrics = train_step(state, setup.put(batch), key)
         trainer.on_step(step, metrics)
         if due(step, every.log, last):

@@ -1,21 +1,37 @@
-"""Optimizers by name. All have decoupled weight decay, and a step that is not finite leaves the moments unchanged.
+"""Optimizers by name, the schedules of their rates, and frozen parameters (`optim.freeze`).
 
-`update` takes gradients, moments and parameters, and in addition `finite` (False to leave the moments unchanged) and
-`b1` of this step, which only AdamW uses. The step multiplies the result by -learning rate.
+All optimizers have decoupled weight decay, and a step that is not finite leaves the moments unchanged. `update` takes
+gradients, moments and parameters, and in addition `finite` (False to leave the moments unchanged) and `b1` of this
+step, which only AdamW uses. The step multiplies the result by -learning rate.
 """
 
+import dataclasses
+import difflib
 import functools
+import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Float, Real
+from ml_collections import ConfigDict
+
+from leanformer.errors import ConfigError
+from leanformer.runtime.mesh import leaf_names
 
 
+# Remaining fraction of the decay from the peak to the final learning rate, by the progress of the decay from 0 to 1.
+SCHEDULES = {
+    "cosine": lambda progress: 0.5 * (1 + jnp.cos(jnp.pi * progress)),
+    "linear": lambda progress: 1 - progress,
+    "constant": jnp.ones_like,
+}
 # Number of input axes of a kernel, after the axis of layers, by the last two parts of its name.
 INPUTS = {
     **{f"{name}{up}.kernel": 1 for name in ("query", "key", "value") for up in ("", "_up")},  # D N H, R N H
@@ -24,17 +40,75 @@ INPUTS = {
 }
 
 
+def learning_rate(
+    step: Real[Array, ""] | int,
+    *,
+    lr: float,
+    warmup_lr: float,
+    final_lr: float,
+    warmup: int,
+    total: int,
+    schedule: str = "cosine",
+) -> Float[Array, ""]:
+    """Return the rate at a step: linear warm-up from `warmup_lr` to `lr`, then decay to `final_lr` at `total`."""
+    step = jnp.asarray(step, jnp.float32)
+    rising = warmup_lr + (lr - warmup_lr) * step / (warmup or 1)
+    progress = jnp.clip((step - warmup) / ((total - warmup) or 1), 0, 1)
+    falling = final_lr + (lr - final_lr) * SCHEDULES[schedule](progress)
+    return jnp.where(step < warmup, rising, falling)
+
+
+def beta1_schedule(
+    step: Real[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int, total: int
+) -> Float[Array, ""]:
+    """Return AdamW's beta1 of a one-cycle schedule: from `b1` to `b1_peak` during warm-up, then back to `b1`."""
+    return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Function from a step to (learning rate, beta1)."""
+
+    warmup: int  # steps
+    learning_rate: Callable[[Any], Array]
+    b1: Callable[[Any], Any]
+
+    def __call__(self, step: Any) -> tuple[Array, Any]:
+        return self.learning_rate(step), self.b1(step)
+
+
+def make_schedule(config: ConfigDict, *, examples: int | None, total: int) -> Schedule:
+    """Return the schedule of a run of `total` steps, with `examples` per epoch; None if the data are unlimited.
+
+    Raises ConfigError if the warm-up is as long as the run, or in epochs of unlimited data.
+    """
+    optim = config.optim
+    if optim.warmup_epochs and examples is None:
+        raise ConfigError(
+            f"optim.warmup_epochs={optim.warmup_epochs}: the training data are unlimited and have no epochs. Set "
+            "--config.optim.warmup_epochs=0 and --config.optim.warmup_steps."
+        )
+    warmup = optim.warmup_steps or round(optim.warmup_epochs * (examples or 0) / config.batch_size)
+    if optim.warmup_share:
+        warmup = round(optim.warmup_share * total)
+    if warmup and warmup >= total:
+        keys = ", ".join(f"optim.{name}={optim[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share"))
+        raise ConfigError(
+            f"{keys}: the warm-up has {warmup} steps, but the whole run only {total}. Shorten the warm-up or lengthen "
+            "the run."
+        )
+    plan = {name: optim[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
+    rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total)
+    b1 = functools.partial(beta1_schedule, b1=optim.b1, b1_peak=optim.b1_peak, warmup=warmup, total=total)
+    return Schedule(warmup, rate, b1 if optim.b1_peak is not None else lambda _: optim.b1)
+
+
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
-    """Return a tree like `params` with True for leaves with weight decay, False for the others.
+    """Return a tree like `params` with True for leaves with weight decay: all but biases, scales and `no_decay`.
 
-    All have it except biases, scales, temperatures of heads, and `no_decay`. Leaves are selected by the last parts of
-    their names, and not by their number of axes, because the scan over layers stacks biases to matrices. Only
-    `temperature` is selected by axes: timm and DeiT exempt vectors, so one factor per head (N) has no weight decay;
-    that of XCiT (N 1 1) has it in the published training.
-
-    Args:
-        params: parameters or their shapes.
-        no_decay: last parts of the names of further parameters without weight decay.
+    Leaves are selected by the last parts of their names, and not by their number of axes, because the scan over layers
+    stacks biases to matrices. Only `temperature` is selected by axes: timm and DeiT exempt vectors, so one factor per
+    head (N) has no weight decay; XCiT's (N 1 1) has it in the published training.
     """
     exempt = ("bias", "scale", *no_decay)
 
@@ -46,14 +120,7 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
 
 
 def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:
-    """Return AdamW (Loshchilov & Hutter 2019) without learning rate.
-
-    Args:
-        b1, b2: decay rates of the first and second moments; `update` can replace b1.
-        eps: ε added to the root of the second moment.
-        weight_decay: factor of the parameters in the direction.
-        mask: tree with True for leaves with weight decay.
-    """
+    """Return AdamW (Loshchilov & Hutter 2019) without learning rate. `update` can replace `b1`."""
     return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
 
 
@@ -88,12 +155,7 @@ def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransforma
 
 
 class Matrix(NamedTuple):
-    """Axes of a parameter that is the weight of a matmul; its other axes enumerate independent matrices.
-
-    Attributes:
-        inputs: indices of the input axes.
-        outputs: indices of the output axes.
-    """
+    """Indices of the axes of a matmul's weight; its other axes enumerate independent matrices."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -102,9 +164,7 @@ class Matrix(NamedTuple):
 def matrix(name: str, ndim: int) -> Matrix | None:
     """Return the input and output axes of a parameter; None if it is not the weight of a matmul, such as a bias.
 
-    Args:
-        name: dotted name of the parameter.
-        ndim: number of its axes, including the axis of layers of a stack.
+    `ndim` includes the axis of layers of a stack.
     """
     *_, module, leaf = ("", *name.split("."))
     layers = int(is_stacked(name))
@@ -147,8 +207,8 @@ def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
 
     def scale(name: str, direction: Array) -> Array:
         axes: Any = matrix(name, direction.ndim)
-        inputs, outputs = axes
-        return 0.2 * max(_size(direction, inputs), _size(direction, outputs)) ** 0.5 * direction
+        longest = max(math.prod(direction.shape[i] for i in side) for side in axes)
+        return 0.2 * longest**0.5 * direction
 
     orthogonal = optax.contrib.scale_by_muon(
         beta=b1, eps=eps, weight_dimension_numbers=functools.partial(_map_named, get_axes)
@@ -185,12 +245,102 @@ def split_layer(name: str) -> tuple[str, int, str]:
     return f"{before}.layers", int(first[1]) if first else 0, rest if first else after
 
 
-def _size(leaf: Array, axes: tuple[int, ...]) -> int:
-    return math.prod(leaf.shape[axis] for axis in axes)
-
-
-def _map_named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """Map a function over a tree as `jax.tree.map`, with the dotted name of the leaf as its first argument."""
+def _map_named(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    """Map a function of a leaf's dotted name and the leaf over a tree."""
     return jax.tree.map_with_path(
-        lambda path, *leaves: function(jax.tree_util.keystr(path, simple=True, separator="."), *leaves), tree, *rest
+        lambda path, leaf: function(jax.tree_util.keystr(path, simple=True, separator="."), leaf), tree
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Freezing:
+    """Which parameters are trained: whole leaves, or single layers of a stack, which is one leaf with axis L first."""
+
+    trained: Any  # tree like the parameters: 1.0 if a leaf is trained, 0.0 if it is frozen; (L,) numbers for a stack
+
+    def stop_gradients(self, params: Any) -> Any:
+        """Return the parameters with the gradient stopped at frozen leaves and layers; values stay."""
+
+        def stop(trained: np.ndarray, leaf: Any) -> Any:
+            if trained.all():
+                return leaf
+            frozen = jax.lax.stop_gradient(leaf)
+            return jnp.where(_expand(trained > 0, leaf), leaf, frozen) if trained.any() else frozen
+
+        return jax.tree.map(stop, self.trained, params)
+
+    def freeze(self, optimizer: Any) -> optax.GradientTransformationExtraArgs:
+        """Return the optimizer without updates of frozen parameters, weight decay included.
+
+        Leaves that are frozen entirely have no moments. If nothing is frozen, the optimizer is returned unchanged.
+        """
+        leaves = jax.tree.leaves(self.trained)
+        if all(trained.all() for trained in leaves):
+            return optimizer
+        if not all(trained.any() for trained in leaves):
+            optimizer = optax.masked(optimizer, jax.tree.map(lambda trained: bool(trained.any()), self.trained))
+
+        def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+            direction, state = optimizer.update(grads, state, params, **extra)
+            return jax.tree.map(lambda trained, d: d * _expand(trained, d), self.trained, direction), state
+
+        return optax.GradientTransformationExtraArgs(optimizer.init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
+
+    def count(self, params: Any) -> int:
+        """Return the number of trained scalars in a tree of parameters or their shapes."""
+        counts = jax.tree.map(lambda x, leaf: np.count_nonzero(x) * (leaf.size // x.size), self.trained, params)
+        return int(sum(jax.tree.leaves(counts)))
+
+
+def select_frozen(params: Any, patterns: Sequence[str]) -> Freezing:
+    """Return which parameters are trained.
+
+    Patterns have file-name wildcards and name parameters or modules: "patch_embed", "blocks.layers.[0-5]", "*.norm?". A
+    layer has its index in the whole stack, also in a group of unequal layers. A pattern that starts with "!" unfreezes.
+    The last matching one decides. Raises ConfigError if one matches nothing, or nothing is left to train.
+    """
+    trained, all_names = [], set()
+    for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
+        names = _layer_names(name, leaf)
+        all_names |= set().union(*names)
+        trains = [not _is_frozen(patterns, names_of_layer) for names_of_layer in names]
+        trained.append(np.asarray(trains if is_stacked(name) else trains[0], np.float32))
+    for pattern in patterns:
+        _check_matches(pattern.removeprefix("!"), all_names)
+    if not any(x.any() for x in trained):
+        raise ConfigError(f"optim.freeze={tuple(patterns)} leaves nothing to train. Unfreeze a module, as in '!head'.")
+    return Freezing(jax.tree.unflatten(jax.tree.structure(params), trained))
+
+
+def _layer_names(name: str, leaf: Any) -> list[set[str]]:
+    """Return the names of each layer of a leaf: the leaf's, also without its group, and the layer's own."""
+    if not is_stacked(name):
+        return [{name}]
+    stack, first, rest = split_layer(name)
+    return [{name, f"{stack}.{rest}", f"{stack}.{i}.{rest}"} for i in range(first, first + leaf.shape[0])]
+
+
+def _is_frozen(patterns: Sequence[str], names: set[str]) -> bool:
+    matching = [pattern for pattern in patterns if any(_matches(pattern.removeprefix("!"), name) for name in names)]
+    return bool(matching) and not matching[-1].startswith("!")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return any(fnmatchcase(prefix, pattern) for prefix in _list_prefixes(name))
+
+
+def _list_prefixes(name: str) -> list[str]:
+    """Return the names of the modules around a parameter, from the outermost in, and its own name."""
+    return list(itertools.accumulate(name.split("."), "{}.{}".format))
+
+
+def _check_matches(pattern: str, names: set[str]) -> None:
+    if any(_matches(pattern, name) for name in names):
+        return
+    modules = sorted({prefix for name in names for prefix in _list_prefixes(name)})
+    near = difflib.get_close_matches(pattern, modules, n=5, cutoff=0.5) or [name for name in modules if "." not in name]
+    raise ConfigError(f'optim.freeze: "{pattern}" matches no parameter and no module. Similar: {", ".join(near)}.')
+
+
+def _expand(trained: np.ndarray, leaf: Any) -> np.ndarray:
+    return trained.reshape(trained.shape + (1,) * (leaf.ndim - trained.ndim))

@@ -1,23 +1,30 @@
-"""Files of a run: its lock, and config.json with the config, versions and devices."""
+"""Files of a run: its lock, config.json with the config, versions and devices, and the records in metrics.jsonl.
+
+metrics.jsonl has one object per record: `{"step", "kind": "train" | "eval" | "eval NAME" | "probe" | "abort", ...}`.
+Everything except the keys in TIMING is a function of config and seed. A resumed run truncates the file to the restored
+step and appends.
+"""
 
 import contextlib
 import fcntl
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import jax
 from ml_collections import ConfigDict
 
-from leanformer.errors import ConfigError
+from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files, multihost
 from leanformer.tasks import artifacts
+from leanformer.training.loggers import LoggerGroup, Progress
 
 
 NUMERICS = (  # variables that may change the numbers of a run
@@ -27,27 +34,24 @@ NUMERICS = (  # variables that may change the numbers of a run
     "NVIDIA_TF32_OVERRIDE",
 )
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "leanformer")
+TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")  # keys of records that differ between equal runs
 
 
 @contextlib.contextmanager
 def lock_workdir(workdir: Path, patience: float = 120.0) -> Iterator[None]:
-    """Context manager that locks a folder for one run, and creates it. Processes other than 0 do nothing.
+    """Context manager that locks a folder for one run, in process 0, and creates it.
 
-    Args:
-        workdir: folder of the run.
-        patience: seconds to wait for the lock; file servers take up to 90 to release that of a lost host.
-
-    Raises:
-        ConfigError: another run uses the folder.
+    It waits `patience` seconds for the lock; file servers take up to 90 to release one of a lost host. Raises
+    ConfigError if another run uses the folder.
     """
     if not multihost.is_primary():
         yield
         return
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / "lock").open("a") as file:
-        begun = time.monotonic()
+        deadline = time.monotonic() + patience
         while not _lock(file):
-            if time.monotonic() - begun > patience:
+            if time.monotonic() > deadline:
                 raise ConfigError(f"--workdir={workdir}: the folder is in use by another run. Use another folder.")
             time.sleep(0.2)
         yield
@@ -71,14 +75,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the git commit, library versions, devices and environment variables that change numbers, as JSON's types.
-
-    The keys are "git" (commit), "versions" {library: version}, "devices" [platform and type as text] and "environment"
-    {variable: value}, with the variables that are set. A commit or version that is unknown is None.
-    """
-    here = Path(__file__).parent
+    """Return the git commit, library versions, devices and environment variables that change numbers, for JSON."""
     git = subprocess.run(
-        ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
+        ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
         text=True,
         check=False,
@@ -90,37 +89,33 @@ def provenance() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
-    commit = git.stdout.strip() or None
-    return {"git": commit, "versions": versions, "devices": devices, "environment": _numerics()}
+    return {
+        "git": git.stdout.strip() or None,
+        "versions": versions,
+        "devices": devices,
+        "environment": _read_environment(),
+    }
 
 
-def _numerics() -> dict[str, str]:
+def _read_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in NUMERICS if name in os.environ}
 
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
-    """Return {key: (value in the config.json of `workdir`, value in `config`)} for the keys that differ.
-
-    Keys are dotted; a missing one is None. Raises WorkdirError if config.json is broken.
-    """
+    """Return {dotted key: (value in the config.json of `workdir`, value in `config`)} for the keys that differ."""
     before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
+    return _differences(before, after)
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     keys = sorted(before.keys() | after.keys())
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
 def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None]) -> None:
-    """Warn of config keys, environment variables and numbers of examples that differ from a run's config.json.
+    """Warn of config keys, environment variables and numbers of examples that differ from a run's config.json, if any.
 
-    Process 0 prints the warnings to stderr. Does nothing in a new folder.
-
-    Args:
-        workdir: folder of the run.
-        config: config with which the run resumes.
-        examples: number of examples by split.
-
-    Raises:
-        ConfigError: the run has another task or architecture.
-        WorkdirError: config.json is broken.
+    Raises ConfigError if the run has another task or architecture.
     """
     if not (workdir / "config.json").is_file():
         return
@@ -132,10 +127,8 @@ def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int |
                 f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir.'
             )
     content = files.read_json(workdir / "config.json")
-    for name, after in {"environment": _numerics(), "examples": examples}.items():
-        before = content.get(name, {})
-        names = sorted(before.keys() | after.keys())
-        changes |= {f"{name} {x}": (before.get(x), after.get(x)) for x in names if before.get(x) != after.get(x)}
+    for name, after in {"environment": _read_environment(), "examples": examples}.items():
+        changes |= {f"{name} {key}": values for key, values in _differences(content.get(name, {}), after).items()}
     for key, (was, now) in changes.items() if multihost.is_primary() else ():
         print(f"WARNING: changed since this run was started: {key}: {was} -> {now}", file=sys.stderr, flush=True)
 
@@ -148,9 +141,111 @@ def begin(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None])
 
 
 def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:
-    """Write config.json: {"config": config}, the keys of `provenance`, and `more`, values of JSON's types by key.
-
-    Creates the folder. Only process 0 writes the file.
-    """
-    workdir.mkdir(parents=True, exist_ok=True)
+    """Write config.json with the config, its `provenance`, and `more`; only process 0 does so."""
     write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance(), **more})
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a metrics.jsonl as dictionaries, without an unterminated last line; [] without a file.
+
+    Raises WorkdirError if a terminated line is not a record with step and kind.
+    """
+    records = files.read_lines(path)
+    for record in records:
+        if "kind" not in record or type(record.get("step")) is not int:
+            raise WorkdirError(
+                f"{path} has a line without kind or a whole number as step: {str(record)[:60]}. Delete this line."
+            )
+    return records
+
+
+def read_scores(workdir: Path, name: str) -> dict[int, float]:
+    """Return {step: value} of a metric in the records of kind "eval" of a run; NaN for a value that was not finite."""
+    records = read_records(workdir / "metrics.jsonl")
+    scores = {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
+    return {step: math.nan if value is None else value for step, value in scores.items()}
+
+
+class Recorder:
+    """Writer of a run's records to metrics.jsonl, to a logger and to the progress output; only process 0 writes.
+
+    Records after `start`, of an earlier attempt, are removed from the file; at 0 all are, since that attempt may have
+    had another config. Nothing is written, and no logger made, before `begin` or the first record. A context manager.
+    """
+
+    def __init__(self, workdir: Path, *, start: int, total: int, make_logger: Callable[[], LoggerGroup] = LoggerGroup):
+        self.path = workdir / "metrics.jsonl"
+        self.records: list[dict[str, Any]] = []  # of the run so far, in process 0
+        self._make_logger = make_logger
+        self._file: IO[bytes] | None = None
+        self._logger = LoggerGroup()
+        self._progress: Progress | None = None
+        if not multihost.is_primary():
+            return
+        if start:
+            if not self.path.is_file():  # the best checkpoint would be unknown, and deleted
+                raise WorkdirError(
+                    f"{self.path} is missing: it has the run's records, and the scores by which the best checkpoint is "
+                    "kept. Restore it, or create an empty file to continue without them."
+                )
+            self.records += [record for record in read_records(self.path) if record["step"] <= start]
+        self._progress = Progress(start=start, total=total)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.close()
+        if self._file:
+            self._file.close()
+        if self._progress:
+            self._progress.close()
+
+    def begin(self) -> None:
+        """Cut the file to the step from which the run starts, and start the loggers, if the first record has not.
+
+        Call this before a checkpoint is saved, which a later attempt may resume from.
+        """
+        if multihost.is_primary() and self._file is None:
+            files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+            self._file = self.path.open("ab", buffering=0)  # so that nothing is pending after a failed write
+            self._logger = self._make_logger()
+
+    def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Write a record of values that `to_json` converts, and wait until it is on disk."""
+        self.begin()
+        if self._file is None or self._progress is None:
+            return
+        values = {name: to_json(value) for name, value in values.items()}
+        record = {"step": step, "kind": kind, **values}
+        self.records.append(record)
+        line = memoryview(json.dumps(record).encode() + b"\n")
+        while line:
+            line = line[self._file.write(line) :]
+        os.fsync(self._file.fileno())
+        self._logger.log(step, kind, values)
+        self._progress.print(step, kind, values)
+
+    def advance(self, step: int) -> None:
+        """Move the progress bar to `step`, without a record."""
+        if self._progress:
+            self._progress.advance(step)
+
+    def has(self, step: int, kind: str) -> bool:
+        """Return whether process 0 has a record of this kind at this step."""
+        return any(record["step"] == step and record["kind"] == kind for record in self.records)
+
+
+def to_json(value: Any) -> Any:
+    """Return nested dictionaries, lists and tuples of numbers, texts and None as JSON's types.
+
+    Numbers of NumPy and JAX become floats, and numbers that are not finite become None.
+    """
+    if isinstance(value, dict):
+        return {name: to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    value = float(value)
+    return value if math.isfinite(value) else None

@@ -19,12 +19,11 @@ from leanformer.costs import hardware
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost
 from leanformer.tasks import Task
-from leanformer.training import freezing, loggers, model_setup, optimizers, schedules
+from leanformer.training import loggers, model_setup, optimizers
 from leanformer.training import state as states
 from leanformer.training import step as steps
-from leanformer.training.freezing import Freezing
 from leanformer.training.model_setup import ModelSetup
-from leanformer.training.schedules import Schedule
+from leanformer.training.optimizers import Freezing, Schedule, make_schedule, select_frozen
 from leanformer.training.state import TrainState
 
 
@@ -149,13 +148,13 @@ def build(
         ConfigError: the attention backend, mesh, schedule, task or an interval is not possible.
     """
     intervals = configs.intervals(config, examples)
-    schedule = schedules.make(config.optim, batch_size=config.batch_size, examples=examples, total=intervals.total)
+    schedule = make_schedule(config, examples=examples, total=intervals.total)
     task = task or tasks.build(config)
     model = model_setup.build(config, mesh=mesh, device=device, batches=sharded_batches(config))
     task.objective.check_model(model.graphdef, model.weights)
 
     optim, params, no_decay = config.optim, model.weights[0], models.find_class(config.model.name).no_decay
-    frozen = freezing.make(params, optim.freeze)
+    frozen = select_frozen(params, optim.freeze)
     settings = {name: optim[name] for name in ("b1", "b2", "eps", "weight_decay")}
     optimizer: optax.GradientTransformationExtraArgs = frozen.freeze(
         optimizers.OPTIMIZERS[optim.name](mask=optimizers.decay_mask(params, no_decay), **settings)

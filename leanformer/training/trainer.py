@@ -1,27 +1,32 @@
 """Trainer: a training run in its workdir, with its data, checkpoints and records. The loop is in `loop.py`."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Generator, Iterator, Mapping
+import math
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+from ml_collections import ConfigDict
 
 from leanformer import config as configs
 from leanformer import data, tasks
-from leanformer.errors import CheckpointError, ConfigError, WorkdirError
-from leanformer.runtime import multihost, timing
+from leanformer.errors import CheckpointError, ConfigError, TrainingError, WorkdirError
+from leanformer.runtime import multihost
 from leanformer.runtime.mesh import leaf_names
-from leanformer.runtime.timing import Timer
+from leanformer.runtime.timing import Timer, announce
 from leanformer.tasks import artifacts
-from leanformer.training import loggers, run_files, schedules
+from leanformer.training import loggers, run_files
 from leanformer.training.checkpoint import Checkpoints, OtherState, Restored
-from leanformer.training.divergence import DivergenceMonitor
 from leanformer.training.loggers import MakeLoggers
-from leanformer.training.metrics_log import Recorder
+from leanformer.training.optimizers import make_schedule
+from leanformer.training.run_files import Recorder
 from leanformer.training.state import TrainState
+from leanformer.training.step import IN_FLIGHT
 from leanformer.training.train_setup import Setup
 
 
@@ -30,37 +35,97 @@ TRAIN_METRICS = ("loss", "lr", "grad_norm", "skipped")
 STATE_KEYS = ("optim.ema", "optim.name", "optim.freeze")  # keys beside `model` that decide which arrays a state has
 
 
-@dataclasses.dataclass(eq=False)
-class Trainer:
-    """Training run in its locked workdir; `open_trainer` makes it.
+class DivergenceMonitor:
+    """Check of every step and evaluation of a run, which raises TrainingError on divergence.
 
-    Attributes:
-        setup: set-up of the run.
-        source: training split.
-        held_out: evaluation splits by name in `eval.more`; "" is `data.eval_split`.
-        workdir: folder of the run.
-        timer: wall-clock time by phase.
-        checkpoints: checkpoints of the run, and the scores that select the best one.
-        recorder: writer of metrics.jsonl, the loggers and the progress output.
-        divergence: monitor of steps and evaluations, which ends a run that diverged.
-        corrupt: log of unreadable training examples.
-        first_step: step from which the run resumes, or 0.
-        examples_before: number of training examples before `first_step`, at any batch size.
-        metrics: metrics of the last step, on the device.
+    The step reports that it was skipped (`step.make_train_step`) only when the device has executed it.
     """
 
+    def __init__(
+        self,
+        optim: ConfigDict,
+        ceiling: float,  # divergence threshold of the loss
+        names: Sequence[str],  # of the parameters, in the order of the tree
+        checkpoints: Checkpoints,
+        write_record: Callable[[int, str, dict[str, Any]], None],
+    ):
+        self.skipped = 0  # consecutive skipped steps up to the last checked step
+        self._optim, self._ceiling, self._names = optim, ceiling, names
+        self._checkpoints, self._write_record = checkpoints, write_record
+        self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
+
+    def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Store the metrics of a dispatched step, and check the step IN_FLIGHT steps before it, which is executed."""
+        self._pending.append((step, metrics))
+        while len(self._pending) > IN_FLIGHT:
+            self._check_step(*self._pending.popleft(), self._optim.max_skipped)
+
+    def check_pending_steps(self, limit: int | None = None) -> None:
+        """Wait for all dispatched steps and check them.
+
+        `limit` is the number of consecutive skipped steps that ends the run, if less than optim.max_skipped: at the end
+        of a run its length, so that one whose steps were all skipped has diverged.
+        """
+        while self._pending:
+            self._check_step(*self._pending.popleft(), min(limit or self._optim.max_skipped, self._optim.max_skipped))
+
+    def on_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
+        """Check the losses of an evaluation, the values whose names end in "loss", after all dispatched steps."""
+        self.check_pending_steps()
+        for name, loss in values.items():
+            if name.endswith("loss") and not loss <= self._ceiling:
+                problem = f"The evaluation at step {step} has {name}={loss:.3g}, above the divergence threshold"
+                self._end(step, step - self.skipped + 1, f"{problem} {self._ceiling:.3g}.", {name: loss})
+
+    def _check_step(self, step: int, metrics: Mapping[str, Any], limit: int) -> None:
+        self.skipped = int(metrics["skipped_in_row"])
+        if not self.skipped:
+            return
+        loss, bad = float(metrics["last_loss"]), int(metrics["bad_leaf"])
+        leaf = self._names[bad] if bad >= 0 else None
+        not_finite = leaf or not math.isfinite(loss)
+        problem = "not finite" if not_finite else f"above the divergence threshold (loss over {self._ceiling:.3g})"
+        where = f"first bad gradient: {leaf}" if leaf else f"loss: {loss:.3g}"
+        if self.skipped == 1:
+            print(f"WARNING: step {step} is {problem} and was skipped; {where}", file=sys.stderr, flush=True)
+        if self.skipped >= limit:
+            first = step - self.skipped + 1
+            message = f"{self.skipped} consecutive steps were {problem}, from step {first}; {where}."
+            self._end(step, first, message, {"leaf": leaf, "skipped_in_row": self.skipped})
+
+    def _end(self, step: int, first: int, message: str, facts: Mapping[str, Any]) -> NoReturn:
+        """Raise TrainingError; the weights before step `first` are the earliest that may have diverged."""
+        self._checkpoints.wait()
+        steps = self._checkpoints.steps
+        good, doubtful = [at for at in steps if at < first - 1], [str(at) for at in steps if at >= first - 1]
+        self._write_record(step, "abort", {"first_bad_step": first, **facts})
+        resume = f"The same command resumes from step {max(steps)}." if steps else "The same command starts again."
+        if doubtful:
+            before = f"step {max(good)}" if good else "the start"
+            resume += f" Its weights may have diverged: delete {', '.join(doubtful)} in {self._checkpoints.folder} to "
+            resume += f"resume from {before}."
+        raise TrainingError(
+            f"{message} {resume} Lower optim.lr (it was {self._optim.lr:g}), set optim.clip_norm, lengthen the warm-up "
+            '(optim.warmup_steps), or train with dtype="float32".'
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class Trainer:
+    """Training run in its locked workdir; `open_trainer` makes it."""
+
     setup: Setup
-    source: data.Source
-    held_out: Mapping[str, Any]
+    source: data.Source  # training split
+    held_out: Mapping[str, Any]  # evaluation splits by name in `eval.more`; "" is `data.eval_split`
     workdir: Path
     timer: Timer
     checkpoints: Checkpoints
     recorder: Recorder
     divergence: DivergenceMonitor
-    corrupt: data.CorruptLog
-    first_step: int
-    examples_before: int
-    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unreadable: data.CorruptLog
+    first_step: int  # step from which the run resumes, or 0
+    examples_before: int  # training examples before `first_step`, at any batch size
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the last step, on the device
 
     @property
     def complete(self) -> bool:
@@ -71,8 +136,7 @@ class Trainer:
     def batches(self) -> Generator[dict[str, Any], None, None]:
         """Yield the host batches (arrays by name) of the steps that are left.
 
-        The position in the data is counted in examples, so that it survives another batch size. Then the batches so far
-        must be a whole number of the new ones (`open_trainer` checks it).
+        The position in the data is counted in examples, so that it survives another batch size.
         """
         start = self.examples_before // self.setup.config.batch_size
         return self.setup.batches(self.source, start, start + self.setup.intervals.total - self.first_step)
@@ -90,27 +154,16 @@ class Trainer:
     def begin(self) -> None:
         """Write config.json, class names and tokenizer, and delete summary.json and records of later steps.
 
-        Only process 0 does so.
-
         Called at the first step, or at the end of a run that has none left, so that a command for a complete run, or
         one that is stopped before, does not overwrite them.
         """
-        run_files.begin(self.workdir, self.setup.config, self.split_sizes)
+        sizes = split_sizes(self.setup.config, self.source, self.held_out)
+        run_files.begin(self.workdir, self.setup.config, sizes)
         artifacts.save(self.workdir, self.source)
         self.recorder.begin()
 
-    @functools.cached_property
-    def split_sizes(self) -> dict[str, int | None]:
-        """Number of examples by split of the data; None for one without end."""
-        return split_sizes(self.setup.config, self.source, self.held_out)
-
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Record a step that was dispatched to the device, and check completed steps and the save in the background.
-
-        Raises:
-            TrainingError: the run diverged.
-            CheckpointError: a checkpoint could not be saved.
-        """
+        """Record a step that was dispatched to the device, and check completed steps and the save in the background."""
         self.metrics = metrics
         self.divergence.on_step(step, metrics)
         self.checkpoints.poll()
@@ -121,17 +174,14 @@ class Trainer:
         shown = {name: jax.device_get(self.metrics[name]) for name in TRAIN_METRICS}
         wall = {"wall_s": round(sum(self.timer.seconds().values()), 1)}
         self.recorder.write(step, "train", shown | self.count_seen(step) | dict(timing) | wall)
-        self.corrupt.seen |= multihost.gather_union("unreadable", self.corrupt.seen)
+        self.unreadable.seen |= multihost.gather_union("unreadable", self.unreadable.seen)
 
     def recorded(self, step: int, kind: str) -> bool:
         """Return whether process 0 has a record of this kind at this step, the same result in all processes."""
         return multihost.broadcast_from_primary(self.recorder.has(step, kind))
 
     def log(self, step: int, kind: str, values: Any) -> None:
-        """Write the record of an evaluator; the score of the main evaluation selects the best checkpoint.
-
-        Raises TrainingError if an evaluation shows divergence.
-        """
+        """Write the record of an evaluator; the score of the main evaluation selects the best checkpoint."""
         self.recorder.write(step, kind, values)
         if kind.startswith(MAIN):
             self.divergence.on_evaluation(step, values)
@@ -152,12 +202,7 @@ class Trainer:
         return not self.divergence.skipped or step in self.checkpoints.scores
 
     def save(self, step: int, state: TrainState) -> None:
-        """Start saving the state in the background as the checkpoint of `step`.
-
-        Raises:
-            CheckpointError: an earlier save failed.
-            WorkdirError: the folder of the run has been deleted or moved.
-        """
+        """Start saving the state in the background as the checkpoint of `step`."""
         if multihost.is_primary() and not (self.workdir / "config.json").is_file():
             raise WorkdirError(
                 f"{self.workdir}/config.json has disappeared: the folder was deleted or moved during training, so step "
@@ -183,18 +228,6 @@ def open_trainer(
     """Context manager that locks the workdir, and yields the trainer with the newest readable or the initial state.
 
     Apart from the lock nothing is written before the first record or step.
-
-    Args:
-        setup: set-up of the run.
-        source: training split.
-        held_out: evaluation splits by name in `eval.more`; "" is `data.eval_split`.
-        workdir: folder of the run.
-        timer: timer of the run, which continues from the seconds of the checkpoint.
-        make_loggers: function (workdir, first step, config) that returns further loggers.
-
-    Raises:
-        ConfigError: another run uses the folder, or it holds a run of another task or architecture.
-        CheckpointError, WeightsError: no checkpoint, or none of the initial weights, can be used.
     """
     config, objective = setup.config, setup.task.objective
     score = objective.score
@@ -204,7 +237,7 @@ def open_trainer(
         run_files.warn_changes(workdir, config, split_sizes(config, source, held_out))
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config.checkpoint.keep, score=score))
         timer.touch("restore")
-        with timing.announce("Reading or initialising the weights"):
+        with announce("Reading or initialising the weights"):
             restored = _restore(setup, checkpoints, workdir, source)
         first_step = int(restored.state.step)
         if restored.examples % config.batch_size:
@@ -227,7 +260,7 @@ def open_trainer(
             checkpoints=checkpoints,
             recorder=recorder,
             divergence=DivergenceMonitor(config.optim, objective.ceiling, names, checkpoints, recorder.write),
-            corrupt=data.CorruptLog(setup.train_batches(source), config.data.max_corrupt),
+            unreadable=data.CorruptLog(setup.train_batches(source), config.data.max_corrupt),
             first_step=first_step,
             examples_before=restored.examples,
         )
@@ -258,7 +291,7 @@ def describe_schedule_change(trainer: Trainer) -> str | None:
     before = artifacts.load_config(trainer.workdir)
     examples = artifacts.count_examples(trainer.workdir, before.data.train_split) or trainer.setup.examples
     total = configs.intervals(before, examples).total
-    old = schedules.make(before.optim, batch_size=before.batch_size, examples=examples, total=total)
+    old = make_schedule(before, examples=examples, total=total)
     rates = [float(schedule(step)[0]) for schedule in (old, trainer.setup.schedule)]
     if rates[0] == rates[1] and (before.batch_size, total) == (config.batch_size, trainer.setup.intervals.total):
         return None

@@ -22,7 +22,7 @@ import numpy as np
 from leanformer import cli, config, train
 from leanformer.analysis import statistics
 from leanformer.runtime import files
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 from study import common
 from study.heads import language, mediation
 from study.tables import Estimate
@@ -89,7 +89,7 @@ def run(condition: str, out: Path) -> list[dict[str, Any]]:
 def make_row(condition: str, lr: float, seed: int, workdir: Path) -> dict[str, Any]:
     """Return the row of a finished run: log10 κ is that of the median image, averaged over layers."""
     summary = files.read_json(workdir / "summary.json")
-    probe = [r for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == "probe"][-1]
+    probe = [r for r in run_files.read_records(workdir / "metrics.jsonl") if r["kind"] == "probe"][-1]
     output, entropy = probe["attention_output"], probe["relative_attention_entropy"]
     return {
         **{"block": condition, "params": summary["params"], "lr": lr, "seed": seed},

@@ -19,7 +19,7 @@ from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
 from leanformer.errors import DataError
 from leanformer.runtime import files
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 from study.heads import language
 from study.tables import Estimate
 
@@ -32,7 +32,7 @@ BLOCK, RATE = "D", 4e-3  # the best rate of all numbers of heads but 4
 
 def read_curve(workdir: Path) -> dict[int, float]:
     """Return the training loss of a run by step; {} without a run."""
-    records = metrics_log.read_records(workdir / "metrics.jsonl")
+    records = run_files.read_records(workdir / "metrics.jsonl")
     return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
 
 

@@ -32,7 +32,7 @@ from leanformer.conditioning.spectrum import FLOOR
 from leanformer.data import sequences
 from leanformer.data.text.documents import BUNDLED, FORM_FEED
 from leanformer.runtime import files
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 from study import common, tables
 from study.heads.language import append_row
 from study.tables import Estimate
@@ -213,7 +213,7 @@ def read_condition(workdir: Path) -> dict[str, str]:
 
     Inner layers of TNT, whose matrices have one row per pixel of a patch, are left out.
     """
-    probed = [r for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == "probe"][-1]
+    probed = [r for r in run_files.read_records(workdir / "metrics.jsonl") if r["kind"] == "probe"][-1]
     layers = [
         median
         for name, values in probed.items()

@@ -19,7 +19,7 @@ import numpy as np
 from leanformer import cli, config
 from leanformer.analysis import statistics
 from leanformer.errors import ConfigError
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 from study import common
 from study.heads import language
 from study.heads.language import TUNING_SEED, Arm
@@ -88,7 +88,7 @@ def run(
     c = get_config(name, width, epochs, lr, seed, images)
     workdir = out / f"{name}-width={width}-epochs={epochs:g}-lr={lr:g}-seed={seed}".replace(", ", "-").replace(" ", "-")
     trained, m = language.train(c, workdir), c.model
-    records = metrics_log.read_records(workdir / "metrics.jsonl")
+    records = run_files.read_records(workdir / "metrics.jsonl")
     top1 = [r["top1"] for r in records if r["kind"] == "eval"][-1]
     output = [r["attention_output"] for r in records if r["kind"] == "probe"][-1]
     bounds = sum(output["singular"]) / (c.probe.examples * len(output["singular"]))

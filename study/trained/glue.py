@@ -23,7 +23,7 @@ from leanformer.config.texts import GLUE
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 from study import common
 
 
@@ -56,7 +56,7 @@ def read(folder: Path) -> Scores:
         name = common.parse_run_name(path.parent)
         task, seed = name["task"], int(name["seed"])
         scores.setdefault(task, {})[seed] = files.read_json(path)["score"]["score"]
-        records = metrics_log.read_records(path.with_name("metrics.jsonl"))
+        records = run_files.read_records(path.with_name("metrics.jsonl"))
         if mismatched := [record["accuracy"] for record in records if record["kind"] == "eval mm"]:
             scores.setdefault(SECOND, {})[seed] = mismatched[-1]
     return {column: scores[column] for column in (ORDER[0], SECOND, *ORDER[1:]) if column in scores}

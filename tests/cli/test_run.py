@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from leanformer import quantities
 from leanformer.conditioning import tables
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 
 
 SMALL = {  # no features that only add compile time: test_train has mixup, erasing and accumulation
@@ -30,8 +30,8 @@ SMALL = {  # no features that only add compile time: test_train has mixup, erasi
 
 def records(workdir, kind):
     """Return the records of one kind, without timings."""
-    result = [r for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
-    return [{key: value for key, value in r.items() if key not in metrics_log.TIMING} for r in result]
+    result = [r for r in run_files.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
+    return [{key: value for key, value in r.items() if key not in run_files.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from PIL import Image
 
 from leanformer.runtime.mesh import BATCH
 from leanformer.tasks import artifacts
-from leanformer.training import metrics_log, train_setup
+from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -47,8 +47,8 @@ def load_final_state(workdir):
 
 def load_records(workdir):
     """Return the records of metrics.jsonl, without timings."""
-    result = metrics_log.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in r.items() if key not in metrics_log.TIMING} for r in result]
+    result = run_files.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in r.items() if key not in run_files.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_nan_aborts_with_step_and_leaf(tmp_path):
     status, _, err = run(command("train", tmp_path, changes))
     assert status == 2
     assert mentions(err, 3) and "Traceback" not in err
-    last = metrics_log.read_records(tmp_path / "metrics.jsonl")[-1]
+    last = run_files.read_records(tmp_path / "metrics.jsonl")[-1]
     assert last["kind"] == "abort" and last["skipped_in_row"] == 3 and last["leaf"] in err
 
 

@@ -12,7 +12,7 @@ from leanformer import pretrained
 from leanformer.data.source import make_dataset
 from leanformer.runtime import files
 from leanformer.tasks.task import Score
-from leanformer.training import metrics_log, run_files
+from leanformer.training import run_files
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -36,7 +36,7 @@ def calls(monkeypatch):
 
 
 def begin_records(folder):
-    with metrics_log.Recorder(folder, start=0, total=1) as record:
+    with run_files.Recorder(folder, start=0, total=1) as record:
         record.begin()
 
 

@@ -20,7 +20,7 @@ from leanformer.runtime import mesh
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts, generation
 from leanformer.tasks.generation import NOTHING, Sampling
-from leanformer.training import inference, metrics_log, train_setup
+from leanformer.training import inference, run_files, train_setup
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long Élan".split()  # noqa: SIM905
@@ -75,7 +75,7 @@ def loaded_model(finished_run):
 def test_run_records_its_metrics(finished_run):
     workdir, out = finished_run
     assert mentions(out, "24 tokens", 270)
-    records = {record["kind"]: record for record in metrics_log.read_records(workdir / "metrics.jsonl")}
+    records = {record["kind"]: record for record in run_files.read_records(workdir / "metrics.jsonl")}
     assert 0 < records["eval"]["bits_per_byte"] < records["eval"]["loss"] / math.log(2) < 1.1 * math.log2(270)
     assert "attention_entropy" in records["probe"]
     assert json.loads((workdir / "summary.json").read_text())["score"]["of"] == "loss"

@@ -20,7 +20,7 @@ from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts, sentences
 from leanformer.tasks.task import Score
-from leanformer.training import evaluators, inference, metrics_log, run_files, train_setup
+from leanformer.training import evaluators, inference, run_files, train_setup
 from leanformer.training import step as steps
 from tests.data.test_sentences import HEADERS, download, make_row, wordpiece, write_table
 
@@ -109,7 +109,7 @@ def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, mes
     """The first run is evaluated and predicts; the second has its tokenizer, its weights, and a new head."""
     first = tmp_path / "first"
     assert train.train(make_mrpc_config(download, wordpiece), first) == 0
-    last = next(r for r in metrics_log.read_records(first / "metrics.jsonl") if r["kind"] == "eval")
+    last = next(r for r in run_files.read_records(first / "metrics.jsonl") if r["kind"] == "eval")
     assert evaluate.main([f"--workdir={first}"]) == 0
     again = json.loads((first / "evaluation.json").read_text())
     assert again["f1"] == pytest.approx(last["f1"])

@@ -18,7 +18,7 @@ from messages import mentions, refuses
 from random_weights import fill_weights
 
 from leanformer import evaluate, tasks, train
-from leanformer.training import evaluators, metrics_log, optimizers, run_files, state, train_setup
+from leanformer.training import evaluators, optimizers, run_files, state, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 
@@ -39,8 +39,8 @@ def points(tiny):
 
 
 def read_records(workdir):
-    result = metrics_log.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in metrics_log.TIMING} for record in result]
+    result = run_files.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in run_files.TIMING} for record in result]
 
 
 def test_custom_task_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):

@@ -19,8 +19,8 @@ from leanformer.train import train
 from leanformer.training import step as steps
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.divergence import DivergenceMonitor
 from leanformer.training.step import IN_FLIGHT, LARGEST
+from leanformer.training.trainer import DivergenceMonitor
 
 
 def test_threshold_is_100_times_the_loss_of_a_uniform_guess():

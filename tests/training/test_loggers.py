@@ -17,7 +17,7 @@ from tensorboardX.proto.event_pb2 import Event
 from leanformer import conditioning
 from leanformer.conditioning import charts, tables
 from leanformer.reports import plots
-from leanformer.training import loggers, metrics_log, step
+from leanformer.training import loggers, run_files, step
 
 
 L, B, T, W = 3, 5, 7, 11
@@ -49,7 +49,7 @@ def read_events(folder):
 
 
 def make_recorder(folder, c, start=0):
-    return metrics_log.Recorder(
+    return run_files.Recorder(
         folder, start=start, total=9, make_logger=functools.partial(loggers.start, c, folder, start)
     )
 
@@ -127,12 +127,12 @@ def test_logger_that_fails_is_dropped_with_one_warning(tmp_path, tiny, capsys):
     failing = Failing()
     tiny.loggers = ()
     group = loggers.start(tiny, tmp_path, 0, lambda workdir, first_step, config: [failing])
-    with metrics_log.Recorder(tmp_path, start=0, total=9, make_logger=lambda: group) as record:
+    with run_files.Recorder(tmp_path, start=0, total=9, make_logger=lambda: group) as record:
         for at in (1, 2, 3):
             record.write(at, "train", {"loss": 1.0})
     assert failing.logged == [1, 2]
     assert mentions(capsys.readouterr().err, "Failing", "broken")
-    assert [r["step"] for r in metrics_log.read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [r["step"] for r in run_files.read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

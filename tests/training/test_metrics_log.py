@@ -18,7 +18,7 @@ from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
 from leanformer.train import train
-from leanformer.training import metrics_log, progress, run_files, train_setup
+from leanformer.training import loggers, run_files, train_setup
 from leanformer.training.trainer import Trainer
 
 
@@ -30,20 +30,20 @@ def test_resume_drops_records_after_the_restored_step(tmp_path):
     write_records(
         tmp_path / "metrics.jsonl", *({"step": s, "kind": "train", "loss": s} for s in (2, 4, 6)), tail='{"step": 8'
     )
-    with metrics_log.Recorder(tmp_path, start=4, total=9) as record:
+    with run_files.Recorder(tmp_path, start=4, total=9) as record:
         assert record.has(4, "train") and not record.has(6, "train") and not record.has(4, "eval")
         record.write(6, "train", {"loss": 0.5})
-    result = metrics_log.read_records(tmp_path / "metrics.jsonl")
+    result = run_files.read_records(tmp_path / "metrics.jsonl")
     assert [(r["step"], r["loss"]) for r in result] == [(2, 2), (4, 4), (6, 0.5)]
 
 
 def test_start_from_scratch_keeps_no_record(tmp_path):
     """Those of step 0 may be of another model, if a run ended before its first step."""
     write_records(tmp_path / "metrics.jsonl", {"step": 0, "kind": "probe"})
-    with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
+    with run_files.Recorder(tmp_path, start=0, total=9) as record:
         assert not record.has(0, "probe")
         record.begin()
-    assert metrics_log.read_records(tmp_path / "metrics.jsonl") == []
+    assert run_files.read_records(tmp_path / "metrics.jsonl") == []
 
 
 @pytest.mark.parametrize(("c", "seen"), [(config.base(), {}), (config.language(), {"tokens_seen": 1536 * 64})])
@@ -63,7 +63,7 @@ def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, one_device
     peak = training / 8  # large values, because they are rounded to four decimals
     monkeypatch.setattr(hardware, "peak_flops", lambda device: peak)
     assert train(c, tmp_path / "run") == 0
-    (record,) = [r for r in metrics_log.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
+    (record,) = [r for r in run_files.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
     assert record["mfu"] == pytest.approx(8 * record["examples_per_s"], rel=1e-3, abs=0.1)
 
 
@@ -71,19 +71,19 @@ def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, one_device
 def test_lines_that_are_no_records_are_refused(tmp_path, record):
     write_records(tmp_path / "metrics.jsonl", {"step": 1, "kind": "train"}, record)
     with refuses(tmp_path / "metrics.jsonl", "step", error=WorkdirError):
-        metrics_log.read_records(tmp_path / "metrics.jsonl")
+        run_files.read_records(tmp_path / "metrics.jsonl")
 
 
 def test_non_finite_scores_are_read_as_nan(tmp_path):
-    with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
+    with run_files.Recorder(tmp_path, start=0, total=9) as record:
         for step, value in ((1, 0.5), (2, float("nan"))):
             record.write(step, "eval", {"error": value})
-    result = metrics_log.read_scores(tmp_path, "error")
+    result = run_files.read_scores(tmp_path, "error")
     assert result[1] == 0.5 and math.isnan(result[2]) and Score("error", higher=False).best(result) == 1
 
 
 def test_non_finite_values_are_written_as_null(tmp_path):
-    with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
+    with run_files.Recorder(tmp_path, start=0, total=9) as record:
         record.write(1, "train", {"loss": float("nan"), "lr": float("inf"), "n": 3})
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
         **{"step": 1, "kind": "train"},
@@ -137,11 +137,11 @@ def test_format_of_durations(seconds, expected):
 @pytest.fixture
 def print_train(tmp_path, capsys, monkeypatch):
     """Return a function from train records (step, values) to the printed lines, as piped, with 80 columns."""
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(loggers.sys.stderr, "isatty", lambda: False, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
 
     def print_records(total, records):
-        with metrics_log.Recorder(tmp_path, start=0, total=total) as record:
+        with run_files.Recorder(tmp_path, start=0, total=total) as record:
             for step, values in records:
                 record.write(step, "train", {"loss": 1.0, "examples_per_s": 16.0} | values)
         return capsys.readouterr().out.splitlines()

@@ -21,7 +21,7 @@ from leanformer.runtime import multihost
 from leanformer.runtime.timing import Timer
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
-from leanformer.training import metrics_log, optimizers, train_setup
+from leanformer.training import optimizers, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -134,8 +134,8 @@ def test_step_randomness_is_a_function_of_seed_and_step(folder, meshes):
 
 
 def read_records(workdir):
-    records = metrics_log.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in metrics_log.TIMING} for record in records]
+    records = run_files.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in run_files.TIMING} for record in records]
 
 
 def load_last_state(workdir):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from messages import refuses
 
-from leanformer.training import schedules, train_setup
+from leanformer.training import optimizers, train_setup
 
 
 # float32 rounds a cosine by 6e-8: 2e-6 of a final rate 30 times below the peak. An off-by-one step changes it by 1e-2.
@@ -14,7 +14,7 @@ PLAN = {"lr": 3e-3, "warmup_lr": 1e-5, "final_lr": 1e-4, "warmup": 20, "total": 
 
 def test_schedule():
     def rate_at(step):
-        return float(schedules.learning_rate(step, **PLAN))
+        return float(optimizers.learning_rate(step, **PLAN))
 
     np.testing.assert_allclose(rate_at(0), 1e-5, rtol=RTOL)
     np.testing.assert_allclose(rate_at(10), (1e-5 + 3e-3) / 2, rtol=RTOL)
@@ -25,7 +25,7 @@ def test_schedule():
 
 
 def test_constant_stays_at_the_peak():
-    result = [float(schedules.learning_rate(step, **PLAN, schedule="constant")) for step in (10, 20, 61, 100)]
+    result = [float(optimizers.learning_rate(step, **PLAN, schedule="constant")) for step in (10, 20, 61, 100)]
     np.testing.assert_allclose(result, [1.505e-3, 3e-3, 3e-3, 3e-3], rtol=RTOL)
 
 
@@ -43,10 +43,10 @@ def test_warm_up_is_a_share_of_the_run(tiny):
 
 def test_beta1_schedule_goes_down_and_up_again():
     result = [
-        float(schedules.beta1_schedule(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)
+        float(optimizers.beta1_schedule(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)
     ]
     np.testing.assert_allclose(result, [0.95, 0.9, 0.85, 0.9, 0.95], rtol=RTOL)
 
 
 def test_no_warmup_starts_at_the_peak():
-    np.testing.assert_allclose(schedules.learning_rate(0, **(PLAN | {"warmup": 0})), 3e-3, rtol=RTOL)
+    np.testing.assert_allclose(optimizers.learning_rate(0, **(PLAN | {"warmup": 0})), 3e-3, rtol=RTOL)

@@ -15,7 +15,7 @@ from processes import find_free_port, make_environment, wait_for_processes
 from leanformer import train
 from leanformer.runtime import timing
 from leanformer.tasks import artifacts
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 from leanformer.training.checkpoint import steps_in
 
 
@@ -67,7 +67,7 @@ def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypat
     steps = steps_in(tmp_path / "checkpoints")
     assert max(steps, default=None) == PHASES[phase] and mentions(capsys.readouterr().err, "SIGTERM")
     assert train.train(short, tmp_path) == 0
-    records = metrics_log.read_records(tmp_path / "metrics.jsonl")
+    records = run_files.read_records(tmp_path / "metrics.jsonl")
     for kind, expected in (("train", range(1, 7)), ("eval", (2, 4, 6)), ("probe", (0, 2, 4, 6))):
         assert [record["step"] for record in records if record["kind"] == kind] == [*expected], kind
 

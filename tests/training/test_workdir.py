@@ -14,7 +14,7 @@ from leanformer.runtime import files
 from leanformer.runtime.stopping import StopRequest
 from leanformer.tasks import artifacts
 from leanformer.train import train
-from leanformer.training import metrics_log, run_files
+from leanformer.training import run_files
 from leanformer.training.checkpoint import steps_in
 from leanformer.training.trainer import Trainer
 
@@ -177,7 +177,7 @@ def test_train_refuses_broken_records_and_config(two_steps, tmp_path):
 def test_invalid_record_is_refused_and_partial_line_ignored(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "kind": "eval", "top1": 0.5}\n\n{"step": 2, "kind": "ev\xc3')
-    assert metrics_log.read_records(path) == [{"step": 1, "kind": "eval", "top1": 0.5}]
+    assert run_files.read_records(path) == [{"step": 1, "kind": "eval", "top1": 0.5}]
     path.write_text('{"step": 1, "loss": 0.5}\n')
     with refuses(path, "step", "kind", "{'step': 1, 'loss': 0.5}", error=WorkdirError):
-        metrics_log.read_records(path)
+        run_files.read_records(path)

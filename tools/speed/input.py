@@ -26,7 +26,7 @@ from PIL import Image
 from leanformer.data import open_images
 from leanformer.data.images.decoding import shrink_images
 from leanformer.data.images.transforms import Augmentation, eval_transform, train_transform
-from leanformer.training import metrics_log
+from leanformer.training import run_files
 
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def measure_data_wait() -> dict:
         words = ["--config=configs/quickstart.py", "--config.total_epochs=4.0", "--config.eval.every=0"]
         command = [sys.executable, "-m", "leanformer.train", *words, f"--workdir={workdir}"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        records = metrics_log.read_records(Path(workdir) / "metrics.jsonl")
+        records = run_files.read_records(Path(workdir) / "metrics.jsonl")
     waits = [record["data_wait"] for record in records if record["kind"] == "train"]
     rates = [record["examples_per_s"] for record in records if record["kind"] == "train"]
     shares = {"quickstart waits for data": statistics.median(waits), "at most": max(waits)}

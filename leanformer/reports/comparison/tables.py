@@ -13,7 +13,7 @@ from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import format_count, format_number
 from leanformer.quantities import find
 from leanformer.runtime import text
-from leanformer.training.metrics_log import to_json
+from leanformer.training.run_files import to_json
 
 
 ROWS = 20  # most rows of a table; compare.json has all
