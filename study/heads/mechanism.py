@@ -122,7 +122,7 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
 
 
 def plan(name: str, rows: list[dict[str, Any]]) -> list[tuple[float, int]]:
-    """Return the next (learning rate, seed) pairs of an arm: tuning until the best rate is bracketed, then the seeds."""
+    """Return the next (learning rate, seed) of an arm: tuning until the best rate is bracketed, then the seeds."""
     tried = {row["lr"]: row["tuning_loss"] for row in rows if row["arm"] == name and row["seed"] == TUNING_SEED}
     if missing := [rate for rate in RATES if rate not in tried]:
         return [(rate, TUNING_SEED) for rate in missing]
