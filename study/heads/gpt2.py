@@ -1,12 +1,12 @@
 """GPT-2 of 4 layers and 16 heads against 12 and 12, at the published size and steps: PLAN.md, part 6.
 
-    python -m study.heads.gpt2 [--out=DIR] [--texts=DIR] [--tokenizer=DIR] [--arms=12x12,4x16,4x16_wide]
+    python -m study.heads.gpt2 [--out=DIR] [--texts=DIR] [--tokenizer=DIR] [--arms=12x12,4x16,4x16_wide,4x12]
     python -m study.heads.gpt2 --texts=DIR --sources=DIR      # writes 10 MB of prose to DIR/train.txt
 
 With --out, trains one run after another, all arms of a seed first; every finished run is a row of
-study/data/study_gpt2.csv. --texts holds the prose; without it the runs read TinyStories, where the configs
-say. Without --out, prints what the rows say. By the speeds in docs/gpus.md a run takes about a minute of an H200.
-SIGTERM saves it, SIGKILL does not.
+study/data/study_gpt2.csv, or of --rows. --texts holds the prose; without it the runs read TinyStories, where the
+configs say. Without --out, prints what the rows say. By the speeds in docs/gpus.md a run takes about a minute of an
+H200. SIGTERM saves it, SIGKILL does not.
 
 --sources holds the two packages that the prose is made from, unpacked: the Brown corpus, and six novels by Jane Austen:
 
@@ -43,6 +43,7 @@ ARMS: dict[str, tuple[str, dict[str, int]]] = {  # config, and keys of its secti
     "12x12": ("gpt2_tinystories_12x12", {}),
     "4x16": ("gpt2_tinystories_4x16", {}),
     "4x16_wide": ("gpt2_tinystories_4x16", {"mlp_dim": 8148}),  # 89,160,609 parameters; 12x12 has 89,160,785
+    "4x12": ("gpt2_tinystories_12x12", {"depth": 4}),  # the control: half the layers, no added heads
 }
 PROSE, STORIES = "prose", "tinystories"  # texts
 SEPARATOR = "<|endoftext|>"
@@ -106,17 +107,24 @@ def get_config(arm: str, seed: int, texts: Path | None, tokenizer: Path) -> conf
     return c.lock()
 
 
-def run(arm: str, seed: int, texts: Path | None, tokenizer: Path, out: Path) -> dict[str, Any]:
+def run(arm: str, seed: int, texts: Path | None, tokenizer: Path, out: Path, *, tiny: bool = False) -> dict[str, Any]:
     """Train one run, or read it if it is finished, and return its row."""
     c, name = get_config(arm, seed, texts, tokenizer), STORIES if texts is None else PROSE
+    if tiny:
+        with c.unlocked():
+            c.update(total_steps=2, batch_size=2, dtype="float32")
+            c.optim.warmup_steps = 0
+            c.data.update(name="bundled:austen", tokenizer="bpe:300")
+            c.model.update(vocabulary=300, width=24, mlp_dim=24, head_dim=2, max_length=16)
     m = c.model
     sizes = {"depth": m.depth, "num_heads": m.num_heads, "head_dim": m.head_dim, "mlp_dim": m.mlp_dim}
     return {"texts": name, "arm": arm} | sizes | language.train(c, out / f"{name}-{arm}-seed={seed}")
 
 
-def is_recorded(texts: str, arm: str, seed: int) -> bool:
-    """Return whether a run is in the table."""
-    return any((r["texts"], r["arm"], r["seed"]) == (texts, arm, seed) for r in language.read_rows(ROWS))
+def is_recorded(texts: str, arm: str, seed: int, paths: Sequence[Path]) -> bool:
+    """Return whether a run is in one of the tables."""
+    rows = [row for path in paths for row in language.read_rows(path)]
+    return any((r["texts"], r["arm"], r["seed"]) == (texts, arm, seed) for r in rows)
 
 
 def compare(rows: Sequence[Mapping[str, Any]], arm: str) -> tuple[statistics.Difference, str] | None:
@@ -151,6 +159,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     cli.Flag("tokenizer", "Folder of GPT-2's tokenizer.", default="data/gpt2"),
     cli.Flag("sources", "Folder of the unpacked packages; writes the prose to --texts."),
     cli.Flag("arms", "Arms to train, in order.", list, default=[*ARMS]),
+    cli.Flag("rows", "Table to append to, if not study/data/study_gpt2.csv, whose runs are not repeated."),
+    cli.Flag("tiny", "Tiny models and two steps, to try it.", bool),
 )
 def main(f: cli.Values) -> None:
     if unknown := [name for name in f.arms if name not in ARMS]:
@@ -164,12 +174,13 @@ def main(f: cli.Values) -> None:
         files.write_text(texts / "train.txt", prose)
     elif f.out:
         tokenizer, out = Path(f.tokenizer).expanduser().resolve(), Path(f.out).expanduser()
+        path, name = Path(f.rows or ROWS), STORIES if texts is None else PROSE
+        known = [path] if f.tiny else [path, ROWS]
         for seed, arm in itertools.product(SEEDS, f.arms):
-            name = STORIES if texts is None else PROSE
-            if not is_recorded(name, arm, seed):
-                row = run(arm, seed, texts, tokenizer, out)
-                if not is_recorded(name, arm, seed):  # by a process beside this one
-                    language.append_row(row, ROWS, FIELDS)
+            if not is_recorded(name, arm, seed, known):
+                row = run(arm, seed, texts, tokenizer, out, tiny=f.tiny)
+                if not is_recorded(name, arm, seed, known):  # by a process beside this one
+                    language.append_row(row, path, FIELDS)
                 print(f"{name}, {arm}, seed {seed}: loss {row['loss']}", flush=True)
     else:
         print(*report(language.read_rows(ROWS)), sep="\n")

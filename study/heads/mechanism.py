@@ -1,6 +1,6 @@
 """Narrow heads and the scale of the attention logits: parts E1 and E7 of PLAN2.md.
 
-    python -m study.heads.mechanism train [--arms=NAME,...] [--together] [--out=FILE] [--tiny]
+    python -m study.heads.mechanism train [--arms=NAME,...] [--together] [--rows=FILE] [--tiny]
 
 Every finished run is a row, and the same command continues. With --together the rates of an arm, then its seeds, are
 trained as one program, for a GPU.
@@ -176,13 +176,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train",))
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--out", type=Path, default=ROWS)
+    parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
+    known = [] if options.tiny or options.rows == ROWS else read_rows(ROWS)
     for name in options.arms.split(","):
-        while todo := plan(name, read_rows(ROWS) + read_rows(options.out) * (options.out != ROWS)):
-            run(name, todo if options.together else todo[:1], options.out, tiny=options.tiny)
+        while todo := plan(name, read_rows(options.rows) + known):
+            run(name, todo if options.together else todo[:1], options.rows, tiny=options.tiny)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ def train(
     *,
     stop: int | None = None,
     start: Callable[[Any], Any] = lambda params: params,
+    on_start: Callable[[Any], None] | None = None,
     on_window: Callable[[int, Weights], None] | None = None,
 ) -> Result:
     """Train a model of language modelling and return its result.
@@ -57,9 +58,12 @@ def train(
         config: config of the run.
         stop: last step; the end of the schedule if None.
         start: function that changes the initial parameters.
+        on_start: called with the set-up.
         on_window: called every WINDOW steps with the step and the (parameters, statistics).
     """
     setup = train_setup.build(config, examples=None)
+    if on_start:
+        on_start(setup)
     params, statistics = setup.model.random_weights(config.seed)
     state, key = setup.make_state((start(params), statistics)), setup.run_key()
     step, curve = jax.jit(setup.train_step, donate_argnums=0), []

@@ -50,8 +50,10 @@ def test_heads_config_by_argument():
 
 
 def test_differences_are_reported():
-    text = listops.report({"2x2": np.array([37.5, 37.6, 37.7]), "1x4": np.array([41.0, 42.0, 43.0])})
-    assert "37.60 (sd 0.10)" in text and "+4.40 (+1.95 to +6.85)" in text
+    rows = [{"size": "short", "depth": 2, "num_heads": 2, "top1": x} for x in (0.375, 0.376, 0.377)]
+    rows += [{"size": "short", "depth": 1, "num_heads": 4, "top1": x} for x in (0.41, 0.42, 0.43)]
+    text = "\n".join(listops.report(rows))
+    assert "2x2: 37.60 %, 3 seeds" in text and "1x4 - 2x2: +4.40 (+1.95 to +6.85)" in text
     text = pretraining.report({"a": np.array([0.5, 0.6, 0.7]), "b": np.array([0.6, 0.6, 0.6])})
     assert "+0.00 ± 24.84" in text
 

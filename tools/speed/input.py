@@ -1,4 +1,4 @@
-"""Speed of the input pipeline on this machine: `python tools/speed/input.py [--json]`, in about three minutes.
+"""Speed of the input pipeline on this machine: `python -m tools.speed.input [--json]`, in about three minutes.
 
 Transforms: images per second on one core, against plain Pillow decoding and resizing of the same JPEG files. The
 files are natural-like (1/f noise, quality 90). Every round runs every candidate, so that other load
@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import timing
 from PIL import Image
 
 from leanformer.data import open_images
 from leanformer.data.images.decoding import shrink_images
 from leanformer.data.images.transforms import Augmentation, eval_transform, train_transform
 from leanformer.training import run_files
+from tools.speed import timing
 
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 """Nyström attention against exact attention over lengths.
 
-    python tools/speed/nystrom.py [--batch=4] [--lengths=256,512,1024,2048,4096,8192] [--json]
+    python -m tools.speed.nystrom [--batch=4] [--lengths=256,512,1024,2048,4096,8192] [--json]
 
 One step is the loss and its gradient of the Long Range Arena's model, 2 layers x 2 heads, float32. Times are
 minima over rounds in which the programs alternate; memory is the compiled program's workspace.
@@ -13,11 +13,11 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import timing
 from flax import nnx
 
 from leanformer import models
 from leanformer.tasks.classification import classify
+from tools.speed import timing
 
 
 SHAPE = {"vocabulary": 32, "num_classes": 10, "width": 64, "depth": 2, "num_heads": 2, "head_dim": 32, "mlp_dim": 128}

@@ -1,6 +1,6 @@
 """Training-step speed relative to PyTorch eager on a CPU, float32: timm's image and Hugging Face's language models.
 
-    python tools/speed/peers.py --python=PYTHON [--rounds=5] [--only=NAME,...] [--batch=N] [--unroll=N] [--json]
+    python -m tools.speed.peers --python=PYTHON [--rounds=5] [--only=NAME,...] [--batch=N] [--unroll=N] [--json]
 
 --python is the interpreter of an environment with torch, timm and transformers (default: this one). The two sides of a
 config are processes that step alternately, so that both see the same load on the machine. `faster` is the peer's
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import timing
 from ml_collections import ConfigDict
 
 from leanformer.costs import count
 from leanformer.data.text.rows import num_masked
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 from leanformer.runtime import startup
+from tools.speed import timing
 
 
 HERE = Path(__file__).parent
@@ -78,7 +78,7 @@ def serve_steps(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
 def measure(name: str, f: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a config. Raise ConfigError unless both sides have the same number of parameters."""
     flags = [f"--{flag}={value}" for flag in ("batch", "unroll") if (value := getattr(f, flag))]
-    ours = timing.Worker(sys.executable, __file__, f"--worker={name}", *flags, *(["--tiny"] * f.tiny))
+    ours = timing.Worker(sys.executable, "-m", "tools.speed.peers", f"--worker={name}", *flags, *(["--tiny"] * f.tiny))
     peer = timing.Worker(f.python, str(script(name)), json.dumps(ours.description["peer"]))
     counts = [worker.description["parameters"] for worker in (ours, peer)]
     is_same = counts[0] == counts[1]

@@ -1,4 +1,4 @@
-"""Speed of singular values, which the conditioning probe computes: `python tools/speed/probe.py [--json]
+"""Speed of singular values, which the conditioning probe computes: `python -m tools.speed.probe [--json]
 [--torch-python=PATH]`
 
 Two tables, in under two minutes:
@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-import timing
 
 from leanformer.conditioning import singular_values
 from leanformer.conditioning.in_jax import by_gram
+from tools.speed import timing
 
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 12 * 8, 197, 16, 64
@@ -84,7 +84,7 @@ def start_contenders(torch_python: str | None) -> Iterator[dict[str, subprocess.
     default_environ = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     one_thread = default_environ | {"OPENBLAS_NUM_THREADS": "1"}
     all_cores = default_environ | {"OPENBLAS_NUM_THREADS": str(os.cpu_count())}
-    ours, numpy = ([sys.executable, __file__, f"--answer={name}"] for name in ("ours", "numpy"))
+    ours, numpy = ([sys.executable, "-m", "tools.speed.probe", f"--answer={name}"] for name in ("ours", "numpy"))
     commands = {
         "leanformer": (ours, default_environ),
         "NumPy": (numpy, default_environ),

@@ -1,8 +1,8 @@
 """Training-step time relative to the machine's matmul throughput, and compile time against depth.
 
-    python tools/speed/step.py [--batch=8] [--json]
+    python -m tools.speed.step [--batch=8] [--json]
 
-vit_b_7x16 in float32, for a CPU; tools/speed/gpu.py is for a GPU.
+vit_b_7x16 in float32, for a CPU; tools/gpu/queue.py is for a GPU.
 
 The throughput ("rate") is the best of several large matmuls, measured between the steps, so that both see the same load
 on the machine.
@@ -15,13 +15,13 @@ import time
 
 import jax
 import jax.numpy as jnp
-import timing
-from timing import build, make_batch, make_matmuls, matmul_throughput, time_call
 
 from leanformer.config.rules import image_sides
 from leanformer.costs import count
 from leanformer.layers import attention, mlp
 from leanformer.runtime import startup
+from tools.speed import timing
+from tools.speed.timing import build, make_batch, make_matmuls, matmul_throughput, time_call
 
 
 ROUNDS = 7

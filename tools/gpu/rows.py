@@ -1,25 +1,24 @@
-"""Measurements of gpu.py: each function runs in a process of its own and returns a row, or several."""
+"""Measurements of queue.py: each function runs in a process of its own and returns a row, or several."""
 
 import concurrent.futures
 import contextlib
-import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import peers
-import timing
 
 from leanformer import data
 from leanformer.costs import hardware
@@ -32,6 +31,7 @@ from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.train_setup import Setup
 from tools import bits
 from tools.gpu import attention as check
+from tools.speed import peers, timing
 
 
 JPEG, LINKS = (500, 375), 40  # typical size of ImageNet files; links to each file, since the content does not matter
@@ -127,9 +127,15 @@ def agree(config: str, tiny: bool) -> dict[str, Any]:
     return row | {"limit": AGREE, "agrees": difference <= AGREE}
 
 
-def train(config: str, batch: int, attention: str, tiny: bool, **model: Any) -> dict[str, Any]:
+def study(module: str, words: Sequence[str], tiny: bool) -> dict[str, Any]:
+    """Run a command of the study, which writes its own rows. Raises CalledProcessError if it fails."""
+    subprocess.run([sys.executable, "-m", f"study.heads.{module}", *words], check=True)
+    return {"module": module}
+
+
+def train(config: str, batch: int, tiny: bool, **model: Any) -> dict[str, Any]:
     """Measure a training step."""
-    run = build(config, batch, attention, tiny, **model)
+    run = build(config, batch, "auto", tiny, **model)
     row = {"config": config, **model} | timing.measure_training(run, 2 if tiny else timing.STEPS)
     if row["examples/s"] is None:
         return row | {"note": "out of memory"}
@@ -139,10 +145,7 @@ def train(config: str, batch: int, attention: str, tiny: bool, **model: Any) -> 
 
 def peer(config: str, batch: int, python: str, tiny: bool) -> dict[str, Any]:
     """Measure PyTorch, eager and compiled, and ours after it, in bfloat16."""
-    if importlib.util.find_spec("torch") is None and python == sys.executable:
-        return {"config": config, "note": "PyTorch is not installed here; --python=INTERPRETER names one that has it"}
-    tiny_sizes = peers.TEXT if peers.is_text(config) else peers.TINY[LEAN]
-    sizes = tiny_sizes if tiny else {}
+    sizes = (peers.TINY.get(config) or (peers.TEXT if peers.is_text(config) else peers.TINY[LEAN])) if tiny else {}
     c, batch = timing.build(config, 2, "bfloat16", "xla", **sizes).config, 2 if tiny else batch
     device = "cpu" if jax.devices()[0].platform == "cpu" else "cuda"
     row: dict[str, Any] = {"config": config, "batch": batch}
@@ -152,14 +155,48 @@ def peer(config: str, batch: int, python: str, tiny: bool) -> dict[str, Any]:
         seconds = [worker.step() for _ in range(2 if tiny else 20)]
         worker.close()
         row[name] = round(batch / statistics.median(seconds), 1)
-    ours = timing.measure_training(
-        timing.build(config, batch, "bfloat16", "auto", **sizes), 2 if tiny else timing.STEPS
-    )
-    best = max(row["eager/s"], row["compile/s"])
-    return row | {
-        "ours/s": ours["examples/s"],
-        "ours : best": ours["examples/s"] and round(ours["examples/s"] / best, 2),
-    }
+    run = timing.build(config, batch, "bfloat16", "auto", **sizes)
+    rate = timing.measure_training(run, 2 if tiny else timing.STEPS)["examples/s"]
+    times = {f"times {name[:-2]}": rate and round(rate / row[name], 2) for name in ("eager/s", "compile/s")}
+    return row | {"ours/s": rate} | times
+
+
+KINDS = {  # of the kernels of a step, by patterns of their names and operations; the first that is found
+    "attention": "fmha|flash|mha|sdpa",
+    "matmul": "gemm|nvjet|cutlass|cublas|dot|conv",
+    "copy": "memcpy|memset|copy|transpose",
+    "reduction": "reduce|norm|softmax",
+}
+OTHER = "elementwise"
+
+
+def profile(config: str, batch: int, tiny: bool) -> dict[str, Any]:
+    """Measure the milliseconds per step of each kind of kernel, and their number, from a trace of five steps."""
+    run = build(config, batch, "auto", tiny)
+    step, state, data, key = run.compile_train_step(), run.initial_state(), timing.make_batch(run), run.run_key()
+    steps = 5
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(2):
+            start = time.perf_counter()
+            with jax.profiler.trace(folder) if turn else contextlib.nullcontext():
+                for _ in range(steps):
+                    state, _ = step(state, data, key)
+                jax.block_until_ready(state)
+            seconds = time.perf_counter() - start
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        planes = [plane for plane in jax.profiler.ProfileData.from_file(str(path)).planes if plane.name.startswith("/")]
+        gpu = [plane for plane in planes if "GPU" in plane.name]
+        kinds, count = dict.fromkeys((*KINDS, OTHER), 0.0), 0
+        for event in (e for plane in gpu or planes for line in plane.lines for e in line.events):
+            operation = dict(event.stats).get("hlo_op")
+            if operation is None:  # no kernel
+                continue
+            text = f"{event.name} {operation}".lower()
+            kind = next((name for name, pattern in KINDS.items() if re.search(pattern, text)), OTHER)
+            kinds[kind] += event.duration_ns / 1e6 / steps
+            count += 1
+    row = {"config": config, "batch": run.config.batch_size, "step ms": round(1000 * seconds / steps, 2)}
+    return row | {name: round(x, 2) for name, x in kinds.items()} | {"kernels": round(count / steps)}
 
 
 def resume(deterministic: bool, tiny: bool) -> dict[str, Any]:
@@ -204,7 +241,7 @@ def probe(config: str, tiny: bool) -> dict[str, Any]:
 
 def pipeline(config: str, batch: int, folder: str, tiny: bool) -> dict[str, Any]:
     """Measure JPEG files of typical size, decoded and augmented by one worker per core, without and with training."""
-    from input import write_images  # tools/speed/input.py
+    from tools.speed.input import write_images
 
     classes = Path(folder) / "train" / "one"
     classes.mkdir(parents=True, exist_ok=True)
@@ -242,49 +279,62 @@ def _time_calls(function: Callable[[Any], Any], calls: int, state: Any) -> float
 
 
 def watch(model: str, tiny: bool) -> dict[str, Any]:
-    """Compare what `leanformer.watch` measures in a PyTorch model on the GPU and on the CPU, in float32."""
-    if importlib.util.find_spec("torch") is None:
-        return {"model": model, "note": "PyTorch is not installed in this environment"}
+    """Compare `leanformer.watch` on a PyTorch model on the GPU and on the CPU, in float32, and time its calls."""
     import torch
 
     import leanformer
 
-    if not (tiny or torch.cuda.is_available()):  # the CPU would be compared with itself
-        return {"model": model, "note": "PyTorch sees no GPU"}
-    torch.manual_seed(0)
-    if model == "gpt2":
-        import transformers
-
-        small = {"n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 101, "bos_token_id": 0, "eos_token_id": 0}
-        sizes = small if tiny else {}
-        network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-        inputs = torch.randint(0, network.config.vocab_size, (4, 128))
-    else:
-        import timm
-
-        sizes = {"depth": 2, "embed_dim": 24, "num_heads": 3} if tiny else {}
-        network, inputs = timm.create_model("vit_small_patch16_224", **sizes), torch.randn(8, 3, 224, 224)
+    network, inputs = make_watched(model, tiny)
     values: list[dict[str, float]] = []
     row: dict[str, Any] = {"model": model}
     for device in ("cpu", "cuda" if torch.cuda.is_available() else "cpu"):
         network.eval().to(device)
-        seconds = []
-        for _ in range(2):  # the first call compiles
+        batch = inputs.to(device)
+
+        def call(batch: Any = batch, device: str = device) -> float:
             start = time.perf_counter()
-            with torch.no_grad(), leanformer.watch(network) as watched:
-                network(inputs.to(device))
-            seconds.append(time.perf_counter() - start)
-        values.append(watched.record())
-        row[f"{device} s"] = round(seconds[1], 2)
-        with torch.no_grad():
-            start = time.perf_counter()
-            network(inputs.to(device))
+            with torch.no_grad():
+                network(batch)
             if device == "cuda":
                 torch.cuda.synchronize()
-            row[f"{device} plain s"] = round(time.perf_counter() - start, 4)
+            return time.perf_counter() - start
+
+        plain = min(call() for _ in range(1 if tiny else 4))
+        measured = []
+        for _ in range(3):
+            with leanformer.watch(network) as watched:
+                measured.append(call())
+        values.append(watched.record())
+        row |= {f"{device} plain s": round(plain, 4), f"{device} times": round(min(measured) / plain, 2)}
     cpu, gpu = values
     difference = float(np.max([abs(gpu[key] - x) / abs(x) for key, x in cpu.items()]))  # NaN if one is
     return row | {"largest difference": f"{difference:.1e}", "limit": WATCH, "agrees": difference <= WATCH}
 
 
-FUNCTIONS = {f.__name__: f for f in (machine, attention, agree, resume, watch, train, peer, probe, pipeline)}
+def make_watched(model: str, tiny: bool) -> tuple[Any, Any]:
+    """Return a PyTorch model with random weights, and a batch for it."""
+    import torch
+
+    torch.manual_seed(0)
+    if model == "vit_small_patch16_224":
+        import timm
+
+        sizes = {"depth": 2, "embed_dim": 24, "num_heads": 3} if tiny else {}
+        return timm.create_model(model, **sizes), torch.randn(8, 3, 224, 224)
+    import transformers
+
+    if model == "gpt2":
+        sizes = {"n_layer": 2, "n_embd": 24, "n_head": 3, "vocab_size": 101, "bos_token_id": 0, "eos_token_id": 0}
+        network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes if tiny else {}))
+    else:  # the shape of Llama 3.2 1B
+        sizes = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
+        sizes |= {"intermediate_size": 8192, "vocab_size": 128_256}
+        small = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        small |= {"intermediate_size": 32, "vocab_size": 101}
+        network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small if tiny else sizes))
+    return network, torch.randint(0, network.config.vocab_size, (4, 128))
+
+
+FUNCTIONS = {
+    f.__name__: f for f in (machine, attention, agree, resume, watch, train, peer, profile, probe, pipeline, study)
+}

@@ -1,0 +1,189 @@
+"""What is late in models with narrow heads: part E2 of PLAN2.md.
+
+    python -m study.heads.late train [--arms=NAME,...] [--seeds=0,1,2] [--rows=FILE] [--tiny]
+    python -m study.heads.late                                        # what the rows say
+
+Every run is measured each 25 steps: the largest previous-token mass of a head, the prefix matching of a head and the
+loss on the second half of random tokens that are repeated, and the loss with one token of context. Every finished run
+adds its rows, a row for each measurement, to study/data/late.csv, or to --rows.
+"""
+
+import argparse
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from scipy import stats
+
+from leanformer import conditioning
+from leanformer.analysis import statistics
+from study.heads import mechanism, trainer
+
+
+ROWS = mechanism.ROWS.with_name("late.csv")
+FIELDS = ("arm", "seed", "step", "train_loss", "previous", "prefix", "repeated_loss", "short_loss")
+NAMES = ("1", "32", "32 fast", "rotary 1", "rotary 32", "rotary 32 fast", "1 fast", "rotary 1 fast")
+ARMS = {
+    name: arm._replace(steps=4000)
+    for name, arm in (mechanism.ARMS | {"rotary 1 fast": mechanism.Arm(1, 0.5, rotary=True)}).items()
+    if name in NAMES
+}
+LR, STOP, SEEDS, BATCH = 4e-3, 1200, (0, 1, 2), 64  # rate, steps of a schedule of 4,000, seeds, rows measured
+LATE, BEGUN = 3.3, 0.1  # nats whose step is the lateness; least prefix matching that speaks of induction
+
+
+def head_masses(offset: int) -> Callable[[jax.Array], jax.Array]:
+    """Return a function from attention (B, N, T, T) to the mean mass (B, N) of the key `offset` tokens before."""
+
+    def reduce(probabilities: jax.Array) -> jax.Array:
+        return jnp.diagonal(probabilities, -offset, -2, -1).mean(-1)
+
+    return reduce
+
+
+def make_probe(graphdef: Any, rows: np.ndarray, vocabulary: int) -> Callable[[Any], dict[str, jax.Array]]:
+    """Return the function from weights to the measures of a model.
+
+    Args:
+        graphdef: static definition of the model.
+        rows: held-out tokens, B T+1.
+        vocabulary: number of tokens.
+    """
+    tokens, targets = rows[:, :-1], rows[:, 1:]
+    half = tokens.shape[1] // 2
+    repeated = np.random.default_rng(0).integers(0, vocabulary, (len(rows), half))
+    repeated = np.concatenate([repeated, repeated], 1)
+    after = np.where(np.arange(2 * half) < half - 1, -1, np.roll(repeated, -1, 1))
+    after[:, -1] = -1  # what follows the last token is not known
+    pairs = np.stack([tokens[:, :-1], tokens[:, 1:]], -1).reshape(-1, 2)
+    pair_targets = np.stack([np.full(len(pairs), -1), targets[:, 1:].ravel()], -1)
+
+    def largest_mass(weights: Any, batch: np.ndarray, offset: int) -> jax.Array:
+        tap = conditioning.tap(["attention_probabilities"], head_masses(offset))
+        _, taps = nnx.merge(graphdef, *weights)(jnp.asarray(batch), tap=tap)
+        masses = conditioning.by_name(taps, ["attention_probabilities"])["attention_probabilities"]
+        return jnp.mean(masses, 1).max()  # over layers and heads, of the mean over rows
+
+    def mean_loss(weights: Any, batch: np.ndarray, targets: np.ndarray) -> jax.Array:
+        return trainer.token_losses(graphdef, weights, batch, targets).sum() / (targets >= 0).sum()
+
+    def probe(weights: Any) -> dict[str, jax.Array]:
+        return {
+            "previous": largest_mass(weights, tokens, 1),
+            "prefix": largest_mass(weights, repeated, half - 1),
+            "repeated_loss": mean_loss(weights, repeated, after),
+            "short_loss": mean_loss(weights, pairs, pair_targets),
+        }
+
+    return jax.jit(probe)
+
+
+def run(name: str, seed: int, *, tiny: bool = False) -> list[dict[str, Any]]:
+    """Train a run and return its rows."""
+    arm, measured = ARMS[name], []
+    c = mechanism.get_config(arm, LR, seed, tiny=tiny)
+    probe: list[Callable[[Any], Any]] = []
+
+    def on_start(setup: Any) -> None:
+        held_out = setup.task.data.open(c.data.eval_split)
+        some = [held_out[i] for i in range(4 if tiny else BATCH)]
+        rows = np.stack([np.append(row["tokens"], row["targets"][-1]) for row in some])
+        probe.append(make_probe(setup.model.graphdef, rows, c.model.vocabulary))
+
+    def on_window(step: int, weights: Any) -> None:
+        measured.append(
+            {"arm": name, "seed": seed, "step": step} | {k: f"{x:.4f}" for k, x in probe[0](weights).items()}
+        )
+
+    stop = 50 if tiny else STOP
+    result = trainer.train(c, stop=stop, on_start=on_start, on_window=on_window)
+    return [row | {"train_loss": f"{loss:.4f}"} for row, loss in zip(measured, result.curve, strict=True)]
+
+
+def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
+    """Return the rows, numbers as numbers."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [
+            {name: text if name == "arm" else float(text) for name, text in row.items()} for row in csv.DictReader(file)
+        ]
+
+
+def first_step(steps: Sequence[float], values: Sequence[float], level: float) -> float:
+    """Return the interpolated step at which values first pass a level, upwards or downwards; infinite if never."""
+    side = np.sign(np.asarray(values) - level)
+    crossed = np.flatnonzero(side != side[0])
+    if not len(crossed):
+        return float("inf")
+    i = int(crossed[0])
+    share = (level - values[i - 1]) / (values[i] - values[i - 1])
+    return float(steps[i - 1] + share * (steps[i] - steps[i - 1]))
+
+
+def lateness(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, float], dict[str, float]]:
+    """Return of each (arm, seed) the step of LATE nats, and the steps at which masses pass half of their last value."""
+    result = {}
+    for key in dict.fromkeys((row["arm"], row["seed"]) for row in rows):
+        of_run = sorted((r for r in rows if (r["arm"], r["seed"]) == key), key=lambda r: r["step"])
+        steps = [r["step"] for r in of_run]
+        found = {"loss": first_step([x - trainer.WINDOW / 2 for x in steps], [r["train_loss"] for r in of_run], LATE)}
+        for name in ("previous", "prefix"):
+            values = [r[name] for r in of_run]
+            found[name] = first_step(steps, values, values[-1] / 2) if values[-1] > BEGUN else float("nan")
+        result[key] = found
+    return result
+
+
+def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the steps of each arm, the rank correlations over runs, and the delays of 32 heads."""
+    found = lateness(rows)
+    for arm in dict.fromkeys(arm for arm, _ in found):
+        of_arm = [steps for key, steps in found.items() if key[0] == arm]
+        yield f"{arm}: " + ", ".join(f"{name} {np.mean([x[name] for x in of_arm]):.0f}" for name in of_arm[0])
+    for name in ("previous", "prefix"):
+        pairs = np.array([(x[name], x["loss"]) for x in found.values()])
+        pairs = pairs[np.isfinite(pairs).all(1)]
+        if len(pairs) > 3:
+            yield f"rank correlation of {name} and loss, {len(pairs)} runs: {stats.spearmanr(*pairs.T).statistic:.2f}"
+    for name in ("loss", "previous", "prefix"):
+        for positions in ("", "rotary "):
+            arms = [f"{positions}{heads}" for heads in (32, 1)]
+            steps = [np.array([found.get((arm, seed), {}).get(name, np.nan) for seed in SEEDS]) for arm in arms]
+            if np.isfinite(steps).all():
+                delay = statistics.paired(*steps)
+                interval = f"({delay.interval().low:.0f} to {delay.interval().high:.0f})"
+                yield f"delay of {arms[0]} behind {arms[1]}, {name}: {delay.value:.0f} {interval}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("train",))
+    parser.add_argument("--arms", default=",".join(NAMES))
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    if not options.what:
+        print(*report(read_rows(options.rows)), sep="\n")
+        return
+    for seed in map(int, options.seeds.split(",")):
+        for name in options.arms.split(","):
+            if any((row["arm"], row["seed"]) == (name, seed) for row in read_rows(options.rows)):
+                continue
+            rows, new = run(name, seed, tiny=options.tiny), not options.rows.is_file()
+            with options.rows.open("a", newline="") as file:
+                table = csv.DictWriter(file, FIELDS, lineterminator="\n")
+                if new:
+                    table.writeheader()
+                table.writerows(rows)
+            print(f"{name}, seed {seed}: {rows[-1]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
