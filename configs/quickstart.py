@@ -3,7 +3,7 @@
 Command:   python -m leanformer.train --config=configs/quickstart.py --workdir=runs/quickstart   (or: make demo)
 Data:      10,000 training and 2,000 test images of Fashion-MNIST, in the package.
 Hardware:  two CPU cores, about 3 minutes.
-Expected:  top-1 85 to 87 % on the 2,000 test images (docs/results.md says which run measured what).
+Expected:  top-1 85 to 87 % on the 2,000 test images (study/LOG.md says which run measured what).
 Counts:    269,194 parameters.
 """
 

@@ -3,7 +3,7 @@
 Command:   python -m leanformer.train --config=configs/quickstart_baseline.py --workdir=runs/quickstart_baseline
 Data:      10,000 training and 2,000 test images of Fashion-MNIST, in the package.
 Hardware:  two CPU cores, about 6 minutes.
-Expected:  top-1 85 to 87 % on the 2,000 test images (docs/results.md).
+Expected:  top-1 85 to 87 % on the 2,000 test images (study/LOG.md).
 Counts:    678,730 parameters.
 """
 

@@ -1,17 +1,19 @@
 """Check of figures on README, findings, results, published models and the page on GPUs against study/data.
 
-    python -m study.figures.check_figures [--root=FOLDER]
+    python -m study.figures.check_figures [--root=FOLDER] [--write]
 
 Each passage in study/figures is a template of text on a page, with fields that are computed from a table. Prints
 place, field and value of every figure. Exit status 1 if a page has another value, or a figure that no field computes
-and that no pattern of settings.SETTINGS (seeds, shapes, dates, commands) describes.
+and that no pattern of settings.SETTINGS (seeds, shapes, dates, commands) describes. --write first puts the computed
+values on the pages where they differ; a passage whose words differ stays as it is and is reported.
 """
 
 import functools
+import itertools
 import re
 import string
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,13 +40,26 @@ class Page:
     """Text of a page, every run of white space as one space."""
 
     def __init__(self, name: str, text: str) -> None:
-        self.name, lines = name, [line.split() for line in text.split("\n")]
+        self.name, self.raw, lines = name, text, [line.split() for line in text.split("\n")]
         self.text = " ".join(word for line in lines for word in line)
         self._lines = [number for number, words in enumerate(lines, 1) for word in words for _ in f"{word} "]
+        self._places = [place for word in re.finditer(r"\S+", text) for place in range(word.start(), word.end() + 1)]
 
     def place(self, start: int) -> str:
         """Return FILE:LINE of a character."""
         return f"{self.name}:{self._lines[start]}"
+
+    def written(self, figures: Iterable[Figure]) -> str:
+        """Return the page with the computed texts of figures, line breaks as they are."""
+        changes = {(f.start, f.end): f.text for f in figures if self.text[f.start : f.end] != f.text}
+        result = self.raw
+        for (first, last), text in sorted(changes.items(), reverse=True):
+            start, end = self._places[first], self._places[last - 1] + 1
+            words = text.split(" ")
+            gaps = re.findall(r"\s+", result[start:end])[: len(words) - 1]
+            pairs = itertools.zip_longest(words, gaps, fillvalue=" ")
+            result = result[:start] + "".join(map("".join, pairs))[:-1] + result[end:]
+        return result
 
     def around(self, match: re.Match[str]) -> str:
         """Return a match with the text before and after it."""
@@ -94,9 +109,9 @@ def explain(page: Page, parts: Sequence[tuple[str, str | None]]) -> tuple[list[F
 
 
 def _any_value(text: str) -> str:
-    """Return a pattern of texts that differ from `text` in their numbers, or of any text if it has none."""
+    """Return a pattern of texts that differ from `text` in their numbers, or of any text of a cell if it has none."""
     pattern, count = re.subn(r"(?:\\[-+]|\+)?\d+(?:(?:\\\.|,)\d+)*", r"[-+]?\\d+(?:[.,]\\d+)*", re.escape(text))
-    return pattern if count else ".{1,80}?"
+    return pattern if count else "[^|]{0,80}?"
 
 
 def find_unchecked(page: Page, figures: Sequence[Figure]) -> list[str]:
@@ -109,6 +124,14 @@ def find_unchecked(page: Page, figures: Sequence[Figure]) -> list[str]:
         for match in NUMBER.finditer(page.text, *section)
         if match.start() not in covered
     ]
+
+
+def write(root: Path = ROOT) -> None:
+    """Put the computed values on the pages where they differ."""
+    for name in PAGES:
+        page = Page(name, (root / name).read_text(encoding="utf-8"))
+        located = (locate(page, t, compute(p.values))[0] for p in PASSAGES for t in p.pages.get(name, ()))
+        (root / name).write_text(page.written(itertools.chain(*located)), encoding="utf-8")
 
 
 def check(root: Path = ROOT) -> tuple[dict[str, list[tuple[str, Figure]]], list[str]]:
@@ -126,9 +149,15 @@ def check(root: Path = ROOT) -> tuple[dict[str, list[tuple[str, Figure]]], list[
     return result, problems
 
 
-@cli.command(cli.Flag("root", "Folder with README.md and docs; the repository if not given."))
+@cli.command(
+    cli.Flag("root", "Folder with README.md and docs; the repository if not given."),
+    cli.Flag("write", "Put the computed values on the pages where they differ.", bool, default=False),
+)
 def main(f: cli.Values) -> int:
-    figures, problems = check(Path(f.root) if f.root else ROOT)
+    root = Path(f.root) if f.root else ROOT
+    if f.write:
+        write(root)
+    figures, problems = check(root)
     for place, figure in (item for page in figures.values() for item in page):
         print(f"{place}: {figure.name} = {figure.text}")
     counts = [f"{name} {sum(len(NUMBER.findall(f.text)) for _, f in page)}" for name, page in figures.items()]

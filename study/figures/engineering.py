@@ -1,25 +1,15 @@
-"""Figures on speed and robustness: records of measurements that only the same machine repeats."""
+"""Figures on speed on a GPU: records of measurements that only the same machine repeats."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from study import tables
-from study.figures.passages import GPUS, RESULTS, Passage
-
-
-def records() -> Mapping[str, Any]:
-    """Return the values of the table by subject and case."""
-    result: dict[str, dict[str, Any]] = {}
-    for row in tables.read("engineering"):
-        result.setdefault(row["what"].replace(" ", "_"), {})[row["case"]] = float(row["value"])
-    images = result["images"]
-    cached = [images[f"from the cache {n}"] / images[f"per core {n}"] for n in (1, 2)]
-    return result | {"cached": sum(cached) / 2}
+from study.figures.passages import GPUS, Passage
 
 
 def on_gpu() -> Mapping[str, Any]:
     """Return what was measured on an H200, by case, and ranges and ratios of it."""
-    values = records()["H200"]
+    values = {row["case"]: float(row["value"]) for row in tables.read("engineering") if row["what"] == "H200"}
     ours, gpt = values["vit_b_7x16 beside PyTorch"], values["gpt2_tinystories_4x16 beside PyTorch"]
     errors = {
         f"{backend} {dtype}": sorted(
@@ -50,29 +40,8 @@ def on_gpu() -> Mapping[str, Any]:
 
 PASSAGES = [
     Passage(
-        records,
-        {
-            RESULTS: [
-                "{step[vit_b_7x16 least]:.1f} to {step[vit_b_7x16 most]:.0f} % in three runs",
-                "{singular_values[relative to NumPy]:.2f}, {singular_values[relative to PyTorch]:.2f} |",
-                "{images[relative to Pillow 1]:.2f} and {images[relative to Pillow 2]:.2f}; "
-                "{images[from the cache 1]:.0f} and {images[from the cache 2]:.0f} images/s per core from a cache with "
-                "short side 288, {cached:.1f} times",
-                "{Nyström[1024 tokens]:.2f}, {Nyström[2048 tokens]:.2f}, {Nyström[4096 tokens]:.2f}, "
-                "{Nyström[8192 tokens]:.2f} |",
-                "{timm[TNT-B lean batch 2]:.2f}, {timm[DaViT-B lean batch 2]:.2f}, {timm[VOLO-d3 lean batch 2]:.2f}; "
-                "{timm[TNT-B lean batch 8]:.2f}, {timm[DaViT-B lean batch 8]:.2f}, {timm[VOLO-d3 lean batch 8]:.2f} |",
-                "{kills[SIGTERM]:.0f} random kills of each of",
-            ],
-        },
-    ),
-    Passage(
         on_gpu,
         {
-            RESULTS: [
-                "{values[vit_b_7x16]:,.0f}, {values[vit_b_12x12]:,.0f}; {eager:.2f}, {compiled:.2f} |",
-                "ten steps of nine tiny models | {loss} |",
-            ],
             GPUS: [
                 *(
                     f"{{values[{name}]:,.0f}} images | {{mfu[{name}]:.0f}} % | {{values[{name} memory]:.2f}} | "

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 README, FINDINGS, RESULTS, GPUS = "README.md", "docs/findings.md", "docs/results.md", "docs/gpus.md"
 PUBLISHED = "docs/published_models.md"
+WORDS = ("none", "one", "two", "three", "four", "five", "six")
 
 
 class Passage(NamedTuple):

@@ -1,44 +1,66 @@
-"""Figures on published tables of trained decoders: heads at fixed total width."""
+"""Figures on published tables of trained models: heads at fixed total width, updates, reruns, and depth."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from study import tables
-from study.published import effects, published, published_scaling, reruns, updates
-from study.published.effects import HEADS, STEP, Effect
+from study.figures.passages import PUBLISHED, Passage
+from study.published import atlas, published, published_scaling, reruns, updates
+from study.published.effects import DEPTH, HEADS, STEP, Effect
 from study.tables import Estimate
 
 
 SEARCH = "archai TransXL lm1b"
+ENDS = {33: "narrow", 67: "middle"}  # upper ends of archai's ranges of the head dimension; beyond them "wide"
+ARCHAI = ("GPT2 lm1b", "GPT2 wt103", "TransXL lm1b", "TransXL wt103", "TransXL wt103 homogeneous", "six searches lm1b")
+DECODERS = ("open_lm", "Gemstones FineWeb-Edu", "Gemstones DCLM", *(f"archai {name}" for name in ARCHAI))
+HELD = {published.PARAMS: "params", published.BLOCKS: "blocks", published.FLOPS: "flops"}
+effects = functools.cache(atlas.effects)
 
 
 def values() -> Mapping[str, Any]:
-    """Return changes of the loss per doubling of heads, by the upper end of a range of the head dimension.
+    """Return changes of the score per doubling of heads and of depth, by table.
 
-    `openlm` and `archai` are ranges, `worse` and `pairs` the counts of open_lm's pairs, `step` single steps.
+    `heads` has the ranges of the head dimension by upper end, of archai by the names of ENDS; `mark` says which are
+    clear after correction. `step` are single steps of the head dimension in open_lm.
     """
-    grid = published_scaling.openlm()
-    ranges, steps = [], {}
-    for effect in effects.estimate_openlm(grid, published_scaling.openlm_cells(grid)):
-        if effect.main and effect.question == HEADS:
-            ranges.append(effect)
-        elif effect.question == STEP:
-            steps[" to ".join(map(str, effect.dims))] = _estimate(effect)
-    (search,) = (table for table in published.language_models() if table.name == SEARCH)
-    estimates = [*effects.estimate_heads(search)]
-    archai = [e for e in estimates if e.main and not e.at]
-    (linear,) = (e for e in estimates if e.form == "linear" and not e.at and e.dims == archai[0].dims)
+    ranges = [e for e in effects() if e.question == HEADS and e.main and not e.at]
+    found, depth = {}, {}
+    for e in ranges:
+        found.setdefault(e.table, {})[ENDS.get(e.dims[1], "wide") if "archai" in e.table else e.dims[1]] = e
+    for e in effects():
+        if e.question == DEPTH and e.main:
+            depth.setdefault(e.table, {})[HELD[e.at]] = _estimate(e)
+    steps = {" to ".join(map(str, e.dims)): e for e in effects() if e.question == STEP}
+    encoders = [e for e in ranges if e.kind != "decoder"]
+    (linear,) = (
+        e for e in effects() if (e.table, e.question, e.form, e.at) == (SEARCH, HEADS, "linear", "") and e.dims[1] == 33
+    )
     return {
-        "openlm": {e.dims[1]: _estimate(e) for e in ranges},
-        "high": {e.dims[1]: e.dims[1] for e in ranges},
-        "low": {e.dims[1]: e.dims[0] for e in (*ranges, *archai)},
-        "worse": {e.dims[1]: e.worse for e in ranges},
-        "pairs": {e.dims[1]: e.models for e in ranges},
-        "step": steps,
-        "archai": {e.dims[1]: _estimate(e) for e in archai},
+        "count": _count_models(),
+        "heads": {table: {key: _estimate(e) for key, e in x.items()} for table, x in found.items()},
+        "mark": {t: {key: " †" if e.p_corrected < 0.05 else "" for key, e in x.items()} for t, x in found.items()},
+        "low": {key: e.dims[0] for key, e in found["open_lm"].items()},
+        "high": {key: e.dims[1] for key, e in found["open_lm"].items()},
+        "pairs": {key: e.models for key, e in found["open_lm"].items()},
+        "worse": {key: e.worse for key, e in found["open_lm"].items()},
+        "archai": [(*e.dims, _estimate(e)) for e in found[SEARCH].values()],
         "linear": _estimate(linear),
-        "end": [e.dims[1] for e in archai],
+        "step": {name: _estimate(e) for name, e in steps.items()},
+        "step_worse": {name: f"{e.worse} of {e.models}" for name, e in steps.items()},
+        "encoders": len(encoders),
+        "clear": sum(e.p_corrected < 0.05 for e in encoders),
+        "depth": depth,
     }
+
+
+def _count_models() -> int:
+    grid = published_scaling.openlm().cells.values()
+    names = ("language_models", "bert", "vision_autoformer", "vision_pit")
+    return (
+        sum(len(tables.read(name)) for name in names) + sum(map(len, grid)) + len(published_scaling.gemstones().score)
+    )
 
 
 def _estimate(effect: Effect) -> Estimate:
@@ -63,6 +85,7 @@ def reruns_and_updates() -> Mapping[str, Any]:
         "perfect": [change for _, change in perfect],
         "other": [change for _, change in other],
         "counts": [perfect[0][0], perfect[-1][0], other[0][0], other[-1][0]],
+        "decoders": len(tables.read("depth_width")),
         "deeper": deeper,
         "shallow": [[row[i] for row in shallow] for i in (1, 2)],
         "deep": [[row[i] for row in deep] for i in (1, 2)],
@@ -70,3 +93,71 @@ def reruns_and_updates() -> Mapping[str, Any]:
         "wt103": archai["random_TransXL_wt103"],
         **reruns.heads(),
     }
+
+
+def _open_lm(high: int) -> str:
+    change, counts = "{heads[open_lm][N]:+.3f}{mark[open_lm][N]}", "{worse[N]} of {pairs[N]}"
+    row = f"| {{low[N]}} to {{high[N]}} | {change} | {counts}{' pairs' if high == 16 else ''} |"
+    return row.replace("[N]", f"[{high}]")
+
+
+def _archai(name: str) -> str:
+    table, cells = f"archai {name}", ("narrow", "middle", "wide")
+    only = {"TransXL wt103 homogeneous": "narrow", "six searches lm1b": "wide"}.get(name)
+    texts = [f" {{heads[{table}][{x}]:+.3f}}{{mark[{table}][{x}]}} |" if only in (None, x) else " |" for x in cells]
+    return f"| {name} |{''.join(texts)}"
+
+
+PASSAGES = [
+    Passage(
+        values,
+        {
+            PUBLISHED: [
+                "hold {count:,} trained transformers",
+                *map(_open_lm, (16, 32, 48, 64, 96, 128)),
+                "| from 64 to 32 | {step[64 to 32]:+.3f} | {step_worse[64 to 32]} |",
+                "| from 128 to 64 | {step[128 to 64]:+.3f} | {step_worse[128 to 64]} |",
+                *map(_archai, ARCHAI),
+                "turns the gain of TransXL lm1b into {linear:+.3f}",
+                "{clear} of {encoders} effects are clear",
+                *(f"| {name} | {{depth[{name}][params]:+.3f}} | {{depth[{name}][blocks]:+.3f}} |" for name in DECODERS),
+                "open_lm changes by {depth[open_lm][flops]:+.3f}, Gemstones by "
+                "{depth[Gemstones FineWeb-Edu][flops]:+.3f} and {depth[Gemstones DCLM][flops]:+.3f}",
+                "FlexiBERT without embeddings, {depth[FlexiBERT GLUE][blocks]:.1f %} of the error",
+            ],
+        },
+    ),
+    Passage(
+        reruns_and_updates,
+        {
+            PUBLISHED: [
+                "| open_lm | {fewest:,} to {most:,} | `batch`",
+                "Transformer-XL lm1b; wt103 | {lm1b:,}; {wt103:,} |",
+                "({count} pairs, {cells} cells)",
+                "before and after | {fits[0][updates]:+.3f} | - | - |",
+                "| and depth | {fits[1][updates]:+.3f} | {fits[1][depth]:+.3f} | - |",
+                "| and tokens | {fits[2][updates]:+.3f} | {fits[2][depth]:+.3f} | {fits[2][tokens]:+.3f} |",
+                *(
+                    f"| {depth} | 128 | {{shallow[0][{i}]:,}} | {{shallow[1][{i}]:+.3f}} |"
+                    for i, depth in enumerate((4, 8, 12))
+                ),
+                *(
+                    f"| {depth} | 512 | {{deep[0][{i}]:,}} | {{deep[1][{i}]:+.3f}} |"
+                    for i, depth in enumerate((16, 24))
+                ),
+                "perfect, {perfect[0]:+.3f} to {perfect[4]:+.3f} with {counts[0]:,} to {counts[1]:,} updates; from 24 "
+                "to 8 it is reversed, {other[0]:+.3f} to {other[4]:+.3f} with {counts[2]:,} to {counts[3]:,}.",
+                "{runs} logs change the head dimension",
+                "| {runs} logs, {studies} studies |",
+                "| worse | {worse} of {runs} runs, {worse_studies} of {studies} studies |",
+                "| median of runs | {median:+.4f} | | least and most | {ends[0]:+.4f}, {ends[1]:+.4f} |",
+                "| mean over studies | {mean:+.4f} |",
+                "about {nats:+.3f nats per token}, if",
+                "has {decoders} decoders",
+                "{deeper[2_epochs_learned_true]:+.3f} after two epochs, {deeper[1000_steps_learned_true]:+.3f} after "
+                "1,000 steps, with rotary positions {deeper[2_epochs_rotary_true]:+.3f}.",
+                "deeper ones diverge, {deeper[2_epochs_learned_false]:+.3f}.",
+            ],
+        },
+    ),
+]

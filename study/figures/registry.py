@@ -7,6 +7,7 @@ from study.figures import (
     families,
     heads,
     language,
+    published,
     shapes,
     summary,
     tasks,
@@ -17,8 +18,14 @@ from study.figures.settings import SETTINGS
 
 
 PASSAGES = [*conditioning.PASSAGES, *shapes.PASSAGES, *tasks.PASSAGES, *language.PASSAGES, *heads.PASSAGES]
-PASSAGES += [*families.PASSAGES, *engineering.PASSAGES, *trained.PASSAGES, *afterwards.PASSAGES, *summary.PASSAGES]
+PASSAGES += [
+    *families.PASSAGES,
+    *engineering.PASSAGES,
+    *trained.PASSAGES,
+    *published.PASSAGES,
+    *afterwards.PASSAGES,
+    *summary.PASSAGES,
+]
 # Sections in which every figure is checked; () is all.
-PAGES = {README: ("What we found",), FINDINGS: (), RESULTS: (), GPUS: ("Measured",)}
-PAGES[PUBLISHED] = ("The number of updates",)
+PAGES = {README: ("What we found",), FINDINGS: (), RESULTS: (), PUBLISHED: (), GPUS: ("Measured",)}
 __all__ = ["PAGES", "PASSAGES", "SETTINGS"]

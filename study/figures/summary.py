@@ -1,10 +1,10 @@
 """Figures on README and findings, from the values of the other modules."""
 
 from study.figures import afterwards, conditioning, heads, language, papers, published, shapes, tasks
-from study.figures.passages import FINDINGS, PUBLISHED, README, RESULTS, Passage
+from study.figures.passages import FINDINGS, README, RESULTS, Passage
 
 
-OPENLM = "| {low[HIGH]} to {high[HIGH]} | {openlm[HIGH]:+.3f} | {worse[HIGH]} of {pairs[HIGH]} |"
+OPENLM = "| {low[HIGH]} to {high[HIGH]} | {heads[open_lm][HIGH]:+.3f} | {worse[HIGH]} of {pairs[HIGH]} |"
 TRADE = "| {{short[change][{0}]:+.1f}} | {{long[change][{0}]:+.1f}} | {{wide[change][{0}]:+.1f}} |"
 PASSAGES = [
     Passage(
@@ -20,16 +20,13 @@ PASSAGES = [
         {
             README: ["archai's, trained for more updates, show no loss | {step[64 to 32]:+.3f} |"],
             FINDINGS: [
-                "| open_lm | {low[16]} to {high[16]} | {openlm[16]:+.3f} | {worse[16]} of {pairs[16]} pairs |",
+                "| open_lm | {low[16]} to {high[16]} | {heads[open_lm][16]:+.3f} | {worse[16]} of {pairs[16]} pairs |",
                 *(OPENLM.replace("HIGH", str(high)) for high in (32, 48, 64, 128)),
                 OPENLM.replace("HIGH", "96").replace(":+", ":"),
-                *(
-                    f"| {{low[{high}]}} to {{end[{i}]}} | {{archai[{high}]:+.3f}} |"
-                    for i, high in enumerate((33, 67, 157))
-                ),
-                "without squares | {low[33]} to {end[0]} | {linear:+.3f} |",
+                *(f"| {{archai[{i}][0]}} to {{archai[{i}][1]}} | {{archai[{i}][2]:+.3f}} |" for i in range(3)),
+                "without squares | {archai[0][0]} to {archai[0][1]} | {linear:+.3f} |",
             ],
-            RESULTS: ["| {step[64 to 32].value:+.3f} nats when heads of 64 become"],
+            RESULTS: ["open_lm's loss changes by {step[64 to 32]:+.3f nats}"],
         },
     ),
     Passage(
@@ -46,43 +43,14 @@ PASSAGES = [
                 "in {worse} of {runs} runs, all {studies} studies, by {mean:.4f bits per byte}, about "
                 "{nats.value:.2f} nats",
             ],
-            PUBLISHED: [
-                "| open_lm | {fewest:,} to {most:,} | `batch`",
-                "wt103 and homogeneous | {lm1b:,}; {wt103:,} |",
-                "({count} pairs, {cells} cells)",
-                "before and after | {fits[0][updates]:+.3f} | - | - |",
-                "| and depth | {fits[1][updates]:+.3f} | {fits[1][depth]:+.3f} | - |",
-                "| and tokens | {fits[2][updates]:+.3f} | {fits[2][depth]:+.3f} | {fits[2][tokens]:+.3f} |",
-                *(
-                    f"| {depth} | 128 | {{shallow[0][{i}]:,}} | {{shallow[1][{i}]:+.3f}} |"
-                    for i, depth in enumerate((4, 8, 12))
-                ),
-                *(
-                    f"| {depth} | 512 | {{deep[0][{i}]:,}} | {{deep[1][{i}]:+.3f}} |"
-                    for i, depth in enumerate((16, 24))
-                ),
-                "{perfect[0]:+.3f}, {perfect[1]:+.3f}, {perfect[2]:+.3f}, {perfect[3]:+.3f}, {perfect[4]:+.3f} with "
-                "{counts[0]:,} to {counts[1]:,} updates. From 24 to 8 it is the other way: {other[0]:+.3f} to "
-                "{other[4]:+.3f} with {counts[2]:,} to {counts[3]:,}.",
-                "| worse | {worse} of {runs} runs, {worse_studies} of {studies} studies |",
-                "| median of runs | {median:+.4f} | | least and most | {ends[0]:+.4f}, {ends[1]:+.4f} |",
-                "| mean over studies | {mean:+.4f} |",
-                "about {nats:+.3f nats per token}, if",
-                "{deeper[2_epochs_learned_true]:+.3f} after two epochs, {deeper[1000_steps_learned_true]:+.3f} after",
-                "it is {deeper[2_epochs_rotary_true]:+.3f}. Without normalised input the deeper ones diverge, "
-                "{deeper[2_epochs_learned_false]:+.3f}.",
-            ],
         },
     ),
-    Passage(
-        language.language,
-        {FINDINGS: ["near the {bigram:.2f} of a bigram model"], RESULTS: ["same tokens has {bigram:.2f} on held-out"]},
-    ),
+    Passage(language.bigram, {FINDINGS: ["near the {bigram:.2f} of a bigram model"]}),
     Passage(
         afterwards.values,
         {
             README: [
-                "32 heads minus one head | {late[32][3_0]:+.0f} |",
+                "32 heads minus one head | {late[32][1]:+.0f} |",
                 "32 heads minus 4 heads; equivalent by a margin set before, 0.03 | {planned:+.3f} |",
                 "per doubling of heads at the same total width | {surface[0]:+.1f %} |",
                 "rank correlation of fall and gain in accuracy | {causes[correlation]:.2f} ({causes[low]:.2f} to "
@@ -90,16 +58,16 @@ PASSAGES = [
             ],
             FINDINGS: [
                 "all are at {plateau[0]:.2f} to {plateau[1]:.2f} nats",
-                "reaches 3.0 nats at step {arrive[3_0]:.0f}.",
-                "| steps to a training loss of 3.0 nats | {late[32][3_0]:+.0f} | | steps to 2.6 nats | "
-                "{late[32][2_6]:+.0f} |",
+                "reaches 3.0 nats at step {arrive[1]:.0f}.",
+                "| steps to a training loss of 3.0 nats | {late[32][1]:+.0f} | | steps to 2.6 nats | "
+                "{late[32][2]:+.0f} |",
                 "with the learning rate at its end | {short:+.3f} |",
                 "| training loss at step 1,000 of 4,000 | {at_1000:+.3f} |",
                 "32 heads minus 4 (p = {planned_p:.4f}) | {planned:+.3f} |",
                 "held-out text and {ahead:.3f} ahead on the training text",
                 "the error by {surface[0]:+.1f %} at 120,000 and {surface[1]:+.1f %} at 270,000 parameters; "
                 "{gain} of {steps} direct steps",
-                "twice the heads give {added[fixed]:+.1f %}, pooled",
+                "twice the heads give {added[lean, fixed width]:+.1f %}, pooled",
                 "added heads give {added_all:+.1f %}, pooled",
                 "the heads about {about:.0f} % of the error",
                 "| the same, over interventions | {causes[one]:+.1f} |",
@@ -108,21 +76,15 @@ PASSAGES = [
         },
     ),
     Passage(
-        heads.longer,
+        heads.values,
         {
-            README: ["32 heads end {single_change:.3f} nats behind 4"],
+            README: ["32 heads end {single:.3f} nats behind 4"],
             FINDINGS: [
-                "| held-out loss after 4,000 steps | {from_one[32]:+.3f} |",
-                "32 heads end {single_change:.3f} behind 4 heads",
-            ],
-        },
-    ),
-    Passage(
-        heads.narrow_heads,
-        {
-            FINDINGS: [
-                "32 heads lose {lost_with_rotary:.3f nats} to 4 with rotary, {lost_from_4:.3f} with learned positions. "
-                "Rank as the reason is {rule}.",
+                "| held-out loss after 4,000 steps | {from_1_long:+.3f} |",
+                "32 heads end {single:.3f} behind 4 heads",
+                "32 heads lose {from_4_rotary:.3f nats} to 4 with rotary, {from_4:.3f} with learned positions. Rank as "
+                "the reason is {rank}.",
+                "heads of 32 instead of 64 are better at {better} width, and worse at one ({worse})",
             ],
         },
     ),

@@ -1,4 +1,4 @@
-"""Tables of docs/published_models.md, from the effects of `study/published/atlas.py`."""
+"""Full tables of the effects of `study/published/atlas.py`; docs/published_models.md has a part of them."""
 
 from collections.abc import Sequence
 
