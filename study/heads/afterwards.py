@@ -179,31 +179,10 @@ def surface_steps() -> list[float]:
     ]
 
 
-def over_training(block: str = "D") -> dict[int, float]:
-    """Return held-out minus training loss by heads."""
-    rows = language.read_rows()
-    held, trained = (verdicts.read_values(rows, block, key) for key in ("loss", "train_loss"))
-    return {n: float(held[n].mean() - trained[n].mean()) for n in held}
-
-
 def tuning_runs(block: str, heads: int, key: str = "loss") -> dict[float, float]:
     """Return a value of the tuning seed's runs by learning rate."""
     found = language.rows_of(language.read_rows(), language.Arm(block, heads), language.TUNING_SEED)
     return {row["lr"]: row[key] for row in sorted(found, key=lambda row: row["lr"])}
-
-
-def tuning_bias() -> list[float]:
-    """Return the loss of the tuning seed at its best rate minus the mean of the other seeds there, by arm."""
-    rows, arms, result = language.read_rows(), {}, []
-    for row in rows:
-        arms.setdefault((row["block"], row["num_heads"]), []).append(row)
-    for group in arms.values():
-        tuning = [row for row in group if row["seed"] == language.TUNING_SEED]
-        best = min(tuning, key=lambda row: row["loss"], default=None)
-        others = [row["loss"] for row in group if best and row["seed"] in language.SEEDS and row["lr"] == best["lr"]]
-        if best and len(others) == len(language.SEEDS):
-            result.append(best["loss"] - float(np.mean(others)))
-    return result
 
 
 def report() -> Iterator[str]:

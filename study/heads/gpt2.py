@@ -49,7 +49,6 @@ PROSE, STORIES = "prose", "tinystories"  # texts
 SEPARATOR = "<|endoftext|>"
 PIECES = 12_000  # as many as the stories that the published runs read; fewer, since pieces are whole paragraphs
 MARGIN = 0.03  # nats, stated in PLAN.md
-PUBLISHED = {"12x12": 2.47, "4x16": 2.41}  # nats on TinyStories, one run each: Leaner Transformers, Table 2
 
 
 def read_brown(folder: Path) -> Iterator[list[str]]:

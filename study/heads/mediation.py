@@ -153,14 +153,6 @@ def gains_by_rate(records: Records) -> dict[str, Difference]:
     return result | {"mean": statistics.paired(*(np.mean([*group.values()], axis=0) for group in (many, few)))}
 
 
-def restrict(records: Records, seeds: int) -> Records:
-    """Return the records of the first seeds."""
-    return {
-        name: record | {"runs": [run for run in record["runs"] if run["seed"] < seeds]}
-        for name, record in records.items()
-    }
-
-
 def show(difference: Difference) -> str:
     """Format a difference with its 95 % interval."""
     interval = difference.interval()

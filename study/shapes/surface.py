@@ -169,21 +169,6 @@ def _by_change(rows: Sequence[Row], cost: str, error: str) -> dict[str, np.ndarr
     return result
 
 
-def predict_by_heads(rows: Sequence[Row], points: int = 33) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return numbers of heads, and the fitted top-1 error with its 95 % band: lower end, middle, upper end.
-
-    At the mean parameters, depth and head dimension, as means of logarithms over shapes.
-    """
-    columns = list_columns(rows, "params")
-    design, _ = _design(rows, [*columns.values()], "top1")
-    place = 1 + [*columns].index("num_heads")
-    x = np.repeat(design.mean(axis=0)[None], points, axis=0)
-    x[:, place] = np.linspace(design[:, place].min(), design[:, place].max(), points)
-    curves = np.exp(solve(rows, [*columns.values()], "top1") @ x.T)
-    low, high = np.quantile(curves[1:], (0.025, 0.975), axis=0)
-    return 2 ** x[:, place], low, curves[0], high
-
-
 def effects_at_equal_sizes(rows: Sequence[Row]) -> dict[str, Estimate]:
     """Return the effect of changes with all other sizes held, in percent of the top-1 error: all budgets together,
     parameters free."""
