@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from leanformer.config.declare import dataclass, types_of
-from leanformer.layers.context import PLAIN
+from leanformer.layers.masks import PLAIN
 from leanformer.layers.multihead import MultiHeadAttention
 
 
@@ -73,7 +73,7 @@ from flax import nnx
 from leanformer.config.common import ImageKeys
 from leanformer.config.declare import dataclass
 from leanformer.layers.stack import Stack
-from leanformer.layers.context import Context
+from leanformer.layers.masks import Context
 from leanformer.layers.convolution import PatchConv
 from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
@@ -118,7 +118,7 @@ def get_config():
     return c
 '''
 REGISTRIES = {
-    "leanformer/layers/attention_registry.py": (
+    "leanformer/layers/model_base.py": (
         ("from leanformer.layers.latent", "from leanformer.layers.linear import LinearAttention\n"),
         ('"nystrom": NystromAttention', '"linear": LinearAttention, '),
     ),

@@ -162,7 +162,7 @@ class BlockKeys:
     head_dim: Size = 64  # head dimension of queries and keys, independent of model.width; also per layer or stage
     value_dim: Size | None = None  # head dimension of values; also per layer or stage; model.head_dim if unset
     mlp_dim: Size | None = 3072  # hidden dimension of the MLP; also per layer or stage
-    attention: str = "softmax"  # attention type: "softmax" or another entry of leanformer/layers/attention_registry.py
+    attention: str = "softmax"  # attention type: "softmax" or another entry of leanformer/layers/model_base.py
     # stochastic-depth rate of the last block; the architecture defines how the rate rises over the blocks
     drop_path: float = 0.0
     # activations recomputed in the backward pass: "none"; "light", norms, GELU and attention matrices (less memory at
@@ -208,7 +208,7 @@ class TextKeys(PlainKeys):
     packed: bool = False
     norm: str = "layernorm"  # norm type: "layernorm" or "rmsnorm", see leanformer/layers/norms.py
     epsilon: float = 1e-5  # epsilon of all norms, except those of queries, keys and latents
-    activation: str = "gelu"  # activation function of the MLP, see leanformer/layers/mlp.py
+    activation: str = "gelu"  # activation function of the MLP, see leanformer/layers/blocks.py
     gated: bool = False  # True: gated MLP, activation(gate) x up
     mlp_bias: bool = True  # True: the linear layers of the MLP have biases
     qkv_bias: bool = True  # True: query, key and value projections have biases

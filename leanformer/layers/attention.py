@@ -14,18 +14,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers import backends
-from leanformer.layers.dropping import dropout_mask, keep_probability
-from leanformer.layers.forward_mode import with_gradient
+from leanformer.layers import backends, with_gradient
 from leanformer.layers.masks import ALL, Lengths, Mask, apply_soft_cap, logits
 
 
 # Checkpoint names of what remat saves: of attention q, k, v as inputs of the matmuls, and the output; of unrolled
 # layers also weights in the dtype of activations.
 ATTENDED, WEIGHTS = "attended", "weights"
+
+OF = 1 << 16  # resolution of dropout rates: 16 random bits per number
 
 normal = nnx.initializers.normal(0.02)
 fan_in = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # uniform in ±1/√inputs, the default of PyTorch
@@ -194,6 +194,47 @@ def pad_to_even(
 
 def _even(x: Float[Array, "b t *rest"]) -> Float[Array, "b even *rest"]:
     return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), *((0, 0),) * (x.ndim - 2))) if x.shape[1] % 2 else x
+
+
+def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b *rest"]:
+    """Set each number to zero with probability `rate`, and divide the others by `keep_probability`.
+
+    Each example has its own key, and the mask of a token does not depend on the number of tokens after it.
+
+    Args:
+        x: array with the leading axis B.
+        rate: probability of zero, rounded to 16 bits.
+        key: random keys, one per example (B); None returns `x` unchanged.
+    """
+    if key is None or not rate:
+        return x
+    keep = checkpoint_name(dropout_mask(key, x.shape[1:], rate), "dropout")
+    return jnp.where(keep, x / keep_probability(rate), 0)
+
+
+def dropout_mask(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Array, "b *rest"]:
+    """Draw the dropout masks of a batch, B *shape, from one key per example; True for numbers that are kept.
+
+    Args:
+        key: random keys, one per example.
+        shape: shape of the array of one example, without the batch axis.
+        rate: probability of False, rounded to 16 bits.
+    """
+    *tokens, width = shape
+
+    def draw(key: Key[Array, ""]) -> Bool[Array, "*rest"]:
+        words = jax.random.bits(
+            key, (*tokens, -(-width // 2)), jnp.uint32
+        )  # two numbers per word: drawing bits dominates the cost
+        halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*tokens, -1)[..., :width]
+        return halves >= round(rate * OF)
+
+    return jax.vmap(draw)(key)
+
+
+def keep_probability(rate: float) -> float:
+    """Return the exact probability with which `dropout` keeps a number: 1 − rate, rounded to 16 bits."""
+    return 1 - round(rate * OF) / OF
 
 
 def _dropped(weights: Float[Array, "b n t s"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b n t s"]:

@@ -13,14 +13,19 @@ from leanformer.config import declare
 from leanformer.config.common import PER_LAYER, BlockKeys
 from leanformer.config.rules import require
 from leanformer.errors import ConfigError
-from leanformer.layers.attention_registry import ATTENTIONS
-from leanformer.layers.blocks import BlockConfig
+from leanformer.layers.blocks import BlockConfig, MlpConfig
+from leanformer.layers.latent import LatentAttention
 from leanformer.layers.masks import check_supported
-from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import AttentionConfig, MultiHeadAttention
+from leanformer.layers.nystrom import NystromAttention
 from leanformer.layers.stack import list_groups
 
 
+# Attention types by the names of `model.attention`: modules like `MultiHeadAttention`, with two class attributes:
+# `options`, their keys of config.model with types, declared in `Keys` of their file, and `masks`, the supported parts.
+ATTENTIONS = types.MappingProxyType(
+    {"softmax": MultiHeadAttention, "latent": LatentAttention, "nystrom": NystromAttention}
+)
 SETTINGS = {f.name: f for part in (AttentionConfig, MlpConfig, BlockConfig) for f in dataclasses.fields(part)}
 STAGED = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "value_dim")  # sizes that stages have one each of
 

@@ -17,14 +17,12 @@ from jaxtyping import Array, Float, Int
 
 from leanformer.config.declare import Size, dataclass, types_of
 from leanformer.errors import ConfigError
-from leanformer.layers import kv_cache
 from leanformer.layers.attention import attend, normal, pad_to_even, times_weights
-from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.interventions import Interventions
 from leanformer.layers.interventions import Keys as InterventionKeys
-from leanformer.layers.masks import ALL, PARTS
+from leanformer.layers.masks import ALL, PARTS, PLAIN, Context
 from leanformer.layers.positions import QueryKeyTransform
-from leanformer.runtime.mesh import over_heads, over_key_heads
+from leanformer.runtime.mesh import REPLICATED, over_heads, over_key_heads
 
 
 DROPOUT_KEY = 3  # index of the random key of attention dropout; a block uses 0 to 2 for its own dropout
@@ -45,6 +43,11 @@ class Keys:
     rotary: float | None = None  # base of rotary positions, for example 10000.0; no rotary positions if unset
     rotary_width: int | None = None  # channels of each head that rotary positions rotate; all if unset
     out_bias: bool | None = None  # False: the attention output projection has no bias
+    # number of attention modules per layer, each with separate heads, whose outputs are averaged; 1 if unset
+    modules: int | None = None
+
+
+OPTIONS = types_of(Keys) | types_of(InterventionKeys)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -84,7 +87,7 @@ class MultiHeadAttention(nnx.Module):
     ((2, 7, 12), (2, 7, 5, 3))
     """
 
-    options: Mapping[str, Any] = MappingProxyType(types_of(Keys) | types_of(InterventionKeys))
+    options: Mapping[str, Any] = MappingProxyType({name: OPTIONS[name] for name in OPTIONS if name != "modules"})
     masks: Collection[str] = PARTS
     query: Any
     key: Any
@@ -223,7 +226,7 @@ class MultiHeadAttention(nnx.Module):
             q = q * self.temperature[...].astype(q.dtype)[None, None, :, None]
         cache = None
         if context.cache is not None:
-            cache = cached = kv_cache.extend(context.cache, cached, mask)
+            cache = cached = extend_cache(context.cache, cached, mask)
         k, v = self.keys_values(cached)
         options: dict[str, Any] = {
             "scale": self.logit_scale,
@@ -240,7 +243,35 @@ class MultiHeadAttention(nnx.Module):
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
         """Return an empty cache for `batch` rows of `size` tokens: {"k": B S K H, "v": B S K H'}."""
-        return {name: kv_cache.empty(batch, size, p) for name, p in (("k", self.key), ("v", self.value))}
+        return {name: new_cache(batch, size, p) for name, p in (("k", self.key), ("v", self.value))}
+
+
+def new_cache(batch: int, size: int, projection: Any) -> Float[Array, "b s k h"]:
+    """Return a cache of zeros for the outputs of a projection, B S K H in the dtype of the projection.
+
+    Args:
+        batch: B, number of rows.
+        size: S, number of tokens.
+        projection: `nnx.LinearGeneral` from tokens to (heads, channels), that is (K, H).
+    """
+    return jnp.zeros((batch, size, *projection.out_features), projection.dtype)
+
+
+def extend_cache(cache: dict[str, Array], new: dict[str, Array], mask: Mask) -> dict[str, Array]:
+    """Return the cache with new tokens, written from the mask's offset on. The caller ensures that they fit.
+
+    Args:
+        cache: arrays by name, with axes B S ...
+        new: arrays of the new tokens by the same names, B T ...
+        mask: causal mask whose offset is the number of tokens in the cache.
+
+    Raises:
+        ValueError: the mask is not causal or has no offset, so that empty positions would be visible.
+    """
+    if not mask.causal or mask.offset is None:
+        raise ValueError("A cache requires a causal mask with an offset, which hides its empty positions.")
+    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=mask.offset, axis=1)
+    return {name: write(old, new[name].astype(old.dtype)) for name, old in cache.items()}
 
 
 def check_shared(num_heads: int, num_kv_heads: int) -> None:
@@ -274,6 +305,69 @@ class ClassAttention(MultiHeadAttention):
         keys, mask = pad_to_even(x, ALL) if self.backend == "cudnn" else (x, ALL)
         q, k, v = self.query(x[:, :1]), self.key(keys), self.value(keys)
         return self.out(attend(q, k, v, mask=mask, backend=self.backend))
+
+
+class AveragedAttention(MultiHeadAttention):
+    """The mean of the outputs of independent modules of multi-head attention, as one module of all their heads.
+
+    Parameters: those of `MultiHeadAttention` with N = modules × heads; with several modules, output biases are `bias`
+    (modules, D).
+
+    Args:
+        width, head_dim, value_dim: as of `MultiHeadAttention`.
+        num_heads: number of query heads of each module.
+        num_kv_heads: number of key and value heads of each module; `num_heads` if None.
+        out_bias: True for an output bias of each module.
+        modules: number of modules, initialised like separate modules.
+        arguments: further arguments of `MultiHeadAttention`.
+
+    Raises:
+        ConfigError: `modules` is below 1, or an error of `MultiHeadAttention`.
+    """
+
+    options = MappingProxyType(OPTIONS)
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        modules: int = 1,
+        num_kv_heads: int | None = None,
+        out_bias: bool = True,
+        **arguments: Any,
+    ):
+        if modules < 1:
+            raise ConfigError(f"model.modules={modules} must be at least 1.")
+        check_shared(num_heads, num_kv_heads or num_heads)
+        several = modules > 1
+        super().__init__(
+            width,
+            modules * num_heads,
+            head_dim,
+            value_dim,
+            num_kv_heads=num_kv_heads and modules * num_kv_heads,
+            out_bias=out_bias and not several,
+            **arguments,
+        )
+        self.modules = modules
+        if several:
+            self.out.kernel[...] *= modules**0.5  # initialised for the fan-in of all heads together
+        if several and out_bias:
+            self.bias = nnx.Param(jnp.zeros((modules, width)), **REPLICATED)
+
+    def __call__(
+        self, x: Float[Array, "b t d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
+        """Return output, arrays and cache as in `MultiHeadAttention`."""
+        projected, arrays, cache = super().__call__(x, context)
+        if self.modules > 1:
+            projected = projected / self.modules
+        if hasattr(self, "bias"):
+            projected = projected + self.bias[...].mean(axis=0).astype(projected.dtype)[None, None]
+        return projected, arrays, cache
 
 
 @dataclasses.dataclass(frozen=True)

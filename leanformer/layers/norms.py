@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from leanformer.errors import ConfigError
-from leanformer.layers.forward_mode import with_gradient
+from leanformer.layers import with_gradient
 
 
 class LayerNorm(nnx.Module):

@@ -15,9 +15,8 @@ from jaxtyping import Array, Bool, Float
 from leanformer.config.declare import Literal, dataclass, types_of
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import attend, fan_in, probabilities
-from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.interventions import Keys as InterventionKeys
-from leanformer.layers.masks import ALL, PADDING, Mask, check_supported
+from leanformer.layers.masks import ALL, PADDING, PLAIN, Context, Mask, check_supported
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime.mesh import REPLICATED
 

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from leanformer.errors import ConfigError
 from leanformer.layers import interventions
 from leanformer.layers.attention import ATTENDED, WEIGHTS, full_lengths
 from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import PLAIN, Context
-from leanformer.layers.dropping import path_scales
+from leanformer.layers.masks import PLAIN, Context
 from leanformer.runtime.mesh import constrain_batch, constrain_layout
 
 
@@ -235,3 +234,24 @@ class Stack(nnx.Module):
         first = len(self.rates) * self.branches
         fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         return jax.vmap(fold, in_axes=(None, 0))(key, first + jnp.arange(len(self.rates)))
+
+
+def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:
+    """Draw the factor of each residual branch and example, L branches B: 0 with the layer's rate, else 1 / (1 − rate).
+
+    Stochastic depth (Huang et al. 2016). Each example has its own key, so the result does not depend on the rest of the
+    batch, on gradient accumulation or on the number of devices.
+
+    Args:
+        key: random keys, one per example (B).
+        rates: stochastic-depth rate of each layer (L), below 1.
+        branches: number of residual branches of a layer.
+    """
+    keep = 1 - jnp.asarray(rates)
+
+    def draw(key: Key[Array, ""], keep: Float[Array, ""], index: Int[Array, ""]) -> Float[Array, ""]:
+        return jax.random.bernoulli(jax.random.fold_in(key, index), keep) / keep
+
+    index = jnp.arange(len(rates) * branches).reshape(len(rates), branches)
+    over_examples = jax.vmap(draw, (0, None, None))
+    return jax.vmap(jax.vmap(over_examples, (None, None, 0)), (None, 0, 0))(key, keep, index)

@@ -21,12 +21,9 @@ from leanformer.config.common import TextKeys
 from leanformer.config.declare import Literal, dataclass
 from leanformer.config.rules import require
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import normal
-from leanformer.layers.blocks import BlockConfig
-from leanformer.layers.context import Context, Tap
-from leanformer.layers.dropping import dropout
-from leanformer.layers.masks import Mask, mean_pool
-from leanformer.layers.mlp import ACTIVATIONS
+from leanformer.layers.attention import dropout, normal
+from leanformer.layers.blocks import ACTIVATIONS, BlockConfig
+from leanformer.layers.masks import Context, Mask, Tap, mean_pool
 from leanformer.layers.model_base import Family
 from leanformer.layers.positions import check_length, sinusoidal_embeddings, token_positions
 from leanformer.layers.stack import Stack

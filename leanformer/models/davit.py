@@ -20,10 +20,9 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.common import ImageKeys
 from leanformer.config.declare import dataclass
 from leanformer.errors import ConfigError
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.blocks import Block, BlockConfig, drop_path
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
-from leanformer.layers.dropping import drop_path
+from leanformer.layers.masks import PLAIN, Context, Tap
 from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.norms import LayerNorm

@@ -19,13 +19,11 @@ from leanformer.config.declare import Literal, Size, dataclass
 from leanformer.config.rules import require
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import fan_in, normal
-from leanformer.layers.attention_registry import ATTENTIONS
-from leanformer.layers.averaged import AveragedAttention
 from leanformer.layers.blocks import BlockConfig
-from leanformer.layers.context import Context, Tap
 from leanformer.layers.interventions import check_flattening
-from leanformer.layers.masks import Mask
-from leanformer.layers.model_base import Family
+from leanformer.layers.masks import Context, Mask, Tap
+from leanformer.layers.model_base import ATTENTIONS, Family
+from leanformer.layers.multihead import AveragedAttention
 from leanformer.layers.stack import Stack
 
 
@@ -47,7 +45,7 @@ class Keys(PlainKeys):
     epsilon: float = 1e-5  # epsilon of all norms
     # True: norms follow each residual sum; False: they precede attention and MLP, with one at the end
     post_norm: bool = True
-    activation: str = "relu"  # activation function of the MLP, see leanformer/layers/mlp.py
+    activation: str = "relu"  # activation function of the MLP, see leanformer/layers/blocks.py
     gated: bool = False  # True: gated MLP, activation(gate) x up
     # token graying: exponent ε applied to the spectrum of the tokens before the blocks; 1 if unset
     graying: float | None = None

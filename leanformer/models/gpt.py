@@ -20,11 +20,9 @@ from jaxtyping import Array, Float, Int, Key
 from leanformer.config.common import TextKeys
 from leanformer.config.declare import Literal, dataclass
 from leanformer.config.rules import require
-from leanformer.layers.attention import normal
+from leanformer.layers.attention import dropout, normal
 from leanformer.layers.blocks import BlockConfig
-from leanformer.layers.context import Context, Tap
-from leanformer.layers.dropping import dropout
-from leanformer.layers.masks import Mask, apply_soft_cap
+from leanformer.layers.masks import Context, Mask, Tap, apply_soft_cap
 from leanformer.layers.model_base import Family
 from leanformer.layers.positions import check_length, token_positions
 from leanformer.layers.stack import Stack
@@ -34,7 +32,7 @@ from leanformer.layers.stack import Stack
 class Keys(TextKeys):
     """Keys of model.name="gpt"; the defaults are the published GPT-2."""
 
-    # activation function of the MLP, "gelu_tanh" in GPT-2 as published, see leanformer/layers/mlp.py
+    # activation function of the MLP, "gelu_tanh" in GPT-2 as published, see leanformer/layers/blocks.py
     activation: str = "gelu_tanh"
     positions: Literal["learned", "none"] = "learned"  # position embeddings; "none" with model.rotary
     tied: bool = True  # True: the token embeddings are also the output head

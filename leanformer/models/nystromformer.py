@@ -24,11 +24,9 @@ from jaxtyping import Array, Float, Int, Key
 from leanformer.config.common import PlainKeys
 from leanformer.config.declare import Literal, Size, dataclass
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import fan_in, normal
+from leanformer.layers.attention import dropout, fan_in, normal
 from leanformer.layers.blocks import BlockConfig
-from leanformer.layers.context import Context, Tap
-from leanformer.layers.dropping import dropout
-from leanformer.layers.masks import Mask
+from leanformer.layers.masks import Context, Mask, Tap
 from leanformer.layers.model_base import Family
 from leanformer.layers.stack import Stack
 

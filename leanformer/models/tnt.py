@@ -26,10 +26,9 @@ from leanformer.config.common import ImageKeys
 from leanformer.config.declare import Literal, dataclass
 from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
 from leanformer.layers.convolution import Conv, check_sides, patch_grid
-from leanformer.layers.mlp import MlpConfig
+from leanformer.layers.masks import PLAIN, Context, Tap
 from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import AttentionConfig
 from leanformer.layers.norms import LayerNorm

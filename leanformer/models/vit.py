@@ -17,8 +17,8 @@ from leanformer.config.declare import Literal, dataclass
 from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
-from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import PatchConv, check_sides, patch_grid
+from leanformer.layers.masks import Context, Tap
 from leanformer.layers.model_base import Family
 from leanformer.layers.stack import Stack
 

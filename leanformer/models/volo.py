@@ -20,10 +20,9 @@ from leanformer.config.declare import dataclass
 from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig
 from leanformer.layers.convolution import BatchNorm, Conv, PatchConv, check_sides
-from leanformer.layers.mlp import Mlp, MlpConfig
+from leanformer.layers.masks import PLAIN, Context, Tap
 from leanformer.layers.model_base import WithClassAttention
 from leanformer.layers.multihead import ClassAttention
 from leanformer.layers.norms import LayerNorm

@@ -21,13 +21,10 @@ from leanformer.config.declare import Size, dataclass
 from leanformer.config.rules import require
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal
-from leanformer.layers.attention_registry import ATTENTIONS
-from leanformer.layers.blocks import Block, BlockConfig, scaled
-from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig, drop_path, gelu, scaled
 from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init, patch_grid
-from leanformer.layers.dropping import drop_path
-from leanformer.layers.mlp import Mlp, MlpConfig, gelu
-from leanformer.layers.model_base import WithClassAttention
+from leanformer.layers.masks import PLAIN, Context, Tap
+from leanformer.layers.model_base import ATTENTIONS, WithClassAttention
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack

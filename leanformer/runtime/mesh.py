@@ -188,7 +188,7 @@ def check_split(axes: Mapping[str, ParameterAxes], tensor: int) -> None:
     for name, shape in undeclared_parameters(axes).items():
         raise ConfigError(
             f"mesh.tensor={tensor}: no tensor-parallel axis is declared for {name} of shape {shape}. Use "
-            "mesh.tensor=1, or declare the axis in the layer as layers/mlp.py does (leanformer/runtime/mesh.py)."
+            "mesh.tensor=1, or declare the axis in the layer as layers/blocks.py does (leanformer/runtime/mesh.py)."
         )
     strict = {name: x.over for name, x in axes.items() if x.over is not None and not x.over.few}
     sizes = {name: axes[name].shape[over.axis] for name, over in strict.items()}

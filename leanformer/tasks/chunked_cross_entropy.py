@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from leanformer.layers.forward_mode import with_gradient
+from leanformer.layers import with_gradient
 from leanformer.runtime.mesh import constrain_tensor, tensor_parts
 
 

@@ -17,7 +17,7 @@ from flax import nnx
 
 from leanformer import conditioning
 from leanformer.layers import interventions
-from leanformer.layers.context import Context
+from leanformer.layers.masks import Context
 from leanformer.layers.multihead import MultiHeadAttention
 
 

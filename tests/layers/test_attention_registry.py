@@ -12,10 +12,8 @@ from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers import norms
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import Context
-from leanformer.layers.masks import Mask
-from leanformer.layers.mlp import ACTIVATIONS, Mlp, MlpConfig
+from leanformer.layers.blocks import ACTIVATIONS, Block, BlockConfig, Mlp, MlpConfig
+from leanformer.layers.masks import Context, Mask
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.positions import rotate
 from leanformer.layers.stack import Stack

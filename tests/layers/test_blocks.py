@@ -11,14 +11,11 @@ from flax import nnx
 from messages import refuses
 from random_weights import fill_weights
 
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import Context
-from leanformer.layers.dropping import path_scales
-from leanformer.layers.masks import Mask
-from leanformer.layers.mlp import MlpConfig
+from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
+from leanformer.layers.masks import Context, Mask
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.nystrom import NystromAttention
-from leanformer.layers.stack import Stack
+from leanformer.layers.stack import Stack, path_scales
 
 
 WIDTH, DEPTH, BATCH, TOKENS = 13, 3, 5, 7

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer.layers.forward_mode import forward_mode
+from leanformer.layers import forward_mode
 from leanformer.tasks.chunked_cross_entropy import cross_entropy
 from leanformer.training import model_setup
 from tools.exports import CASES, case_config, random_weights

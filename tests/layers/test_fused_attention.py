@@ -19,9 +19,8 @@ from random_weights import fill_weights
 
 from leanformer import models
 from leanformer.layers import attention, backends
-from leanformer.layers.blocks import Block, BlockConfig
+from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
 from leanformer.layers.masks import Mask
-from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.models.davit import WindowAttention

@@ -9,9 +9,8 @@ from flax import nnx
 from random_weights import fill_weights
 
 from leanformer.layers import interventions
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import Context
-from leanformer.layers.mlp import MlpConfig
+from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
+from leanformer.layers.masks import Context
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime.mesh import leaf_names

@@ -12,11 +12,9 @@ from random_weights import fill_weights
 
 from leanformer import models
 from leanformer.layers import backends
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import Context
+from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
 from leanformer.layers.latent import LatentAttention
-from leanformer.layers.masks import Mask
-from leanformer.layers.mlp import MlpConfig
+from leanformer.layers.masks import Context, Mask
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from tests.layers.test_attention_registry import randomise_parameters

@@ -11,12 +11,10 @@ from messages import refuses
 from random_weights import fill_weights
 
 from leanformer import conditioning, models
-from leanformer.layers import attention_registry
+from leanformer.layers import model_base
 from leanformer.layers.attention import probabilities
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import Context
-from leanformer.layers.masks import Mask
-from leanformer.layers.mlp import MlpConfig
+from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
+from leanformer.layers.masks import Context, Mask
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.models.nystromformer import Model as Nystromformer
@@ -147,7 +145,7 @@ def test_attention_must_support_the_masks_of_the_architecture(monkeypatch):
 def test_attention_types_accept_their_declared_options():
     """Constructs every type with all options that it declares."""
     values = {int: 3, float: 0.5, bool: True}
-    for kind in {**Xcit.attentions, **attention_registry.ATTENTIONS}.values():
+    for kind in {**Xcit.attentions, **model_base.ATTENTIONS}.values():
         types = {option: next((x for x in get_args(t) if x in values), None) for option, t in kind.options.items()}
         arguments = {option: values[x] for option, x in types.items() if x is not None}
         arguments |= {name: x for name, x in {"rotary": 100.0, "rotary_width": 2}.items() if name in arguments}

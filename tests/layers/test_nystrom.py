@@ -12,8 +12,7 @@ from leanformer import models
 from leanformer.conditioning import singular_values, tap
 from leanformer.layers import nystrom
 from leanformer.layers.attention import attend
-from leanformer.layers.context import Context
-from leanformer.layers.masks import Mask
+from leanformer.layers.masks import Context, Mask
 from leanformer.layers.multihead import MultiHeadAttention
 
 

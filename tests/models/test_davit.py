@@ -8,7 +8,7 @@ from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers.attention import attend
-from leanformer.layers.context import PLAIN
+from leanformer.layers.masks import PLAIN
 from leanformer.models import davit
 from leanformer.models.davit import WindowAttention
 

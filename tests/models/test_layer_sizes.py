@@ -15,10 +15,8 @@ import leanformer
 from leanformer import conditioning, config, models, pretrained
 from leanformer.analysis import dimensions
 from leanformer.conditioning import charts, tables
-from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.context import Context
-from leanformer.layers.masks import Mask
-from leanformer.layers.mlp import MlpConfig
+from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
+from leanformer.layers.masks import Context, Mask
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack, list_groups
 from leanformer.pretrained import layouts

@@ -9,7 +9,7 @@ from messages import refuses
 from random_weights import fill_weights
 
 from leanformer import conditioning, models
-from leanformer.layers.dropping import dropout
+from leanformer.layers.attention import dropout
 
 
 def relative_error(values, expected):

@@ -8,7 +8,7 @@ from flax import nnx
 from random_weights import fill_weights
 
 from leanformer import models
-from leanformer.layers.context import Context
+from leanformer.layers.masks import Context
 
 
 DEPTH, BATCH, PATCHES, PIXELS, WIDTH, INNER = 2, 5, 6, 9, 13, 11

@@ -8,7 +8,7 @@ from flax import nnx
 from random_weights import fill_weights
 
 from leanformer import conditioning, models
-from leanformer.layers.context import PLAIN
+from leanformer.layers.masks import PLAIN
 from leanformer.models import volo
 from leanformer.runtime.mesh import leaf_names
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from parity import OUTPUTS, TOLERANCE, case, check_export, compute_outputs, list_cases, relative_difference
 
-from leanformer.layers import mlp
+from leanformer.layers import blocks
 from leanformer.layers.convolution import BatchNorm
 from leanformer.layers.norms import LayerNorm
 from leanformer.models import xcit
@@ -75,7 +75,7 @@ def batch_norm_epsilon(_, patch):
 
 
 def tanh_gelu(_, patch):
-    patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu)  # the tanh form, by default
+    patch.setitem(blocks.ACTIVATIONS, "gelu", jax.nn.gelu)  # the tanh form, by default
     patch.setattr(xcit, "gelu", jax.nn.gelu)
 
 

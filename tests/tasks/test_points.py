@@ -15,8 +15,7 @@ from random_weights import fill_weights
 from leanformer import config, tasks, train
 from leanformer.data import points as point_tasks
 from leanformer.layers.attention import fan_in
-from leanformer.layers.averaged import AveragedAttention
-from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.multihead import AveragedAttention, MultiHeadAttention
 from leanformer.tasks.points import Curriculum, PointData, PointRegression
 from leanformer.training import train_setup
 

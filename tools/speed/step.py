@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from leanformer.config.rules import image_sides
 from leanformer.costs import count
-from leanformer.layers import attention, mlp
+from leanformer.layers import attention, blocks
 from leanformer.runtime import startup
 from tools.speed import timing
 from tools.speed.timing import build, make_batch, make_matmuls, matmul_throughput, time_call
@@ -38,7 +38,7 @@ def measure_step(batch: int) -> dict:
     q = jax.random.normal(key, (batch, tokens, c.num_heads, c.head_dim))
     attend = jax.jit(jax.value_and_grad(lambda q, k, v: jnp.sum(attention.attend(q, k, v) * v), argnums=(0, 1, 2)))
     hidden = jax.random.normal(key, (batch, tokens, c.mlp_dim))
-    gelu = jax.jit(jax.grad(lambda x: jnp.sum(mlp.gelu(x))))
+    gelu = jax.jit(jax.grad(lambda x: jnp.sum(blocks.gelu(x))))
     update = jax.jit(_adam_update)
     flat = jnp.ones(count.parameters(run.state.params))
     jax.block_until_ready((attend(q, q, q), gelu(hidden), update(flat, flat, flat, flat)))
