@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from leanformer.config.declare import dataclass, types_of
-from leanformer.layers.masks import PLAIN
+from leanformer.layers.masks import EVAL_CONTEXT
 from leanformer.layers.multihead import MultiHeadAttention
 
 
@@ -35,7 +35,7 @@ class LinearAttention(MultiHeadAttention):
         super().__init__(width, num_heads, head_dim, value_dim, **common)
         self.floor = floor
 
-    def __call__(self, x, context=PLAIN):
+    def __call__(self, x, context=EVAL_CONTEXT):
         q, k, v = self.query(x), self.key(x), self.value(x)
         read, write = (self.floor + 1 + jax.nn.elu(array) for array in (q, k))
         weights = jnp.einsum("btnh,bsnh->bnts", read, write)  # simple, not fast: the recipe is tested

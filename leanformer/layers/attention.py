@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from leanformer.errors import ConfigError
 from leanformer.layers import backends, with_gradient
-from leanformer.layers.masks import ALL, Lengths, Mask, apply_soft_cap, logits
+from leanformer.layers.masks import UNMASKED, Lengths, Mask, apply_soft_cap, logits
 
 
 # Checkpoint names of what remat saves: of attention q, k, v as inputs of the matmuls, and the output; of unrolled
@@ -86,7 +86,7 @@ def attend(
     k: Float[Array, "b s k h"],
     v: Float[Array, "b s k hv"],
     *,
-    mask: Mask = ALL,
+    mask: Mask = UNMASKED,
     scale: float | None = None,
     soft_cap: float | None = None,
     backend: str = "xla",
@@ -321,7 +321,7 @@ _attend = with_gradient(_attend_plainly, _attend_forward, _attend_backward, stat
 def probabilities(
     q: Float[Array, "b t n h"],
     k: Float[Array, "b s k h"],
-    mask: Mask = ALL,
+    mask: Mask = UNMASKED,
     scale: float | None = None,
     soft_cap: Any = None,
 ) -> Float[Array, "b n t s"]:

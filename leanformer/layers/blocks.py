@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 from leanformer.errors import ConfigError
 from leanformer.layers import interventions, norms
 from leanformer.layers.attention import dropout, normal, times_weights
-from leanformer.layers.masks import PLAIN, Context, Mask, check_supported
+from leanformer.layers.masks import EVAL_CONTEXT, Context, Mask, check_supported
 from leanformer.layers.multihead import AttentionConfig, MultiHeadAttention
 from leanformer.runtime.mesh import over_hidden
 
@@ -239,7 +239,9 @@ class Block(nnx.Module):
         scales = (config.layer_scale, config.layer_scale if mlp else None)
         self.gamma1, self.gamma2 = (None if s is None else nnx.Param(jnp.full(config.width, s)) for s in scales)
 
-    def __call__(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[Float[Array, "b t d"], Any, Any]:
+    def __call__(
+        self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
+    ) -> tuple[Float[Array, "b t d"], Any, Any]:
         """Return the output, the tap's result (None without a tap) and the cache.
 
         `context.scales` are the stochastic-depth factors of the attention branch and of the MLP branch.

@@ -131,7 +131,7 @@ def mean_pool(x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Floa
     return jnp.where(valid, x, 0).sum(axis=1) / lengths[:, None].astype(x.dtype)
 
 
-ALL = Mask()  # all keys are visible
+UNMASKED = Mask()  # all keys are visible
 PARTS = tuple(field.name for field in dataclasses.fields(Mask))
 PADDING = ("lengths", "keep")  # parts that mark padding tokens, as queries and as keys
 
@@ -154,7 +154,7 @@ def check_supported(name: str, supported: Collection[str], parts: Collection[str
 def logits(
     q: Float[Array, "b t n h"],
     k: Float[Array, "b s k h"],
-    mask: Mask = ALL,
+    mask: Mask = UNMASKED,
     scale: float | None = None,
     soft_cap: Any = None,
 ) -> Float[Array, "b n t s"]:
@@ -207,7 +207,7 @@ class Context:
     """
 
     key: Any = None
-    mask: Mask = ALL
+    mask: Mask = UNMASKED
     positions: Any = None
     cache: Any = None
     lengths: Mapping[tuple[int, int], Lengths] = dataclasses.field(default_factory=dict)
@@ -216,4 +216,4 @@ class Context:
     train: bool = dataclasses.field(default=False, metadata=STATIC)
 
 
-PLAIN = Context()  # evaluation, all keys visible, no tap
+EVAL_CONTEXT = Context()  # evaluation, all keys visible, no tap

@@ -20,7 +20,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers.attention import attend, normal, pad_to_even, times_weights
 from leanformer.layers.interventions import Interventions
 from leanformer.layers.interventions import Keys as InterventionKeys
-from leanformer.layers.masks import ALL, PARTS, PLAIN, Context
+from leanformer.layers.masks import EVAL_CONTEXT, PARTS, UNMASKED, Context, Mask
 from leanformer.layers.positions import QueryKeyTransform
 from leanformer.runtime.mesh import REPLICATED, over_heads, over_key_heads
 
@@ -189,7 +189,7 @@ class MultiHeadAttention(nnx.Module):
         return cached["k"], cached["v"]
 
     def __call__(
-        self, x: Float[Array, "b t d"], context: Context = PLAIN
+        self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
         """Return the projected output, the intermediate arrays for a tap, and the cache with these tokens.
 
@@ -207,7 +207,7 @@ class MultiHeadAttention(nnx.Module):
         """Return {"soft_cap": float32 number} for a tap; {} if there is no soft cap."""
         return {} if self.soft_cap is None else {"soft_cap": jnp.float32(self.soft_cap)}
 
-    def attended(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[dict[str, Array], Any]:
+    def attended(self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT) -> tuple[dict[str, Array], Any]:
         """Return the arrays of the attention by name, and the extended cache, None if the context has none.
 
         The arrays are q (B T N H), k (B S K H), v (B S K H') and out (B T N H', before the output projection). S is T,
@@ -302,7 +302,7 @@ class ClassAttention(MultiHeadAttention):
     def __call__(  # ty: ignore[incompatible-method-override] - no cache or tap
         self, x: Float[Array, "b t d"]
     ) -> Float[Array, "b 1 d"]:
-        keys, mask = pad_to_even(x, ALL) if self.backend == "cudnn" else (x, ALL)
+        keys, mask = pad_to_even(x, UNMASKED) if self.backend == "cudnn" else (x, UNMASKED)
         q, k, v = self.query(x[:, :1]), self.key(keys), self.value(keys)
         return self.out(attend(q, k, v, mask=mask, backend=self.backend))
 
@@ -359,7 +359,7 @@ class AveragedAttention(MultiHeadAttention):
             self.bias = nnx.Param(jnp.zeros((modules, width)), **REPLICATED)
 
     def __call__(
-        self, x: Float[Array, "b t d"], context: Context = PLAIN
+        self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
         """Return output, arrays and cache as in `MultiHeadAttention`."""
         projected, arrays, cache = super().__call__(x, context)

@@ -16,7 +16,7 @@ from leanformer.config.declare import Literal, dataclass, types_of
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import attend, fan_in, probabilities
 from leanformer.layers.interventions import Keys as InterventionKeys
-from leanformer.layers.masks import ALL, PADDING, PLAIN, Context, Mask, check_supported
+from leanformer.layers.masks import EVAL_CONTEXT, PADDING, UNMASKED, Context, Mask, check_supported
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime.mesh import REPLICATED
 
@@ -199,7 +199,7 @@ class NystromAttention(MultiHeadAttention):
             self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)), **REPLICATED)
 
     def __call__(
-        self, x: Float[Array, "b t d"], context: Context = PLAIN
+        self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
         """Return the projected output, the arrays for a tap, and None as there is no cache.
 
@@ -253,7 +253,7 @@ class NystromAttention(MultiHeadAttention):
             )
         real = mask.valid_tokens(tokens)
         if tokens % number == 0 and (real is None or self.padding == "zeros"):
-            return segment_means(q, number), segment_means(k, number), ALL
+            return segment_means(q, number), segment_means(k, number), UNMASKED
         of = landmark_tokens(mask, tokens, number)
-        present = ALL if real is None else Mask(lengths=jnp.minimum(real.sum(axis=1), number))
+        present = UNMASKED if real is None else Mask(lengths=jnp.minimum(real.sum(axis=1), number))
         return landmark_means(q, of), landmark_means(k, of), present

@@ -16,7 +16,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers import interventions
 from leanformer.layers.attention import ATTENDED, WEIGHTS, full_lengths
 from leanformer.layers.blocks import Block, BlockConfig
-from leanformer.layers.masks import PLAIN, Context
+from leanformer.layers.masks import EVAL_CONTEXT, Context
 from leanformer.runtime.mesh import constrain_batch, constrain_layout
 
 
@@ -146,7 +146,7 @@ class Stack(nnx.Module):
         how: dict[str, Any] = {"remat": config.remat, "unroll": config.unroll, "rngs": rngs}
         return cls(makers, config.depth, drop_path=rates, **how)
 
-    def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = PLAIN) -> tuple[Any, ...]:
+    def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = EVAL_CONTEXT) -> tuple[Any, ...]:
         """Return the output and the tap's results, stacked over layers (leading axis L); with a cache, the new one too.
 
         Tap's results and caches of several groups are lists, with one entry per group. A key per example switches

@@ -22,7 +22,7 @@ from leanformer.config.declare import dataclass
 from leanformer.errors import ConfigError
 from leanformer.layers.blocks import Block, BlockConfig, drop_path
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
-from leanformer.layers.masks import PLAIN, Context, Tap
+from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
 from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
@@ -77,7 +77,7 @@ class WindowAttention(MultiHeadAttention):
         self.window_size = window_size
 
     def __call__(
-        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+        self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
         """Return the projected output, and for a tap q, k, v per window (B·windows, T = window_size², N, H) and `out`
         of the whole map (B T N H)."""
@@ -107,7 +107,7 @@ class WindowNystrom(NystromAttention):
         self.window_size = window_size
 
     def __call__(
-        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+        self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
         """Return the projected output, and for a tap `out` of the whole map (B T N H), and per window v and the other
         arrays of `NystromAttention`."""
@@ -132,7 +132,7 @@ class ChannelAttention(MultiHeadAttention):
     masks = ()
 
     def __call__(
-        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+        self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
         """Return the projected output, and for a tap v and `out` (B T N H); there is no T × T matrix of q and k."""
         tokens = _tokens(x)
@@ -162,7 +162,7 @@ class MapBlock(Block):
         self.code1, self.code2 = (DepthwiseConv(config.width, dtype=config.dtype, rngs=rngs) for _ in range(2))
 
     def __call__(
-        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+        self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], Any, None]:
         first, second = (None, None) if context.scales is None else context.scales
         coded = x + self.code1(x)
@@ -195,7 +195,7 @@ class Unit(nnx.Module):
         self.spatial, self.channel = spatial, channel
 
     def __call__(
-        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+        self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], dict[str, Any], None]:
         scales = context.scales
         first, second = (None, None) if scales is None else (scales[:2], scales[2:])

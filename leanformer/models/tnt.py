@@ -28,7 +28,7 @@ from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
 from leanformer.layers.convolution import Conv, check_sides, patch_grid
-from leanformer.layers.masks import PLAIN, Context, Tap
+from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
 from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import AttentionConfig
 from leanformer.layers.norms import LayerNorm
@@ -119,7 +119,7 @@ class TntBlock(nnx.Module):
         self.branches = inner.branches * patches + outer.branches
 
     def __call__(
-        self, x: tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], context: Context = PLAIN
+        self, x: tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], context: Context = EVAL_CONTEXT
     ) -> tuple[tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], dict[str, Any], None]:
         """Return pixels and patches, class token first, and tap results of both blocks, {"inner", "outer"}.
 

@@ -22,7 +22,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig
 from leanformer.layers.convolution import BatchNorm, Conv, PatchConv, check_sides
-from leanformer.layers.masks import PLAIN, Context, Tap
+from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
 from leanformer.layers.model_base import WithClassAttention
 from leanformer.layers.multihead import ClassAttention
 from leanformer.layers.norms import LayerNorm
@@ -111,7 +111,7 @@ class OutlookAttention(nnx.Module):
         self.out = linear((num_heads, value_dim), width, axis=(-2, -1), kernel_metadata=over_heads(-3))
 
     def __call__(
-        self, x: Float[Array, "b t d"], context: Context = PLAIN
+        self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
         """Return the projected output, and for a tap v and out, B T N H, with windows summed; no q and k."""
 

@@ -23,7 +23,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig, drop_path, gelu, scaled
 from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init, patch_grid
-from leanformer.layers.masks import PLAIN, Context, Tap
+from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
 from leanformer.layers.model_base import ATTENTIONS, WithClassAttention
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
@@ -99,7 +99,7 @@ class CrossCovarianceAttention(MultiHeadAttention):
         self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)), **REPLICATED)
 
     def __call__(
-        self, x: Float[Array, "b t d"], context: Context = PLAIN
+        self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
         """Return the projected output, and for a tap v and out (B T N H) and channel_attention, the matrices (B N H H).
 
@@ -161,7 +161,7 @@ class XcitBlock(Block):
         self.gamma3 = nnx.Param(jnp.full(config.width, scale))
 
     def __call__(
-        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+        self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], Any, None]:
         """Return the result as in `Block`; `context.scales` are factors of attention, local interaction and MLP."""
         first, second, third = (None,) * 3 if context.scales is None else context.scales

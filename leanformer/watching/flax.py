@@ -22,7 +22,7 @@ from flax import nnx
 
 from leanformer.conditioning import tap
 from leanformer.errors import ConfigError
-from leanformer.layers.masks import ALL
+from leanformer.layers.masks import UNMASKED
 from leanformer.layers.model_base import Family
 from leanformer.watching.jax_arrays import Attention, count_rows, find_tokens, is_cross_attention
 from leanformer.watching.measures import find_roundoffs, pack
@@ -139,7 +139,7 @@ def _attach_family(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
     def take(arrays: Any) -> tuple[Any, Any]:
         tokens = arrays["tokens"]
         roundoffs.update(find_roundoffs(measures, arrays.get("out", tokens).dtype, tokens.dtype))
-        valid = arrays.get("mask", ALL).valid_tokens(tokens.shape[1])
+        valid = arrays.get("mask", UNMASKED).valid_tokens(tokens.shape[1])
         if limit is not None:
             examples = max(1, len(tokens))  # of attention within windows, q and k have several rows per example
             arrays = jax.tree.map(

@@ -8,7 +8,7 @@ from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers.attention import attend
-from leanformer.layers.masks import PLAIN
+from leanformer.layers.masks import EVAL_CONTEXT
 from leanformer.models import davit
 from leanformer.models.davit import WindowAttention
 
@@ -46,7 +46,7 @@ def test_tap_shapes():
 def test_stages_use_different_random_keys(monkeypatch):
     keys = []
 
-    def call(self, x, context=PLAIN):
+    def call(self, x, context=EVAL_CONTEXT):
         keys.append(context.key)
         return x, {}
 

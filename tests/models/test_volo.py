@@ -8,7 +8,7 @@ from flax import nnx
 from random_weights import fill_weights
 
 from leanformer import conditioning, models
-from leanformer.layers.masks import PLAIN
+from leanformer.layers.masks import EVAL_CONTEXT
 from leanformer.models import volo
 from leanformer.runtime.mesh import leaf_names
 
@@ -109,7 +109,7 @@ def test_stages_use_different_random_keys(images, monkeypatch):
     def collect_keys(key):
         keys = []
 
-        def call(self, x, context=PLAIN):
+        def call(self, x, context=EVAL_CONTEXT):
             keys.append(context.key)
             return x, None
 
