@@ -7,9 +7,7 @@ digest(measured["attention_output"])         # one dictionary per layer
 gaussian(tokens, num_heads * head_dim)       # the prediction for that shape
 """
 
-from typing import Any
-
-from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, by_name, measure, tap, weights
+from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, block_jacobian, by_name, measure, tap, weights
 from leanformer.conditioning.spectrum import (
     Reading,
     Summary,
@@ -40,12 +38,3 @@ __all__ = [
     "weights",
     "with_spectrum",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import `block_jacobian` at first use, since it needs JAX."""
-    if name == "block_jacobian":
-        from leanformer.conditioning.jacobian import block_jacobian
-
-        return block_jacobian
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,20 +1,21 @@
-"""Measures of one head's attention matrix: entropies, logits, distance, and the weight of a token on itself.
+"""Measures of attention heads and their matrices: entropies, logits, distance, correlation.
 
 Each function takes a block's arrays by name: `q` (B T N H) and `k` (B S K H), its `mask` (a `masks.Mask`, or
-`Padding`) or None, and `soft_cap`, the soft cap of the logits or None. Only keys that the mask allows and queries that
-are not padding count.
+`Padding`) or None, and `soft_cap`, the soft cap of the logits or None; and returns a `Reading` (B N), a value per head.
+Only keys that the mask allows and queries that are not padding count.
 
 For a model of another library, `logits` (B N T S) take the place of q and k. They include every mask and bias; logits
 of at most HIDDEN are masked keys.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_jax_array
 
-from leanformer.conditioning.spectrum import Reading, read
+from leanformer.conditioning.spectrum import FLOOR, Reading, read, singular_values
 
 
 Named = Mapping[str, Any]
@@ -23,17 +24,15 @@ HIDDEN = -9e3  # libraries mask with -1e4, the lowest float16 or float32, or -in
 
 @dataclasses.dataclass(frozen=True)
 class Padding:
-    """Mask of padding alone: `keep` (B S) is True for tokens that are not padding."""
+    """Mask of padding alone."""
 
-    keep: Any
+    keep: Any  # bool B S: True for tokens that are not padding
     lengths = None
 
     def valid_tokens(self, keys: int) -> Any:
-        """Return `keep`."""
         return self.keep
 
     def attention_mask(self, queries: int, keys: int) -> Any:
-        """Return the visible keys, B 1 1 S."""
         return self.keep[:, None, None]
 
 
@@ -79,7 +78,7 @@ def _logits(a: Named) -> Any:
 
 
 def probabilities(a: Named) -> Any:
-    """Return the attention probabilities (B N T S) of a layer."""
+    """Return the attention probabilities, B N T S."""
     xp, x = _namespace(a), _logits(a)
     weights = xp.exp(x - xp.max(x, axis=-1, keepdims=True))
     return weights / xp.sum(weights, axis=-1, keepdims=True)
@@ -97,7 +96,7 @@ def _entropies(a: Named) -> tuple[Any, Any]:
 
 
 def _mean(a: Named, values: Any, counted: Any) -> Reading:
-    """Return the mean B N of values B N T over the queries B T that count, others being zero; over all if None."""
+    """Return the mean of values B N T over the queries B T that count, others being zero; over all if None."""
     xp = _namespace(a)
     if counted is None:
         return read(xp.mean(values, axis=-1))
@@ -106,21 +105,21 @@ def _mean(a: Named, values: Any, counted: Any) -> Reading:
 
 
 def _mean_of_valid(a: Named, values: Any) -> Reading:
-    """Return the mean B N of values B N T over queries that are not padding."""
+    """Return the mean of values B N T over queries that are not padding."""
     valid = _valid(a)
     return _mean(a, values if valid is None else _namespace(a).where(valid[:, None], values, 0), valid)
 
 
 def entropy(a: Named) -> Reading:
-    """Return each head's attention entropy in nats, a mean over queries except padding, as a `Reading` (B N)."""
+    """Return the entropy of the attention probabilities in nats, a mean over queries."""
     entropies, keys = _entropies(a)
     return _mean(a, entropies, None if _valid(a) is None else keys > 0)
 
 
 def relative_entropy(a: Named) -> Reading:
-    """Return each head's attention entropy over the log of the number of visible keys, as a `Reading` (B N).
+    """Return the entropy over the log of the number of visible keys, 0 to 1, a mean over queries that see two or more.
 
-    The values are 0 to 1. They are averaged over queries that see at least two keys; not valid if there are none.
+    It is not valid if there are none.
     """
     xp, (entropies, keys) = _namespace(a), _entropies(a)
     several = keys > 1
@@ -130,18 +129,14 @@ def relative_entropy(a: Named) -> Reading:
 
 
 def self_weight(a: Named) -> Reading:
-    """Return each head's attention probability of a token on itself, as a `Reading` (B N).
-
-    It is averaged over queries except padding.
-    """
+    """Return the probability of a token on itself, a mean over tokens."""
     return _mean_of_valid(a, _namespace(a).linalg.diagonal(probabilities(a)))
 
 
 def distance(a: Named) -> Reading:
-    """Return each head's mean attention distance in tokens, as a `Reading` (B N).
+    """Return the distance Σ_j p_ij |i - j| in tokens, a mean over queries i (Raghu et al. 2021, there in pixels).
 
-    Σ_j p_ij |i - j|, a mean over queries i except padding (Raghu et al. 2021, there in pixels of images). Tokens of a
-    grid count in the order of their rows. It needs as many queries as keys.
+    Tokens of a grid count in the order of their rows. It needs as many queries as keys.
     """
     xp, p = _namespace(a), probabilities(a)
     at = xp.astype(xp.arange(p.shape[-1], device=device(p)), xp.float32)
@@ -150,10 +145,83 @@ def distance(a: Named) -> Reading:
 
 
 def largest_logit(a: Named) -> Reading:
-    """Return each head's largest attention logit, signed, scaled and soft-capped, as a `Reading` (B N).
-
-    Padding and masked keys do not count; not valid for an example that has no other tokens. q and k give logits
-    Q Kᵀ / √H, then capped; `logits` are used as they are.
-    """
+    """Return the largest logit, signed, scaled and soft-capped; not valid for an example that has only padding."""
     xp = _namespace(a)
     return read(xp.max(xp.where(_visible(a), _logits(a), -xp.inf), axis=(-2, -1)))
+
+
+def heads_first(x: Any) -> Any:
+    """Return ... N T H of ... T N H."""
+    return array_namespace(x).moveaxis(x, -2, -3)
+
+
+def repeat_heads(shared: Any, heads: int) -> Any:
+    """Repeat the key or value heads of L K D H that query heads share: L N D H."""
+    return array_namespace(shared).repeat(shared, heads // shared.shape[1], axis=1)
+
+
+def cast(x: Any, dtype: str) -> Any:
+    xp = array_namespace(x)
+    return xp.astype(x, getattr(xp, dtype))
+
+
+def pseudo_inverse_residual(a: Named) -> Reading:
+    """Return ‖F Z F − F‖ / ‖F‖ of Nyström attention's matrix F and pseudo-inverse Z."""
+    matrix, inverse = a["landmark_probabilities"], a["pseudo_inverse"]
+    norm = array_namespace(matrix).linalg.matrix_norm
+    return read(norm(matrix @ inverse @ matrix - matrix) / norm(matrix))
+
+
+def head_correlation(a: Named) -> Reading:
+    """Return the mean linear CKA between outputs of head pairs, tokens centred (Kornblith et al. 2019, eq. 3)."""
+    out, xp = a["out"], array_namespace(a["out"])
+    valid = xp.any(out != 0, axis=(2, 3), keepdims=True)  # padding rows are zero
+    number = xp.sum(xp.astype(valid, xp.int32), axis=1, keepdims=True)
+    original = xp.max(xp.abs(out), axis=(1, 3), keepdims=True)
+    out = xp.where(valid, out - xp.sum(out, axis=1, keepdims=True) / xp.clip(number, 1, None), 0)
+    # The scale cancels; without it, fourth powers would overflow. Equal tokens leave only rounding noise.
+    scale = xp.max(xp.abs(out), axis=(1, 3), keepdims=True)
+    out = xp.where(scale > FLOOR * original, out / scale, 0)
+    overlap = xp.sum(xp.einsum("btnh,btmg->bnmhg", out, out) ** 2, axis=(-2, -1))  # B N N
+    norms = xp.sqrt(xp.linalg.diagonal(overlap))
+    cka = overlap / (norms[:, :, None] * norms[:, None, :])
+    heads = out.shape[2]
+    return read((xp.sum(cka, axis=(-2, -1)) - heads) / max(heads * (heads - 1), 1), defined=heads > 1)
+
+
+def product(left: Any, right: Any) -> Any:
+    """Return a k x k matrix with the non-zero singular values of left rightᵀ, k = min(D, H), without forming D x D.
+
+    `left` and `right` are ... D H.
+    """
+    context = contextlib.nullcontext()
+    if is_jax_array(left):
+        import jax
+
+        context = jax.enable_x64(True)
+    with context:  # condition numbers multiply, which is too much for float32
+        xp = array_namespace(left)
+        left, right = (xp.linalg.qr(cast(x, "float64"))[1] for x in (left, right))
+        return cast(left @ xp.matrix_transpose(right), "float32")
+
+
+def _logit_energy(a: Named) -> Any:
+    """Return the squared singular values of the logits Q Kᵀ, keys centred, over their sum, B N r, largest first."""
+    q, k, xp = heads_first(a["q"]), heads_first(a["k"]), array_namespace(a["k"])
+    k = repeat_heads(k - xp.mean(k, axis=-2, keepdims=True), q.shape[1])
+    s = singular_values(product(q, k))
+    s = s / s[..., :1]
+    return s**2 / xp.sum(s**2, axis=-1, keepdims=True)
+
+
+def logit_entropy(a: Named) -> Reading:
+    """Return the entropy of σ² / Σσ² of the centred logits, nats."""
+    p, xp = _logit_energy(a), array_namespace(a["q"])
+    return read(-xp.sum(p * xp.log(xp.where(p > 0, p, 1)), axis=-1))
+
+
+def logit_components(a: Named) -> Reading:
+    """Return the number of singular components that hold 90 % of Σσ² of the centred logits."""
+    p, xp = _logit_energy(a), array_namespace(a["q"])
+    missing = xp.cumulative_sum(p, axis=-1) < 0.9
+    return read(xp.where(xp.isfinite(p[..., 0]), 1 + xp.sum(xp.astype(missing, xp.int32), axis=-1), xp.nan))

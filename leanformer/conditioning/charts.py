@@ -1,9 +1,8 @@
-"""Charts of condition numbers, for a report or a notebook. Each function returns a figure to save.
+"""Charts of condition numbers, for a report or a notebook: each function returns a figure to save, None without data.
 
-`measures` is {name: entry} in the format of `probe.json`: entry["layers"] is the result of `digest`, entry["shape"]
-the shape of the matrices, and entry["theory"] the result of `gaussian`, or None; if layers have different shapes, both
-are lists with one entry per layer. Entries without a shape are not condition numbers and are left out. None and values
-that are not positive leave a gap. No display is needed, and pyplot's state is not changed.
+`measures` is {name: entry} in the format of `probe.json`: `layers` is the result of `digest`, `shape` the shape of the
+matrices, and `theory` the result of `gaussian`, or None; the latter two are lists by layer if shapes differ. Entries
+without a shape are not condition numbers and are left out. None and values that are not positive leave a gap.
 """
 
 import math
@@ -35,14 +34,8 @@ def plot_by_layer(
 ) -> Figure | None:
     """Plot each measure by layer: median and 10-90 % band of the layer's matrices; dashed for Gaussian matrices.
 
-    Args:
-        measures: entries by name, in the format of `probe.json`.
-        title: title of the figure.
-        maps: values of layers x heads by title, each for a panel of its own: numbers of at most 1 on a linear scale,
-            others on a logarithmic one.
-
-    Returns:
-        The figure, with one panel per measure and map; None if no measure has condition numbers.
+    `maps` are values of layers x heads by title, each for a panel: up to 1 on a linear scale, others on a logarithmic
+    one.
     """
     shown, maps = _with_shape(measures), dict(maps or {})
     figure, panels = _panels(shown | maps if shown else shown, title)
@@ -65,7 +58,6 @@ def plot_by_layer(
 
 
 def _draw_map(axes: Axes, values: np.ndarray) -> None:
-    """Draw layers x heads as colours."""
     share = np.nanmax(values) <= 1
     image = axes.imshow(values, aspect="auto", cmap="viridis", norm=Normalize(0, 1) if share else LogNorm())
     axes.figure.colorbar(image, ax=axes)
@@ -78,20 +70,15 @@ def _draw_map(axes: Axes, values: np.ndarray) -> None:
 def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
     """Plot medians over training steps, one panel per measure and one line per layer, coloured by depth.
 
-    Args:
-        steps: training steps of the snapshots, in ascending order.
-        snapshots: measures at each step, as for `plot_by_layer`; at least one.
-        title: title of the figure.
-
-    Returns:
-        The figure; None if no measure has condition numbers.
+    `snapshots` are measures at each of the ascending `steps`.
     """
     figure, panels = _panels(_with_shape(snapshots[0]), title)
     for axes, (name, entry) in panels:
         middles = np.array([_values(snapshot[name]["layers"], "median") for snapshot in snapshots])  # steps x L
         for layer, (color, label) in enumerate(_layer_styles(middles.shape[1])):
             axes.plot(steps, middles[:, layer], color=color, marker="o", markersize=3, lw=1.4, label=label)
-        for theory in _distinct(entry["theory"]):
+        theories = entry["theory"] if isinstance(entry["theory"], list) else [entry["theory"]]
+        for theory in (x for i, x in enumerate(theories) if x not in theories[:i]):
             _theory_line(axes, theory)
         _bound_line(axes, [layer for snapshot in snapshots for layer in snapshot[name]["layers"]])
         _finish(axes, find("step").label, f"median {find('condition').label}")
@@ -99,19 +86,11 @@ def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]]
 
 
 def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
-    """Plot the condition number against the number of heads, one panel per trade.
+    """Plot the condition number against the number of heads, one panel per trade; dots are medians of single seeds.
 
     A trade says what stays equal as heads are added: the head dimension, or its product with the number of heads. With
-    a fixed head dimension the panel is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single
-    seeds.
-
-    Args:
-        sweep: sweep in the format of `probe.json`, with measure, when and points. A point has trade, heads, shape
-            (tokens, heads · value dimension), pooled (a digest over layers, examples and seeds) and by_seed (the
-            median of each seed).
-
-    Returns:
-        The figure; None if there are no points.
+    a fixed head dimension the panel is Figure 2 of Leaner Transformers (arXiv 2505.20802). `sweep` has the format of
+    `probe.json`.
     """
     trades = {}
     for point in sorted(sweep["points"], key=lambda point: point["heads"]):
@@ -140,13 +119,8 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
 def plot_spectra(values: Mapping[str, np.ndarray | Sequence[np.ndarray]], title: str = "") -> Figure | None:
     """Plot singular values over the largest, by index, one panel per measure and one line per layer, coloured by depth.
 
-    Args:
-        values: {name: singular values L ... r}, largest first, or a list of them by layer. The median over the matrices
-            of each layer is drawn.
-        title: title of the figure.
-
-    Returns:
-        The figure; None if there are no values.
+    `values` are {name: singular values L ... r}, or a list of them by layer; the median over a layer's matrices is
+    drawn.
     """
     figure, panels = _panels(values, title)
     for axes, (_, layers) in panels:
@@ -198,12 +172,6 @@ def _theory_steps(axes: Axes, theories: Sequence[Mapping[str, Any] | None]) -> N
         axes.step(layers, medians, where="mid", color=THEORY, ls="--", lw=1.2, label="Gaussian of that shape, median")
 
 
-def _distinct(theory: Any) -> list[Any]:
-    """Return the predictions of all layers, each once."""
-    several = theory if isinstance(theory, list) else [theory]
-    return [x for i, x in enumerate(several) if x not in several[:i]]
-
-
 def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:
     """Plot a horizontal line at the lower bound that stands for the condition number of singular matrices."""
     if any(digest["singular"] for digest in digests):
@@ -213,16 +181,14 @@ def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:
 def _theory_curves(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     """Draw the exact median and the formula, also between the measured head counts if width grows with them."""
     tokens, widths = points[0]["shape"][0], {point["heads"]: point["shape"][1] for point in points}
-    heads = sorted(widths)
+    heads = [*widths]
     head_dims = {widths[n] / n for n in heads}
     if len(head_dims) == 1 and heads[-1] <= DENSE:
         widths = {n: round(n * min(head_dims)) for n in range(heads[0], heads[-1] + 1)}
     exact = [gaussian(tokens, width).median for width in widths.values()]
     paper = _mask_non_positive([formula(tokens, width) for width in widths.values()])
-    order = np.argsort(list(widths))
-    positions = np.array(list(widths))[order]
-    axes.plot(positions, np.array(exact)[order], color=THEORY, ls="--", lw=1.3, label="Gaussian, exact median")
-    axes.plot(positions, paper[order], color=FORMULA, ls=":", lw=1.3, label="formula (√D + √N) / |√D - √N|")
+    axes.plot([*widths], exact, color=THEORY, ls="--", lw=1.3, label="Gaussian, exact median")
+    axes.plot([*widths], paper, color=FORMULA, ls=":", lw=1.3, label="formula (√D + √N) / |√D - √N|")
 
 
 def format_shape(shape: Sequence[Any]) -> str:

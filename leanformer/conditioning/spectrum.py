@@ -1,39 +1,34 @@
 """Singular values of matrices, and summaries of them: condition number, ranks and validity.
 
-Arrays of NumPy, PyTorch and JAX are measured where they are; those of JAX also inside `jax.jit`.
+Arrays of NumPy, PyTorch and JAX are measured where they are, also inside `jax.jit`; only these import JAX.
 """
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_array_api_obj, is_jax_array
-
-from leanformer.conditioning.gram import by_gram
 
 
 # Singular values of at most this many float32 epsilons of the largest are rounding noise. Rounding a singular matrix
 # to float32 raises its smallest value to at most 0.2 epsilons (measured up to 1024 x 1024); computing it adds more.
 NOISE = 5
 FLOOR = NOISE * float(np.finfo(np.float32).eps)
+# Ratio of rows to columns from which a QR before the SVD is faster, measured on a CPU (tools/speed/probe.py).
+TALL = 1.5
+QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
 
 
 def singular_values(x: Any) -> Any:
     """Return the singular values (..., r) of each matrix in a batch (..., m, n), largest first; r = min(m, n).
 
-    They are computed in float64, since float32 gives κ = 1e6 with an error of up to 15 %: by `gram.by_gram`, for JAX
-    on a CPU by `in_jax.by_reflections`. The remaining error is that of rounding the matrix itself to float32: at most
-    2e-4 of κ at 1e4 and 2e-2 at 1e6 (if half the values are the smallest), far less for most spectra.
-
-    A matrix with a NaN or an infinity gives a row of NaN and does not affect the others. The result is float32 for
-    JAX and float64 otherwise.
-
-    Raises:
-        TypeError: the matrices are complex, and float32 would drop the imaginary parts.
-        ValueError: the matrices are empty.
+    They are computed in float64, since float32 gives κ = 1e6 with an error of up to 15 %. What remains is the error of
+    rounding the matrix itself to float32: at most 2e-4 of κ at 1e4 and 2e-2 at 1e6 (if half the values are the
+    smallest), far less for most spectra. A matrix with a NaN or an infinity gives a row of NaN and does not affect the
+    others. The result is float32 for JAX and float64 otherwise. Raises TypeError for complex matrices.
 
     >>> singular_values(np.diag([1.0, 3.0])).tolist()
     [3.0, 1.0]
@@ -41,24 +36,74 @@ def singular_values(x: Any) -> Any:
     xp = array_namespace(x)
     if "complex" in str(x.dtype):
         raise TypeError(f"singular_values takes real matrices, found {x.dtype}; condition() takes complex ones.")
-    if min(x.shape[-2:]) == 0:
-        raise ValueError(f"singular_values needs at least one row and one column, found shape {x.shape}.")
     x = xp.astype(x, xp.float32)  # the result is promised for the matrix rounded to float32
     finite = xp.all(xp.isfinite(x), axis=(-2, -1), keepdims=True)
     x = xp.where(finite, x, 0)  # on some platforms a factorisation hangs on a NaN
     x = x if x.shape[-2] >= x.shape[-1] else xp.matrix_transpose(x)
-    s = use_jax().factorised(x) if is_jax_array(x) else by_gram(xp.astype(x, xp.float64), xp)
+    s = use_jax()(x) if is_jax_array(x) else by_gram(xp.astype(x, xp.float64))
     return xp.where(finite[..., 0], s, xp.nan)
+
+
+def by_gram(x: Any) -> Any:
+    """Return singular values as √λ(xᵀx), largest first; x in float64, m ≥ n. Products of float32 values are exact.
+
+    The Gram matrix squares κ, and float64 has the range for it. The result differs by at most 1e-3 at κ = 1e6 and by
+    1e-6 at κ = 1e4 from orthogonal reductions (measured). FLOOR is a hundred times above the rounding error here.
+
+    Matmuls and symmetric eigensolvers work on whole batches, also on a GPU, where PyTorch's SVD takes the matrices one
+    by one (pytorch/pytorch#41306), and cuSOLVER's those above 32 x 32; on a CPU they take half as long as an SVD.
+    """
+    xp = array_namespace(x)
+    matmul = xp.matmul
+    if is_jax_array(x):  # JAX's `matmul` records a dtype that a vmap outside `enable_x64` would truncate to float32
+        from jax.lax import batch_matmul as matmul
+    gram = matmul(xp.matrix_transpose(x), x)
+    return xp.sqrt(xp.clip(xp.flip(xp.linalg.eigvalsh(gram), axis=-1), 0, None))
+
+
+def by_reflections(x: Any) -> Any:
+    """Return singular values of JAX matrices by orthogonal reductions, m ≥ n: QR if tall, then bidiagonalisation."""
+    import jax
+
+    if x.shape[-2] >= TALL * x.shape[-1]:
+        x = jax.numpy.linalg.qr(x, mode="r")
+    return jax.lax.linalg.svd(x, full_matrices=False, compute_uv=False)
+
+
+def factorised(x: Any) -> Any:
+    """Return the float32 singular values of float32 JAX matrices, m ≥ n, by the method of the platform in float64."""
+    import jax
+
+    with jax.enable_x64(True):
+        x = x.astype("float64")
+        return jax.lax.platform_dependent(x, cpu=by_reflections, default=by_gram).astype("float32")
+
+
+@functools.cache
+def use_jax() -> Any:
+    """Import JAX, make the classes here pytrees, and return `factorised`, compiled."""
+    import jax
+
+    for one in (Summary, Reading):
+        jax.tree_util.register_dataclass(one)
+    return jax.jit(factorised)
+
+
+def observed(arrays: Any) -> Any:
+    """Return JAX arrays without gradients, behind a barrier: fused with a measure, a model could round differently."""
+    use_jax()
+    import jax
+
+    return jax.lax.optimization_barrier(jax.lax.stop_gradient(arrays))
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Summaries of the spectra of matrices of one shape: arrays of the batch's shape, floats unless noted.
+    """Summaries of the spectra of matrices of one shape: arrays of the batch's shape, floats unless noted; none is NaN.
 
-    No value is NaN, so check `valid` before using one.
-
-    If a matrix is numerically singular in float32, `condition_number` is the lower bound 1 / FLOOR = 1.7e6 (for float64
-    see `condition`). For a matrix with a NaN or an infinity it is infinite, and the ranks are zero.
+    Check `valid` before using one. If a matrix is numerically singular in float32, `condition_number` is the lower
+    bound 1 / FLOOR = 1.7e6 (for float64 see `condition`); with a NaN or an infinity it is infinite, and the ranks are
+    zero.
 
     Attributes:
         condition_number: σ_1 / σ_r, the largest over the smallest singular value.
@@ -100,14 +145,6 @@ class Reading:
     valid: Any
 
 
-def use_jax() -> ModuleType:
-    """Return the module `in_jax`, after it was told the classes here."""
-    from leanformer.conditioning import in_jax
-
-    in_jax.register(Summary, Reading)
-    return in_jax
-
-
 if "jax" in sys.modules:  # else at the first array of JAX
     use_jax()
 
@@ -124,18 +161,10 @@ def to_numpy(x: Any) -> np.ndarray:
 
 
 def summarise(s: Any, shape: tuple[int, int], floor: float = FLOOR, rows: Any = None) -> Summary:
-    """Summarise singular values, largest first, of matrices of `shape`.
+    """Summarise singular values (..., r), largest first, of matrices of `shape`; NaN marks a matrix that is not finite.
 
-    The fields `finite` and `negligible` of the summary flag problems. Values of at most `floor` times the largest count
-    as rounding noise.
-
-    Args:
-        s: singular values (..., r), r = min(shape) per matrix; NaN for a matrix that is not finite.
-        shape: rows and columns of a matrix.
-        floor: fraction of the largest value up to which others are negligible; the condition number is at most 1 /
-            floor.
-        rows: number of rows of each matrix that are not padding, integers that broadcast to (...); all if None. Rows of
-            zeros add singular values of zero, which do not count, and change no other.
+    Values of at most `floor` times the largest count as rounding noise. `rows`, which broadcast to (...), are the
+    numbers of rows that are not padding: rows of zeros add singular values of zero, which do not count.
 
     >>> bool(summarise(np.array([2.0, 1.0, 0.0]), (3, 3)).valid)
     False
@@ -182,8 +211,8 @@ def condition(x: Any) -> Summary:
     """Return the summary of each matrix in a batch (..., m, n): an array, or anything that NumPy converts to one.
 
     Float32 and below use `singular_values` where they are. Float64, complex numbers, integers and lists use LAPACK on
-    the host in NumPy's precision for them. Their values are NumPy float64, and the lower bound for singular matrices is
-    1 / (NOISE ε) of float64, 9e14; for complex64 it is that of float32.
+    the host in NumPy's precision for them; their values are NumPy float64, and the lower bound for singular matrices is
+    1 / (NOISE ε) of float64, 9e14 (for complex64, of float32).
 
     Raises:
         TypeError: the entries are not numbers, or have more than 64 bits; under `jit`, anything above float32.
@@ -198,13 +227,17 @@ def condition(x: Any) -> Summary:
     if a.ndim < 2 or 0 in a.shape[-2:]:
         raise ValueError(f"condition() takes matrices, (..., m, n) and none of them empty; found shape {a.shape}.")
     if "float" in str(a.dtype) and a.dtype.itemsize <= 4:
-        return summarise(singular_values(a), a.shape[-2:])
+        return with_spectrum(a)[1]
     if is_jax_array(a):
-        use_jax().check_concrete(a)
+        from jax.core import Tracer
+
+        if isinstance(a, Tracer):
+            raise TypeError(f"condition() under jit takes float32 and below, found {a.dtype}. Call it outside.")
     return _on_host(to_numpy(a))
 
 
 def _on_host(x: np.ndarray) -> Summary:
+    """Return the summary in float64 or complex128."""
     wide = np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)
     if x.dtype.kind not in "biufc" or x.dtype.itemsize > wide.itemsize:
         raise TypeError(f"condition() takes matrices of numbers of at most 64 bits a part, found {x.dtype}.")
@@ -215,10 +248,7 @@ def _on_host(x: np.ndarray) -> Summary:
 
 
 def with_spectrum(x: Any, rows: Any = None) -> tuple[Any, Summary]:
-    """Return the singular values (..., r) of each matrix in a batch, largest first, and their summary; r = min(m, n).
-
-    `rows` are those of `summarise`. Raises the errors of `singular_values`.
-    """
+    """Return the singular values (..., r) of each matrix in a batch, largest first, and their summary."""
     s = singular_values(x)
     return s, summarise(s, (x.shape[-2], x.shape[-1]), rows=rows)
 
@@ -231,26 +261,21 @@ def read(value: Any, defined: bool = True) -> Reading:
     return Reading(xp.where(valid, value, 0), valid)
 
 
-QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
-
-
 def digest(measured: Any) -> list[dict[str, Any]]:
-    """Return one dictionary per layer (leading axis L), ready for JSON, over all the layer's examples and heads.
+    """Return one dictionary per layer, ready for JSON, over all the layer's examples and heads.
 
     Keys for a `Summary`: q10, median and q90 of the condition number; medians effective_rank and stable_rank; shape of
     a matrix, without rows of padding (the median of the examples); numbers of matrices count, not_finite and singular;
     negligible, the largest number of negligible singular values of one matrix; and flags, sentences about problems.
     Keys for a `Reading`: q10, median, q90, count, not_finite, flags.
 
-    Quantiles are used since condition numbers have a heavy tail, which makes a mean misleading. Matrices with a NaN or
-    an infinity are left out and counted. Singular ones stay in at their lower bound, since leaving out the worst would
-    lower the median. A value is None if no matrix is left.
+    Quantiles are used since a heavy tail makes a mean misleading. Matrices with a NaN or an infinity are left out and
+    counted; singular ones stay in at their lower bound, since leaving out the worst would lower the median. A value is
+    None if no matrix is left. Raises ValueError if there is no axis of layers.
 
     Args:
         measured: summaries or readings with a leading axis L; or a list of them, one per group of layers from the
             first layer up, whose dictionaries are joined.
-
-    Raises ValueError if there is no axis of layers.
 
     >>> layers = digest(condition(np.stack([np.eye(3), np.diag([4.0, 2.0, 1.0])])[:, None]))
     >>> [layer["median"] for layer in layers]

@@ -1,8 +1,4 @@
-"""Measured values as plain numbers and as tables for a terminal, with the Gaussian prediction.
-
-Cells are median [10 %, 90 %] over the matrices of a layer. Every column has the matrix shape and the number of
-singular matrices.
-"""
+"""Measured values as plain numbers and as tables for a terminal, with the Gaussian prediction."""
 
 import dataclasses
 import math
@@ -28,34 +24,23 @@ LEGEND = (
 
 
 def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | None:
-    """Return the fields of `theory.Prediction` by name for a Gaussian matrix of a shape, ready for JSON.
+    """Return the fields of `theory.Prediction` for a Gaussian matrix of a shape, ready for JSON; None if infinite.
 
-    An infinite formula becomes None. The result is None for a measure in UNLIKE_GAUSSIAN, whose matrices do not
-    resemble Gaussian ones: softmax matrices, and products of two weight matrices.
-
-    Args:
-        name: name of the measure, as "measure" or "stack.measure".
-        shape: rows and columns of its matrices.
+    The result is None for softmax matrices and products of two weight matrices (UNLIKE_GAUSSIAN).
     """
     if name.rpartition(".")[2] in UNLIKE_GAUSSIAN:
         return None
     prediction = dataclasses.asdict(gaussian(*shape))
-    infinite = math.isinf(prediction["formula"])
-    return prediction | {"formula": None if infinite else prediction["formula"], "shape": list(shape)}
+    ratio = prediction["formula"]
+    return prediction | {"formula": None if math.isinf(ratio) else ratio, "shape": list(shape)}
 
 
 def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray | list[np.ndarray]]]:
-    """Return two dicts by measure: the measured values as plain numbers, and the singular values (L ... r) of matrices.
+    """Return two dicts by measure: an entry of plain numbers, as in `probe.json`, and the singular values (L ... r).
 
-    Args:
-        measured: result of `measures.by_name`: for matrices the pairs of `spectrum.with_spectrum`, else `Reading`.
-
-    Returns:
-        An entry per measure, as in `probe.json`, and the singular values of those of matrices. The keys of an entry are
-        what (description), figure ("condition number" or "value"), shape and theory (`gaussian_prediction`; both None
-        for a `Reading`), matrices_per_layer, singular (number of singular matrices; None for a `Reading`) and layers
-        (result of `spectrum.digest`). If the matrices of layers have different shapes, `shape` and `theory` of an entry
-        are lists with one item per layer, and the singular values a list of arrays, one per layer.
+    `measured` is the result of `measures.by_name`: pairs of `spectrum.with_spectrum` for matrices, else `Reading`. If
+    layers have matrices of different shapes, `shape` and `theory` of an entry, and the singular values, are lists by
+    layer.
     """
     entries, spectra, order = {}, {}, list(ACTIVATIONS | WEIGHTS)
     # A jitted function returns its dictionary sorted by name. Sort by stack, then in the order of the measures.
@@ -88,17 +73,7 @@ def _shapes_and_theory(name: str, shapes: Sequence[Any]) -> dict[str, Any]:
 
 
 def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the measures in a probe's record of metrics.jsonl to the format of `charts`.
-
-    Records written before shapes were recorded get the shape None, with which `charts` draws no condition number.
-
-    Args:
-        values: {measure: {key: values by layer}}, with the keys of `spectrum.digest`.
-
-    Returns:
-        {measure: {"shape", "theory" (`gaussian_prediction`), "layers": a dict with the same keys per layer}}. If shapes
-        differ by layer, shape and theory are lists by layer.
-    """
+    """Convert the measures in a probe's record of metrics.jsonl, {measure: {key: values by layer}}, for `charts`."""
     measures = {}
     for name, figures in values.items():
         layers = [dict(zip(figures, of_layer, strict=True)) for of_layer in zip(*figures.values(), strict=True)]
@@ -107,26 +82,13 @@ def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_table(entries: dict[str, Any]) -> str:
-    """Format measures for a terminal: a row per layer, a column per measure, the Gaussian prediction and flags.
-
-    A measure whose matrices have several shapes has one column per shape.
-
-    Args:
-        entries: values by measure, from `describe`.
-    """
+    """Format the entries of `describe` for a terminal: a row per layer, a column per measure and shape, and notes."""
     notes = "\n".join(text.wrap(line) for line in format_notes(entries))
     return f"{text.table(*layer_cells(entries), indent='')}\n\n{notes}\n"
 
 
 def layer_cells(entries: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table of `format_table`, as text, with a column per measure and shape.
-
-    The rows are quantity, matrix, per layer (number of matrices), one per layer, Gaussian, formula and singular. The
-    first cell of each row is its name.
-
-    Args:
-        entries: values by measure, from `describe`.
-    """
+    """Return the head and the rows of the table of `format_table`, as text; the first cell of a row is its name."""
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "quantity", "matrix", "per layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "formula", "singular"]
@@ -136,11 +98,7 @@ def layer_cells(entries: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def format_notes(entries: Mapping[str, Any]) -> list[str]:
-    """Return the lines below a table of measures: its legend, a description of each measure, and flags of layers.
-
-    Args:
-        entries: values by measure, from `describe`.
-    """
+    """Return the lines below a table of measures: its legend, a description of each measure, and flags of layers."""
     return [LEGEND, *(f"{name}: {entry['what']}." for name, entry in entries.items()), *_flags(entries)]
 
 
@@ -160,31 +118,21 @@ def _split_shapes(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
     shape, prediction, layers = entry["shape"], entry["theory"], entry["layers"]
     count = sum(layer["count"] for layer in layers if layer)
-    formula = (
-        "infinite" if prediction and prediction["formula"] is None else prediction and f"{prediction['formula']:.3g}"
-    )
     several = entry["matrices_per_layer"]
     numbers = sorted({*several}) if isinstance(several, list) else [several]
     per_layer = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
     head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", per_layer]
     cells = [format_quantiles(layer) + ("*" if layer["flags"] else "") if layer else "-" for layer in layers]
     cells += ["-"] * (depth - len(layers))  # stacks of one model may differ in depth
-    mark = " (>10 % off)" if prediction and prediction["inaccurate"] else ""
-    singular = f"{entry['singular']} of {count}" if shape else "-"
-    return [
-        *head,
-        *cells,
-        format_quantiles(prediction) if prediction else "-",
-        f"{formula}{mark}" if prediction else "-",
-        singular,
-    ]
+    theory = ["-", "-"]
+    if prediction:
+        formula = "infinite" if prediction["formula"] is None else f"{prediction['formula']:.3g}"
+        theory = [format_quantiles(prediction), formula + " (>10 % off)" * prediction["inaccurate"]]
+    return [*head, *cells, *theory, f"{entry['singular']} of {count}" if shape else "-"]
 
 
 def format_quantiles(values: dict[str, Any]) -> str:
-    """Format the numbers `median`, `q10` and `q90` of a dict as "median [q10, q90]", to three digits.
-
-    The result is the median alone if all quantiles are equal when rounded, and "none finite" if the median is None.
-    """
+    """Format `median`, `q10` and `q90` as "median [q10, q90]", or the median alone if they round to the same."""
     if values["median"] is None:
         return "none finite"
     low, middle, high = (f"{values[key]:.3g}" for key in ("q10", "median", "q90"))
@@ -202,11 +150,7 @@ def _flags(entries: Mapping[str, Any]) -> list[str]:
 
 
 def format_sweep(sweep: dict[str, Any]) -> str:
-    """Format a sweep over the number of heads for a terminal: a title, a table with one row per point, then flags.
-
-    Args:
-        sweep: result of `probing.sweep`.
-    """
+    """Format the result of `probing.sweep` for a terminal: a title, a table with one row per point, then flags."""
     points = sweep["points"]
     flags = [f"{p['trade']}, {p['heads']} heads: {flag}" for p in points for flag in p["pooled"]["flags"]]
     title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"
@@ -215,7 +159,7 @@ def format_sweep(sweep: dict[str, Any]) -> str:
 
 
 def sweep_cells(sweep: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table of `format_sweep`, as text: one row per point of `sweep["points"]`."""
+    """Return the head and the rows of the table of `format_sweep`, as text."""
     head = ["trade", "heads", "head_dim", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank"]
     rows = []
     for p in sweep["points"]:

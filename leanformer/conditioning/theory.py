@@ -23,12 +23,9 @@ def formula(tokens: int, width: int) -> float:
     The paper states it for D > N. For D < N this is the formula of the transpose, whose singular values are the same.
     For D = N it is infinite, although the matrix is invertible with probability one (see `gaussian`).
 
-    Raises ValueError if a size is below 1.
-
     >>> formula(tokens=4, width=16)
     3.0
     """
-    _check_sizes(tokens, width)
     a, b = math.sqrt(tokens), math.sqrt(width)
     return math.inf if tokens == width else (a + b) / abs(a - b)
 
@@ -37,29 +34,17 @@ def formula(tokens: int, width: int) -> float:
 def gaussian_condition(tokens: int, width: int, draws: int = 1000, seed: int = 0) -> np.ndarray:
     """Sample condition numbers of Gaussian tokens x width matrices from their exact distribution, in ascending order.
 
-    The result (draws,) is float64 and cannot be written to. Householder reflections turn a Gaussian matrix into a
-    bidiagonal one of independent χ variables without changing its singular values (Dumitriu and Edelman 2002, section
-    III.B). So a draw needs O(min(tokens, width)) random numbers, in float64 on the host. Equal arguments give equal
-    draws.
-
-    Raises:
-        ValueError: a size or the number of draws is below 1.
+    Householder reflections turn a Gaussian matrix into a bidiagonal one of independent χ variables without changing its
+    singular values (Dumitriu and Edelman 2002, section III.B), so a draw needs O(min(tokens, width)) random numbers.
+    Equal arguments give equal draws; the cache returns the same array, which cannot be written to.
     """
-    _check_sizes(tokens, width)
-    if draws < 1:
-        raise ValueError(f"{draws=} must be at least 1.")
     small, large = sorted((tokens, width))
     rng = np.random.default_rng(seed)
     squares = rng.chisquare(np.arange(large, large - small, -1), (draws, small))  # of the diagonal
     above = rng.chisquare(np.arange(small - 1, 0, -1), (draws, small - 1))  # of the entries above it
     conditions = np.sort(_condition_of_bidiagonal(squares, above))
-    conditions.flags.writeable = False  # the cache returns this same array to every caller
+    conditions.flags.writeable = False
     return conditions
-
-
-def _check_sizes(tokens: int, width: int) -> None:
-    if min(tokens, width) < 1:
-        raise ValueError(f"{tokens} x {width}: both sides of a matrix must be at least 1.")
 
 
 def _condition_of_bidiagonal(squares: np.ndarray, above: np.ndarray) -> np.ndarray:
@@ -91,31 +76,23 @@ def _condition_of_bidiagonal(squares: np.ndarray, above: np.ndarray) -> np.ndarr
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Predicted condition number of a Gaussian matrix of one shape.
+    """Predicted condition number of a Gaussian matrix of one shape."""
 
-    Attributes:
-        shape: rows (tokens) and columns (number of heads · head dimension) of the matrix.
-        formula: the paper's asymptotic formula, infinite for a square matrix.
-        median: median of draws from the exact distribution.
-        q10, q90: quantiles at 10 and 90 % of these draws.
-        inaccurate: True if the formula is further than INACCURATE from the median, relative to it.
-        note: sentence on the validity of the formula for this shape.
-    """
-
-    shape: tuple[int, int]
-    formula: float
+    shape: tuple[int, int]  # rows (tokens) and columns (number of heads · head dimension)
+    formula: float  # infinite for a square matrix
     median: float
     q10: float
     q90: float
-    inaccurate: bool
+    inaccurate: bool  # the formula is further than INACCURATE from the median, relative to it
     note: str
 
 
 def gaussian(tokens: int, width: int, draws: int = 1000, seed: int = 0) -> Prediction:
     """Return the predicted condition number of a Gaussian tokens x width matrix (width = heads · head dimension).
 
-    The prediction has the paper's formula, and median and 10 and 90 % quantiles of `draws` samples of the exact
-    distribution. Raises ValueError if a size or `draws` is below 1.
+    The fields are `shape`, the paper's `formula` (infinite for a square matrix), `median`, `q10` and `q90` of `draws`
+    samples of the exact distribution, `inaccurate`, True if the formula is over 10 % off the median, and `note`, a
+    sentence on it.
 
     >>> prediction = gaussian(tokens=64, width=1024)
     >>> round(prediction.formula, 2), round(prediction.median, 1), prediction.inaccurate

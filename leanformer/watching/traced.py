@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from leanformer.conditioning.spectrum import use_jax
+from leanformer.conditioning.spectrum import observed
 from leanformer.errors import ConfigError
 from leanformer.watching.jax_arrays import Attention, batched, count_rows, replicate
 from leanformer.watching.measures import Layer, find_roundoffs, reduce
@@ -177,7 +177,7 @@ def _is_traced(*trees: Any) -> bool:
 def _measure(arrays: Mapping[str, Any], valid: Any, names: tuple[str, ...], weights: Any) -> tuple[Any, Any, Any]:
     examples, length = arrays["out"].shape[:2]
     valid = None if valid is None else jnp.asarray(valid)
-    return reduce_compiled(use_jax().observed(arrays), valid, names), count_rows(valid, examples, length), weights
+    return reduce_compiled(observed(arrays), valid, names), count_rows(valid, examples, length), weights
 
 
 def _on_host(function: Callable[..., None], *results: Any) -> Any:

@@ -204,13 +204,6 @@ def test_weight_measures_equal_numpy(vit):
         compare_summary(result[name], s)
 
 
-def test_attention_under_another_name_is_refused(vit):
-    """Next to a measured stack it would be missing from the table without a warning."""
-    other = {"mixing" if name == "attention" else name: part for name, part in vit.blocks.items()}
-    with refuses("more", "attention", "mixing"):
-        weights({"blocks": vit.blocks, "more": other}, ["query_weights"])
-
-
 def find_maxima(arrays):
     return {name: jnp.abs(x).max() for name, x in arrays.items()}
 

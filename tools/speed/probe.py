@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from leanformer.conditioning import singular_values
-from leanformer.conditioning.in_jax import by_gram
+from leanformer.conditioning.spectrum import by_gram
 from tools.speed import timing
 
 
