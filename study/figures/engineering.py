@@ -55,25 +55,18 @@ PASSAGES = [
                     for name in ("4x16", "12x12")
                 ),
                 "reach {matmuls[0]:.0f} to {matmuls[3]:.0f} TFLOP/s",
-                "{values[vit_b_7x16 PyTorch eager]:,.0f} images/s eager, {values[vit_b_7x16 PyTorch compiled]:,.0f} "
-                "compiled; ours {values[vit_b_7x16 beside PyTorch]:,.0f}: {eager:.2f} and {compiled:.2f} times",
-                "{values[gpt2_tinystories_4x16 PyTorch eager]:,.0f} rows/s eager, "
-                "{values[gpt2_tinystories_4x16 PyTorch compiled]:,.0f} compiled; ours "
+                "{values[vit_b_7x16 PyTorch eager]:,.0f} | {values[vit_b_7x16 PyTorch compiled]:,.0f} | "
+                "{values[vit_b_7x16 beside PyTorch]:,.0f}: {eager:.2f} and {compiled:.2f} times",
+                "{values[gpt2_tinystories_4x16 PyTorch eager]:,.0f} | "
+                "{values[gpt2_tinystories_4x16 PyTorch compiled]:,.0f} | "
                 "{values[gpt2_tinystories_4x16 beside PyTorch]:,.0f}: {gpt_eager:.2f} and {gpt_compiled:.2f} times",
-                "by at most {watch[GPT-2]} (transformers' GPT-2, 4 x 128 tokens) and {watch[ViT-S]} (timm's",
-                "takes {values[watch of GPT-2 seconds]:.1f} and {values[watch of ViT-S seconds]:.1f} s,",
-                "a plain one, {values[GPT-2 seconds without watch]:.2f} s",
-                "of {values[quickstart_gpt 60 steps]:.0f} s for 60 steps of",
-                "the steps took {values[quickstart_gpt steps alone]:.1f} s",
-                "{values[first record of the fastest of eight runs]:.0f} to "
+                "by at most {watch[GPT-2]} (GPT-2) and {watch[ViT-S]} (ViT-S)",
+                "took {values[first record of the fastest of eight runs]:.0f} to "
                 "{values[first record of the slowest of eight runs]:.0f} s until the first training loss",
-                "one candidate in float32 without TF32 took {values[one candidate of a matmul in float32]:.0f} s",
-                "six runs took {values[first record of the fastest of six runs without tuning]:.0f} to "
+                "took {values[first record of the fastest of six runs without tuning]:.0f} to "
                 "{values[first record of the slowest of six runs without tuning]:.0f} s",
-                "not compiled within {values[nystromformer_text not compiled within]:.0f} s",
                 "is {lean:.2f} times as fast",
-                "costs {loop:.0f} % of the speed and {loop_memory:.1f} GB",
-                "reference, {errors[cudnn bfloat16][0]:.4f} to {errors[cudnn bfloat16][5]:.4f} with cuDNN "
+                "| {errors[cudnn bfloat16][0]:.4f} to {errors[cudnn bfloat16][5]:.4f} with cuDNN "
                 "and {errors[xla bfloat16][0]:.4f} to {errors[xla bfloat16][5]:.4f} with XLA in bfloat16; at most "
                 "{float32}",
                 "by at most {loss} of the loss",
