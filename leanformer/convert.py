@@ -113,7 +113,6 @@ def _write(f: cli.Values, model: Any, weights: Any, workdir: Path | None, restor
 
     from leanformer import pretrained
     from leanformer.exports import folders, verification
-    from leanformer.pretrained import storage
     from leanformer.tasks import artifacts
 
     folder = Path(f.out).expanduser()
@@ -129,7 +128,7 @@ def _write(f: cli.Values, model: Any, weights: Any, workdir: Path | None, restor
     else:
         tensors = pretrained.export(jax.device_get(weights), model.layout(f.to))
         target = folder / "weights.safetensors"
-        storage.write(target, tensors, {"layout": f.to})
+        pretrained.write(target, tensors, {"layout": f.to})
         if workdir and restored:
             artifacts.export(workdir, folder, step=restored.step, averaged=restored.ema is not None)
         opened = f' Open it with leanformer.load("{folder}").' if workdir else ""

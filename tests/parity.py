@@ -145,7 +145,7 @@ def load_into_model(family, arguments, tensors, source="timm", allowed=None, **o
     """Return our model's graph definition and the reference weights, as (parameters, statistics) in our naming."""
     graphdef, _, shapes = split_model(family, arguments, **overrides)
     weight_layout = layout(family, arguments, source)
-    tensors = layouts.rename(source, {"name": family, **arguments}, tensors)
+    tensors = layouts.huggingface.rename_nanochat(tensors, arguments)
     return graphdef, pretrained.load(tensors, weight_layout, shapes, allowed or pretrained.Allowed())
 
 

@@ -1,63 +1,60 @@
 """Folders of trained models for other libraries: weights with config, tokenizer, preprocessing and README."""
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import tokenizers
+from tokenizers import decoders, processors
 
 from leanformer import models, pretrained
-from leanformer.data.text import tokenizer as tokenizers
-from leanformer.exports import files, huggingface, timm
-from leanformer.exports.description import Description
-from leanformer.pretrained import storage
-from leanformer.runtime import files as disk
+from leanformer.data.text import tokenizer as our_tokenizers
+from leanformer.exports import Description, huggingface, timm
+from leanformer.runtime import files
 from leanformer.tasks import artifacts
 from leanformer.training.model_setup import ModelSetup
 
 
 LIBRARIES = {"huggingface": huggingface, "timm": timm}
 NOT_SCORES = ("step", "kind", "examples")
+BICUBIC = 3  # Pillow's number of the filter
+ROLES = {"cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": our_tokenizers.MASKS}
+ROLES |= {"pad_token": ("[PAD]", "<pad>"), "unk_token": ("[UNK]", "<unk>")}
+LEAN = """
+class Lean(Attention):  # heads of dimension {head_dim}; timm's own are width / num_heads
+    def __init__(self, dim, num_heads=8, **options):
+        super().__init__(dim, num_heads, attn_head_dim={head_dim}, **options)
+
+"""
+SIZES = ("width", "depth", "num_heads", "head_dim", "mlp_dim")
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Facts of a run about its model that the config does not have; all are unset for weights from a file.
+    """Facts of a run about its model that the config does not have; all are unset for weights from a file."""
 
-    Attributes:
-        classes: names of the classes; None if they have none.
-        tokenizer: content of tokenizer.json; None if the model does not read texts.
-        facts: rows of the README, such as task, data and scores.
-    """
-
-    classes: tuple[str, ...] | None = None
-    tokenizer: str | None = None
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    classes: tuple[str, ...] | None = None  # names of the classes
+    tokenizer: str | None = None  # content of tokenizer.json
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # rows of the README: task, data, scores
 
     @classmethod
     def of_run(cls, workdir: Path, c: Any, step: int | None = None) -> "Origin":
-        """Return the classes, the tokenizer, and the facts for the README that a run's folder has, as an `Origin`.
-
-        Args:
-            workdir: folder of the run.
-            c: config of the run.
-            step: step of the checkpoint whose recorded scores are among the facts; None for those at the end.
-
-        Raises:
-            ConfigError, WorkdirError: a file of the run is broken, or has changed since it was written.
-        """
-        path = workdir / tokenizers.FILE
-        summary = disk.read_json(workdir / "summary.json") if (workdir / "summary.json").is_file() else {}
-        values = summary.get("final") or {} if isinstance(summary, dict) else {}
+        """Return the facts in a run's folder, with the scores at a step; None for those at the end."""
+        path = workdir / our_tokenizers.FILE
+        summary = files.read_json(workdir / "summary.json") if (workdir / "summary.json").is_file() else {}
+        values = summary.get("final") or {}
         when = "at the end"
         if step is not None and step != values.get("step"):
-            records = disk.read_lines(workdir / "metrics.jsonl")
+            records = files.read_lines(workdir / "metrics.jsonl")
             values = next((r for r in records if r.get("kind") == "eval" and r.get("step") == step), {})
             when = f"at step {step}"
         scores = {f"{key}, {when}": x for key, x in values.items() if key not in NOT_SCORES and _is_number(x)}
         facts = {"task": c.task, "data": c.data.name} | ({} if step is None else {"step": step}) | scores
-        tokenizer = tokenizers.read(path).json() if path.is_file() else None
+        tokenizer = our_tokenizers.read(path).json() if path.is_file() else None
         return cls(artifacts.load_classes(workdir), tokenizer, facts)
 
 
@@ -65,74 +62,52 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def complete_arguments(c: Any) -> dict[str, Any]:
-    """Return the section `model` of the config `c`, with the defaults of its architecture for keys that it lacks."""
-    return models.find_class(c.model.name).defaults() | c.model.to_dict()
-
-
 def describe(c: Any, to: str, classes: tuple[str, ...] | None = None) -> Description:
-    """Return the model of another library that computes what the model of a config does.
-
-    Args:
-        c: config.
-        to: "huggingface" or "timm".
-        classes: names of the classes, if the data have names.
-
-    Raises:
-        ConfigError: the library has no such model.
-    """
+    """Return the model of a library, a key of LIBRARIES, that computes what the model of a config does."""
     names = artifacts.output_names(classes, c.model.get("num_classes") or 0)
-    return LIBRARIES[to].describe(complete_arguments(c), names, sigmoid=c.get("loss") == "sigmoid")
+    arguments = models.find_class(c.model.name).defaults() | c.model.to_dict()
+    return LIBRARIES[to].describe(arguments, names, sigmoid=c.get("loss") == "sigmoid")
 
 
 def write_folder(folder: Path, model: ModelSetup, weights: Any, to: str, origin: Origin) -> tuple[Description, Path]:
-    """Write a folder that a library loads, and return its description and the path of the weights.
+    """Write a folder that a library, a key of LIBRARIES, loads; return its description and the path of the weights.
 
     The folder has weights, config.json and a README.md; for transformers also the preprocessing of images, or the files
     of the tokenizer and of generation. Files of these names are replaced.
-
-    Args:
-        folder: folder to write to, which is created.
-        model: setup of the model.
-        weights: parameters and batch statistics of the model.
-        to: "huggingface" or "timm".
-        origin: facts about the model beside its config.
-
-    Raises:
-        ConfigError: the library has no such model.
-        WeightsError: its layout has no tensor for some weights.
     """
     c, layout = model.config, model.layout(to)
     description = describe(c, to, origin.classes)
     tensors = description.adapt(pretrained.export(jax.device_get(weights), layout))
-    contents = _contents(c, description, origin, to)
+    contents = _timm_files(c, description, origin) if to == "timm" else _huggingface_files(c, description, origin)
     target = folder / "model.safetensors"
-    storage.write(target, tensors, {"format": "pt", "layout": to})
+    pretrained.write(target, tensors, {"format": "pt", "layout": to})
     for name, content in contents.items():
-        disk.write_json(folder / name, content)
-    disk.write_text(folder / "README.md", files.readme(description, c.model.to_dict(), origin.facts))
+        files.write_json(folder / name, content)
+    files.write_text(folder / "README.md", _readme(description, c.model.to_dict(), origin.facts))
     return description, target
 
 
-def _contents(c: Any, description: Description, origin: Origin, to: str) -> dict[str, Any]:
-    """Return the content of the JSON files of a folder by name."""
-    if to == "timm":
-        return {"config.json": _timm_config(c, description, origin)}
+def _huggingface_files(c: Any, description: Description, origin: Origin) -> dict[str, dict[str, Any]]:
+    """Return the content of the JSON files of a folder for transformers by name."""
     config, contents = dict(description.config), {}
     if "channels" in c.model:
-        steps = files.preprocessing(c.model.image_size, c.data.crop_fraction, tuple(c.data.mean), tuple(c.data.std))
+        steps = preprocessing(c.model.image_size, c.data.crop_fraction, tuple(c.data.mean), tuple(c.data.std))
         contents = {} if steps is None else {"preprocessor_config.json": steps}
     elif origin.tokenizer is not None:
         causal, length = c.model.name == "gpt", c.model.max_length
-        types = bool(c.model.get("types"))
-        contents = files.tokenizer_files(origin.tokenizer, causal=causal, types=types, length=length)
-        numbers = files.special_numbers(tokenizers.parse(origin.tokenizer, tokenizers.FILE), causal=causal)
-        config |= numbers
-        contents |= {"generation_config.json": files.generation(numbers, length)} if causal else {}
+        contents = tokenizer_files(origin.tokenizer, causal=causal, types=bool(c.model.get("types")), length=length)
+        tokenizer = our_tokenizers.parse(origin.tokenizer, our_tokenizers.FILE)
+        if causal:
+            end = {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.end}
+            config |= end
+            sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}  # as `leanformer.generate`
+            contents["generation_config.json"] = {**end, **sampling, "max_length": length}
+        elif (padding := tokenizer.number("[PAD]")) is not None:
+            config["pad_token_id"] = padding
     return {"config.json": config, **contents}
 
 
-def _timm_config(c: Any, description: Description, origin: Origin) -> dict[str, Any]:
+def _timm_files(c: Any, description: Description, origin: Origin) -> dict[str, dict[str, Any]]:
     """Return timm's config; without a head dimension of its own, transformers' timm_wrapper reads it too."""
     size = c.model.image_size
     sides = (size, size) if isinstance(size, int) else tuple(size)
@@ -141,5 +116,84 @@ def _timm_config(c: Any, description: Description, origin: Origin) -> dict[str, 
     about |= {"interpolation": "bicubic", "crop_pct": c.data.crop_fraction, "crop_mode": "center"}
     about |= {"num_classes": c.model.num_classes, "label_names": names}
     config = {**description.config, "pretrained_cfg": about}
-    wrapper = {"model_type": "timm_wrapper", "label_names": names}
-    return config | (wrapper if description.head_dim is None else {})
+    wrapper = {"model_type": "timm_wrapper", "label_names": names} if description.head_dim is None else {}
+    return {"config.json": config | wrapper}
+
+
+def preprocessing(
+    size: int | Sequence[int], crop_fraction: float, mean: Sequence[float], std: Sequence[float]
+) -> dict[str, Any] | None:
+    """Return the content of `preprocessor_config.json` of transformers, which prepares images as in evaluation.
+
+    The shorter side is resized, the centre is cropped, and three channels are normalised. None for images that are not
+    square, since transformers has no resizing to cover them.
+    """
+    sides = [size] if isinstance(size, int) else [*size]
+    if len({*sides}) > 1:
+        return None
+    return {
+        "image_processor_type": "BitImageProcessor",
+        **{"do_convert_rgb": True, "do_resize": True, "resample": BICUBIC},
+        "size": {"shortest_edge": math.floor(sides[0] / crop_fraction)},
+        **{"do_center_crop": True, "crop_size": {"height": sides[0], "width": sides[0]}},
+        **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
+        **{"image_mean": [*mean] * (3 // len(mean)), "image_std": [*std] * (3 // len(std))},
+    }
+
+
+def tokenizer_files(content: str, *, causal: bool, types: bool, length: int) -> dict[str, dict[str, Any]]:
+    """Return the content of `tokenizer.json` and `tokenizer_config.json` of transformers, by file name.
+
+    `content` is the run's tokenizer.json. Texts of a causal language model begin with the token that ends a document.
+    """
+    base, tokenizer = tokenizers.Tokenizer.from_str(content), our_tokenizers.parse(content, our_tokenizers.FILE)
+    names = {number: token for token, number in base.get_vocab().items()}
+    end = names[tokenizer.end]
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length}
+    config["clean_up_tokenization_spaces"] = False
+    if isinstance(base.decoder, decoders.ByteLevel):  # "<|endoftext|>" in a text is text, as in `Tokenizer.encode`
+        config["split_special_tokens"] = True
+    if causal:
+        template = processors.TemplateProcessing(
+            single=f"{end}:0 $A:0", pair=f"{end}:0 $A:0 {end}:0 $B:0", special_tokens=[(end, tokenizer.end)]
+        )
+        # GPT-2's own sets offsets; any other would add tokens that no text began with in training.
+        given = base.post_processor
+        offsets = isinstance(given, processors.ByteLevel)
+        base.post_processor = processors.Sequence([given, template]) if offsets else template
+        config |= {"bos_token": end, "eos_token": end, "pad_token": end, "padding_side": "left"}
+        config["model_input_names"] = ["input_ids", "attention_mask"]
+    else:
+        present = {role: [t for t in tokens if tokenizer.number(t) is not None] for role, tokens in ROLES.items()}
+        config |= {role: tokens[0] for role, tokens in present.items() if tokens}
+        config["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    return {"tokenizer.json": json.loads(base.to_str()), "tokenizer_config.json": config}
+
+
+def loading_code(description: Description) -> str:
+    """Return Python code that loads the model from the folder in which it runs."""
+    if description.library == "transformers":
+        options = "".join(f", {name}={value!r}" for name, value in description.options.items())
+        call = f'{description.auto}.from_pretrained("."{options})'
+        return f"from transformers import {description.auto}\n\nmodel = {call}"
+    lean = description.head_dim is not None
+    head = "from timm.layers import Attention\n\n" + LEAN.format(head_dim=description.head_dim) if lean else ""
+    options = ", attn_layer=Lean" if lean else ""
+    return f'import timm\n{head}\nmodel = timm.create_model("local-dir:.", pretrained=True{options}).eval()'
+
+
+def _readme(description: Description, model: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Return the README.md of a folder: a table of the model and of `facts`, and code that loads the folder."""
+    rows = {"architecture": f"{model['name']}, in {description.library} `{description.architecture}`"}
+    if description.grey:
+        rows["images"] = "RGB; the model was trained on grey images, and weighs the channels to grey"
+    rows |= {**{f"`{key}`": model[key] for key in SIZES}, **facts}
+    table = ["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())]
+    needs = f" It needs {description.library} {description.needs} or newer." if description.needs else ""
+    meta = ["---", f"library_name: {description.library}", "tags: [leanformer]", "---"]
+    lines = [*meta, "", "Weights in float32, written by leanformer.", "", *table, ""]
+    return "\n".join([*lines, f"Run inside this folder.{needs}", "", "```python", loading_code(description), "```", ""])
+
+
+def _cell(value: Any) -> str:
+    return (f"{value:.4g}" if isinstance(value, float) else str(value)).replace("|", "\\|").replace("\n", " ")

@@ -1,8 +1,7 @@
 """`config.json` of Hugging Face's models, from our config; the names of their weights are in `layouts`.
 
-Its keys by ours are in `leanformer.pretrained.published`, its constants here. Models whose heads may have any dimension
-have the key `head_dim`; ViT and DeiT read it from transformers 5.9 on, and older versions fail with a mismatch of
-shapes.
+Models whose heads may have any dimension have the key `head_dim`; ViT and DeiT read it from transformers 5.9 on, and
+older versions fail with a mismatch of shapes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.errors import ConfigError
-from leanformer.exports.description import Description, check_keys, check_total_width, complete
+from leanformer.exports import Description, check_keys, check_total_width, complete
 from leanformer.pretrained import published
 from leanformer.pretrained.storage import Tensors
 
@@ -30,13 +29,7 @@ LLAMA_CONSTANTS = {"attention_dropout": 0.0}
 def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: bool = False) -> Description:
     """Return the model of transformers that computes what a model of leanformer does.
 
-    Args:
-        arguments: complete section config.model, with defaults.
-        classes: names of the classes, one for each output of a classifier.
-        sigmoid: True if a classifier's outputs are independent.
-
-    Raises:
-        ConfigError: transformers has no model that computes it.
+    `classes` are the names of a classifier's outputs, which are independent if `sigmoid`.
     """
     writers = {"vit": _vit, "bert": _bert, "gpt": _gpt}
     if arguments["name"] not in writers:
@@ -64,7 +57,6 @@ def _start(kind: str, architecture: str) -> dict[str, Any]:
 
 
 def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
-    """Return ViT, or DeiT with its two heads."""
     kind, architecture = "vit", "ViTForImageClassification"
     if arguments["distilled"]:
         kind, architecture = "deit", "DeiTForImageClassificationWithTeacher"
@@ -75,9 +67,8 @@ def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     wide = arguments["num_heads"] * arguments["head_dim"] != arguments["width"]
     grey = config["num_channels"] == 1
     config["num_channels"] = 3
-    about: dict[str, Any] = {"auto": "AutoModelForImageClassification", "pipeline": "image-classification"}
-    about |= {"needs": "5.9" if wide else "", "adapt": _read_colours if grey else dict, "grey": grey}
-    return Description(NAME, architecture, config | labels, **about)
+    about: dict[str, Any] = {"needs": "5.9" if wide else "", "adapt": _read_colours if grey else dict, "grey": grey}
+    return Description(NAME, architecture, config | labels, "AutoModelForImageClassification", **about)
 
 
 def _read_colours(tensors: Tensors) -> Tensors:
@@ -88,15 +79,13 @@ def _read_colours(tensors: Tensors) -> Tensors:
 
 
 def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
-    """Return BERT with the head of the model: a classifier, the masked tokens', or none."""
     options = {}
     if arguments["num_classes"]:
-        name = "ForSequenceClassification"
-        architecture, auto, pipeline = f"Bert{name}", f"AutoModel{name}", "text-classification"
+        architecture, auto = "BertForSequenceClassification", "AutoModelForSequenceClassification"
     elif arguments["transform"]:
-        architecture, auto, pipeline = "BertForMaskedLM", "AutoModelForMaskedLM", "fill-mask"
+        architecture, auto = "BertForMaskedLM", "AutoModelForMaskedLM"
     else:
-        architecture, auto, pipeline = "BertModel", "AutoModel", "feature-extraction"
+        architecture, auto = "BertModel", "AutoModel"
         options = {"add_pooling_layer": False}  # otherwise a pooler with random weights is added
     fixed = {"attention": "softmax", "norm": "layernorm", "positions": "learned", "pool": "first", "post_norm": True}
     fixed |= {"mlp_bias": True, "qkv_bias": True, "out_bias": True, "num_kv_heads": arguments["num_heads"]}
@@ -106,11 +95,10 @@ def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     check_total_width(arguments, NAME, architecture)
     config = _start("bert", architecture) | _translate(arguments, published.BERT) | BERT_CONSTANTS
     config["hidden_act"] = ACTIVATIONS[arguments["activation"]]
-    return Description(NAME, architecture, config | labels, auto, pipeline, options)
+    return Description(NAME, architecture, config | labels, auto, options)
 
 
 def _gpt(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
-    """Return GPT-2, Llama, Mistral, Qwen2 or Qwen3, by the options of the model."""
     kind, name = _causal_kind(arguments)
     architecture = f"{name}ForCausalLM" if kind != "gpt2" else "GPT2LMHeadModel"
     fixed = {"attention": "softmax", "value_dim": arguments["head_dim"]}
@@ -140,7 +128,7 @@ def _gpt(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
             "of queries and keys have 1e-06. Choose --to=own."
         )
     config |= {"sliding_window": None} if kind == "mistral" else {}
-    return Description(NAME, architecture, config, "AutoModelForCausalLM", "text-generation")
+    return Description(NAME, architecture, config, "AutoModelForCausalLM")
 
 
 def _causal_kind(arguments: Mapping[str, Any]) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leanformer.errors import ConfigError
-from leanformer.exports.description import OTHERS, Description, check_keys, check_total_width, complete
+from leanformer.exports import OTHERS, Description, check_keys, check_total_width, complete
 from leanformer.pretrained.published import VOLOS
 
 
@@ -17,16 +17,8 @@ NAME = "timm"
 FIXED = {"attention": "softmax", "out_bias": True}
 
 
-def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: bool = False) -> Description:
-    """Return the model of timm that computes what a model of leanformer does.
-
-    Args:
-        arguments: complete section config.model, with defaults.
-        classes, sigmoid: not used; for the interface of `huggingface.describe`.
-
-    Raises:
-        ConfigError: timm has no model that computes it.
-    """
+def describe(arguments: Mapping[str, Any], *_: Any, **__: Any) -> Description:
+    """Return the model of timm that computes what a model of leanformer does; only `arguments` count."""
     writers = {"vit": _vit, "xcit": _xcit, "tnt": _tnt, "davit": _davit, "volo": _volo}
     if arguments["name"] not in writers:
         raise ConfigError(f'model.name="{arguments["name"]}": {NAME} has no such model. {OTHERS}')
@@ -37,15 +29,14 @@ def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: b
     return Description(NAME, name, config, head_dim=head_dim)
 
 
-def mlp_ratio(mlp_dim: int, width: int) -> float:
+def _mlp_ratio(mlp_dim: int, width: int) -> float:
     """Return the factor for which timm's int(width * factor) is the hidden dimension of the MLP."""
     ratio = mlp_dim / width
     return ratio if int(width * ratio) == mlp_dim else math.nextafter(ratio, math.inf)
 
 
 def _uniform_ratio(pairs: Sequence[tuple[int, int]], model: str) -> float:
-    """Return the factor of all MLPs (mlp_dim, width). Raises ConfigError if they differ."""
-    ratio = mlp_ratio(*pairs[0])
+    ratio = _mlp_ratio(*pairs[0])
     if wrong := [mlp_dim for mlp_dim, width in pairs if int(width * ratio) != mlp_dim]:
         raise ConfigError(f"mlp_dim={wrong[0]}: {model} of {NAME} has one ratio of MLP to width. {OTHERS}")
     return ratio
@@ -67,7 +58,7 @@ def _common(values: Mapping[str, Any]) -> dict[str, Any]:
 def _vit(values: Mapping[str, Any]) -> tuple[str, dict[str, Any], int | None]:
     _check(values, ("patch_size", "pool", "distilled", "layer_scale"), "VisionTransformer", epsilon=1e-6)
     args = _common(values) | {"num_heads": values["num_heads"], "init_values": values["layer_scale"]}
-    args["mlp_ratio"] = mlp_ratio(values["mlp_dim"], values["width"])
+    args["mlp_ratio"] = _mlp_ratio(values["mlp_dim"], values["width"])
     args |= {"global_pool": "avg", "class_token": False} if values["pool"] == "mean" else {}
     lean = values["num_heads"] * values["head_dim"] != values["width"]
     name = "deit_base_distilled_patch16_224" if values["distilled"] else "vit_base_patch16_224"
@@ -83,7 +74,7 @@ def _xcit(values: Mapping[str, Any]) -> tuple[str, dict[str, Any], None]:
     check_total_width(values | {"head_dim": values["class_head_dim"]}, NAME, "Xcit")
     args = _common(values) | {"num_heads": values["num_heads"], "eta": values["layer_scale"]}
     args |= {"tokens_norm": values["tokens_norm"], "cls_attn_layers": values["class_depth"]}
-    return "xcit_nano_12_p16_224", args | {"mlp_ratio": mlp_ratio(values["mlp_dim"], values["width"])}, None
+    return "xcit_nano_12_p16_224", args | {"mlp_ratio": _mlp_ratio(values["mlp_dim"], values["width"])}, None
 
 
 def _tnt(values: Mapping[str, Any]) -> tuple[str, dict[str, Any], None]:
@@ -96,7 +87,7 @@ def _tnt(values: Mapping[str, Any]) -> tuple[str, dict[str, Any], None]:
     args = _common(values) | {"num_heads_outer": values["num_heads"], "num_heads_inner": inner["num_heads"]}
     args |= {"inner_dim": inner["width"], "first_stride": values["pixel_stride"]}
     args["legacy"] = values["layout"] == "original"
-    return "tnt_s_patch16_224", args | {"mlp_ratio": mlp_ratio(values["mlp_dim"], values["width"])}, None
+    return "tnt_s_patch16_224", args | {"mlp_ratio": _mlp_ratio(values["mlp_dim"], values["width"])}, None
 
 
 def _davit(values: Mapping[str, Any]) -> tuple[str, dict[str, Any], None]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from leanformer import data, tasks
 from leanformer.errors import LeanformerError, WeightsError
-from leanformer.exports.description import Description
+from leanformer.exports import Description
 from leanformer.tasks import artifacts
 from leanformer.training.model_setup import ModelSetup
 
@@ -25,24 +25,15 @@ LIMIT = 1e-5
 
 
 class Sample(NamedTuple):
-    """Inputs on which two models are compared.
+    """Inputs on which two models are compared."""
 
-    Attributes:
-        arrays: `image` (B height width C, normalised), or `tokens` (B T) with `lengths` (B) and `types` (B T) if any.
-        description: origin of the inputs, for messages.
-    """
-
+    # `image` (B height width C, normalised), or `tokens` (B T) with `lengths` (B) and `types` (B T) if any.
     arrays: dict[str, np.ndarray]
     description: str
 
 
 def random_sample(model: ModelSetup, reason: str = "") -> Sample:
-    """Return EXAMPLES random inputs of a model: normal pixels, or uniform tokens in rows of maximal length.
-
-    Args:
-        model: setup of the model.
-        reason: reason for random inputs, which is added to the description.
-    """
+    """Return EXAMPLES random inputs: normal pixels, or uniform tokens in rows of maximal length."""
     m, rng = model.config.model, np.random.default_rng(0)
     if "channels" in m:
         sides = (m.image_size,) * 2 if isinstance(m.image_size, int) else tuple(m.image_size)
@@ -53,12 +44,7 @@ def random_sample(model: ModelSetup, reason: str = "") -> Sample:
 
 
 def real_sample(model: ModelSetup, workdir: Path) -> Sample:
-    """Return the first EXAMPLES examples of a run's evaluation split, or random inputs if its data cannot be read.
-
-    Args:
-        model: setup of the model, with the config of the data.
-        workdir: folder of the run, for its class names.
-    """
+    """Return the first examples of a run's evaluation split, or random inputs if its data cannot be read."""
     c = model.config
     try:
         task = tasks.build(c)
@@ -76,13 +62,7 @@ def real_sample(model: ModelSetup, workdir: Path) -> Sample:
 
 
 def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
-    """Return the logits of our model, B V or B T V; of a BERT without a head its last hidden states, B T D.
-
-    Args:
-        model: setup of the model.
-        weights: parameters and batch statistics of the model.
-        sample: inputs.
-    """
+    """Return the logits of our model, B V or B T V; of a BERT without a head its last hidden states, B T D."""
     names = ("image", "tokens", "lengths", "types")
     arguments = {name: jnp.asarray(sample.arrays[name]) for name in names if name in sample.arrays}
     first = arguments.pop("image" if "image" in arguments else "tokens")
@@ -94,10 +74,7 @@ def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
 
 
 def obstacle(description: Description) -> str | None:
-    """Return the reason why a folder of this description cannot be loaded here; None if it can.
-
-    The library or PyTorch is not installed, or the library is too old.
-    """
+    """Return the reason why a folder of this description cannot be loaded here; None if it can."""
     library = description.library
     if missing := [name for name in (library, "torch") if importlib.util.find_spec(name) is None]:
         return f"not installed here: {', '.join(missing)}"
@@ -108,21 +85,11 @@ def obstacle(description: Description) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def their_outputs(folder: Path, description: Description, sample: Sample) -> np.ndarray:
-    """Return the outputs, as from `our_outputs`, of the model that another library loads from a folder.
-
-    Args:
-        folder: folder of the model.
-        description: library and class that load it.
-        sample: inputs.
-
-    Raises:
-        WeightsError: the library finds tensors missing or unexpected.
-    """
+    """Return the outputs, as from `our_outputs`, of the model that another library loads from a folder."""
     torch, library = (importlib.import_module(name) for name in ("torch", description.library))
     arrays = {name: torch.from_numpy(np.array(x)) for name, x in sample.arrays.items()}
     arrays = {name: x if name == "image" else x.long() for name, x in arrays.items()}
@@ -161,17 +128,7 @@ def _timm_model(timm: Any, folder: Path, description: Description) -> Any:
 def compare(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> float | None:
     """Return the largest difference of the outputs of our model and an exported folder, relative to the largest output.
 
-    None if the folder cannot be loaded here (`obstacle`).
-
-    Args:
-        folder: folder of the exported model.
-        description: library and class that load it.
-        model: setup of our model.
-        weights: parameters and batch statistics of our model.
-        sample: inputs.
-
-    Raises:
-        WeightsError: the folder does not load, or computes something else.
+    None if the folder cannot be loaded here (`obstacle`). Raises WeightsError if it computes something else.
     """
     if obstacle(description):
         return None
@@ -187,16 +144,10 @@ def compare(folder: Path, description: Description, model: ModelSetup, weights: 
 def check_outputs(
     ours: np.ndarray, theirs: np.ndarray, source: str, advice: str, *, valid: np.ndarray | None = None
 ) -> float:
-    """Return the largest difference of the outputs of two models, relative to the largest of `theirs`.
+    """Return the largest difference of the outputs of two models, relative to the largest of `theirs`, from `source`.
 
-    Args:
-        ours, theirs: outputs for the same inputs.
-        source: origin of `theirs`, for messages.
-        advice: what to do if they differ.
-        valid: mask B T of the tokens that are not padding, whose outputs count; all if None.
-
-    Raises:
-        WeightsError: the shapes differ, a number is not finite, or the difference is above LIMIT.
+    Outputs count where `valid` (B T) is True; all if None. Raises WeightsError, with `advice`, if the shapes differ, a
+    number is not finite, or the difference is above LIMIT.
     """
     if ours.shape != theirs.shape:
         raise WeightsError(f"{source}: outputs are {theirs.shape}, but the model gives {ours.shape}.")
@@ -212,10 +163,7 @@ def check_outputs(
 
 
 def describe(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> str:
-    """Return a line with the result of `compare`, or with the reason why the models were not compared.
-
-    Arguments and errors are those of `compare`.
-    """
+    """Return a line with the result of `compare`, or with the reason why the models were not compared."""
     worst = compare(folder, description, model, weights, sample)
     if worst is None:
         return f"Not compared: {obstacle(description)}."

@@ -5,7 +5,7 @@ Every tensor of the file and every parameter of the model must match; the error 
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from leanformer.errors import WeightsError
-from leanformer.pretrained.layouts.entries import Entry, Form, same
+from leanformer.pretrained.layouts.entries import Entry, same
 from leanformer.pretrained.storage import Tensors, read, write
 from leanformer.runtime.mesh import flatten_names, leaf_names
 
@@ -35,33 +35,22 @@ OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.
 
 
 def native_layout(like: Any) -> list[Entry]:
-    """Return the layout of our own files, in which every parameter and statistic has its dotted name and its shape.
-
-    Args:
-        like: (parameters, statistics) of the model; only names are used.
-    """
+    """Return the layout of our own files, whose names and shapes are ours, for (parameters, statistics) of a model."""
     params, statistics = like
     return [Entry(name, (name,), same) for name in [*flatten_names(params), *flatten_names(statistics)]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """Permitted differences between a file of weights and a model; none by default.
+    """Permitted differences between a file of weights and a model; none by default."""
 
-    Attributes:
-        new_head: True if a classifier of another size, or missing in the file, keeps its initial values, and one that
-            only the file has is ignored.
-        resize_positions: True if learned positions of another grid are resized as in timm.
-        grid: rows and columns of the model's patches; None for a square.
-        heads: first parts of the names of classifiers' parameters, `model_base.Family.classifiers`.
-        source_grid: rows and columns of the patches of the file's model; None if unknown, then a square is assumed.
-    """
-
+    # A classifier of another size, or missing in the file, keeps its initial values, and one that only the file has is
+    # ignored.
     new_head: bool = False
-    resize_positions: bool = False
-    grid: tuple[int, int] | None = None
-    heads: tuple[str, ...] = ("head",)
-    source_grid: tuple[int, int] | None = None
+    resize_positions: bool = False  # learned positions of another grid are resized as in timm
+    grid: tuple[int, int] | None = None  # rows and columns of the model's patches; None for a square
+    heads: tuple[str, ...] = ("head",)  # first parts of the names of classifiers' parameters
+    source_grid: tuple[int, int] | None = None  # `grid` of the file's model; None if unknown, taken for a square
 
     def is_other_grid(self, name: str, table: np.ndarray) -> bool:
         """Return whether a parameter has flat positions (1 T D) of another grid, which may have an equal shape."""
@@ -84,34 +73,29 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
     """
     initial, tensors = {**flatten_names(weights[0]), **flatten_names(weights[1])}, _normalise_names(tensors, layout)
     _check_refused(tensors, layout)
-    values, wrong, used = dict(initial), [], set()
+    values, wrong = dict(initial), []
     for entry in layout:
         names = entry.names()
-        used.update(names)
         missing = [name for name in names if name not in tensors]
-        if not entry.ours:
-            continue
-        unknown = [name for name in entry.ours if name not in initial]
-        if unknown:
+        ours = ", ".join(entry.ours)
+        if unknown := [name for name in entry.ours if name not in initial]:
             wrong += [f"{name}: in the layout, not in the model" for name in unknown]
-        elif missing and not (allowed.new_head and _is_head(entry, allowed)):
+        elif missing and entry.ours and not (allowed.new_head and _is_head(entry, allowed)):
             where = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
-            wrong.append(
-                f"{where}: missing in the file (for {', '.join(entry.ours)}){_hint(entry, entry.ours[0], allowed)}"
-            )
-        elif missing:
+            wrong.append(f"{where}: missing in the file (for {ours}){_hint(entry, allowed)}")
+        elif missing or not entry.ours:
             continue
         elif integers := [name for name in names if not np.issubdtype(tensors[name].dtype, np.floating)]:
             more = f", and {len(integers) - 1} more" if len(integers) > 1 else ""
-            wrong.append(
-                f"{integers[0]}{more}: {tensors[integers[0]].dtype} in the file, but {', '.join(entry.ours)} has "
-                "floating-point numbers"
-            )
+            found = f"{integers[0]}{more}: {tensors[integers[0]].dtype} in the file"
+            wrong.append(f"{found}, but {ours} has floating-point numbers")
         else:
-            for name, value in _load_entry(entry, [tensors[n] for n in names], initial, allowed, wrong):
-                values[name] = value
+            loaded, misfits = _load_entry(entry, [tensors[n] for n in names], initial, allowed)
+            values |= loaded
+            wrong += misfits
     covered = {name for entry in layout for name in entry.ours}
     wrong += [f"{name}: in the model, not in the layout" for name in initial if name not in covered]
+    used = {name for entry in layout for name in entry.names()}
     used |= {name for name in tensors if allowed.new_head and name.split(".")[0] in allowed.heads}
     wrong += [f"{name} {tensors[name].shape}: in the file, not in this model" for name in tensors if name not in used]
     if wrong:
@@ -131,8 +115,7 @@ def _check_refused(tensors: Tensors, layout: Sequence[Entry]) -> None:
             original: Any = tensors.get(entry.copy_of)  # nothing equals None
             present = [name for name in present if not np.array_equal(tensors[name], original)]
         if entry.refused and present:
-            more = f", and {len(present) - 1} more," if len(present) > 1 else ""
-            raise WeightsError(f"The file has {present[0]}{more} {entry.refused}")
+            raise WeightsError(f"The file has {present[0]} {entry.refused}")
 
 
 def _normalise_names(tensors: Tensors, layout: Sequence[Entry]) -> Tensors:
@@ -156,61 +139,52 @@ def _is_head(entry: Entry, allowed: Allowed) -> bool:
 
 
 def _load_entry(
-    entry: Entry, theirs: list[np.ndarray], initial: Mapping[str, Any], allowed: Allowed, wrong: list[str]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield our arrays of one entry by name; add a message to `wrong` for each that does not fit."""
-    stacked = entry.layers is not None
+    entry: Entry, theirs: list[np.ndarray], initial: Mapping[str, Any], allowed: Allowed
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return our arrays of one entry by name, and a message for each that does not fit."""
+    stacked, result, wrong = entry.layers is not None, {}, []
     shapes = [initial[name].shape[stacked:] for name in entry.ours]
-    rows = [form.rows(shape) for form, shape in zip(entry.forms, shapes, strict=True)]
-    for name, shape, form, pieces in zip(
-        entry.ours, shapes, entry.forms, _split_layers(entry, theirs, rows), strict=True
-    ):
-        layers = [_to_our_format(form, x, shape) for x in pieces]
+    parts = _split_layers(entry, theirs, [entry.form.rows(shape) for shape in shapes])
+    for name, shape, pieces in zip(entry.ours, shapes, parts, strict=True):
+        layers = [_to_our_format(entry, x, shape) for x in pieces]
         if misfits := [i for i, x in enumerate(layers) if x.shape != shape or allowed.is_other_grid(name, x)]:
             if allowed.new_head and _is_head(entry, allowed):
                 continue
-            if allowed.resize_positions and name.endswith(POSITIONS):
-                layers = [resize_positions(x, shape, allowed.grid, allowed.source_grid) for x in layers]
-            else:
-                hint = _hint(entry, name, allowed)
+            if not (allowed.resize_positions and name.endswith(POSITIONS)):
                 first = misfits[0]
                 where = entry.theirs if len(misfits) == len(theirs) else entry.names()[first]
-                here, there = f"{theirs[first].shape}", f"{tuple(shape)}"
+                here, there = f"{theirs[first].shape} in the file", f"{tuple(shape)} in the model"
                 if allowed.is_other_grid(name, layers[first]):
-                    here, there = (
-                        f"{text} for {grid[0]} x {grid[1]} patches"
-                        for text, grid in ((here, allowed.source_grid), (there, allowed.grid))
-                        if grid is not None
-                    )
-                wrong.append(f"{where}: {here} in the file, {name} has {there} in the model{hint}")
+                    here, there = f"{here} for patches {allowed.source_grid}", f"{there} for patches {allowed.grid}"
+                wrong.append(f"{where}: {here}, {name} has {there}{_hint(entry, allowed)}")
                 continue
-        value = np.stack(layers) if stacked else layers[0]
-        yield name, value.astype(initial[name].dtype)
+            layers = [resize_positions(x, shape, allowed.grid, allowed.source_grid) for x in layers]
+        result[name] = (np.stack(layers) if stacked else layers[0]).astype(initial[name].dtype)
+    return result, wrong
 
 
-def _to_our_format(form: Form, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _to_our_format(entry: Entry, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return a tensor in our shape, or unchanged if its size does not match `shape`."""
     try:
-        return form.load(tensor, shape)
+        return entry.form.load(tensor, shape)
     except ValueError:
         return tensor
 
 
 def _split_layers(entry: Entry, theirs: list[np.ndarray], rows: list[int]) -> list[list[np.ndarray]]:
     """Split each layer's tensor into one part per parameter; return whole tensors if the rows do not add up."""
-    axis = entry.forms[0].cut
-    if len(rows) == 1:
-        return [theirs]
-    if any(x.ndim <= axis or x.shape[axis] != sum(rows) for x in theirs):
+    axis = entry.form.cut
+    if any(x.ndim <= axis or x.shape[axis] != sum(rows) for x in theirs) or len(rows) == 1:
         return [theirs] * len(rows)
-    return [list(pieces) for pieces in zip(*(entry.split(x, rows) for x in theirs), strict=True)]
+    pieces = [np.split(x, np.cumsum(rows)[:-1], axis) for x in theirs]
+    return [list(part) for part in zip(*pieces, strict=True)]
 
 
-def _hint(entry: Entry, name: str, allowed: Allowed) -> str:
+def _hint(entry: Entry, allowed: Allowed) -> str:
     """Return the end of a message that names the option to permit a difference."""
     if _is_head(entry, allowed):
         return "; set init_from.new_head=True to start from a new head"
-    if name.endswith(POSITIONS):
+    if entry.ours[0].endswith(POSITIONS):
         return "; set init_from.resize_positions=True to resize positions"
     return ""
 
@@ -223,16 +197,8 @@ def resize_positions(
 ) -> np.ndarray:
     """Resize learned positions (1 T D) or (1 height width D) to another grid: bicubic with antialiasing, float32.
 
-    Args:
-        table: learned positions. The tokens of a flat table (1 T D) that are not patches come first and keep their
-            values.
-        shape: new shape.
-        grid: rows and columns of the new grid of a flat table; square if None.
-        source_grid: rows and columns of the grid of a flat table; square if None.
-
-    Raises:
-        WeightsError: a flat table does not have its grid, or not as many other tokens as the new one; or positions are
-            for texts.
+    The tokens of a flat table (1 T D) that are not patches come first and keep their values. Its new and its old grid
+    are rows and columns, square if None.
     """
     if table.ndim == 2:
         raise WeightsError(
@@ -280,6 +246,6 @@ def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
         ours = [np.asarray(values[name]) for name in entry.ours]
         for i, name in enumerate(names):
             parts = [x[i] if entry.layers is not None else x for x in ours]
-            parts = [form.save(x) for form, x in zip(entry.forms, parts, strict=True)]
-            tensors[name] = entry.join(parts) if len(parts) > 1 else parts[0]
+            parts = [entry.form.save(x) for x in parts]
+            tensors[name] = np.concatenate(parts, entry.form.cut) if len(parts) > 1 else parts[0]
     return tensors

@@ -4,14 +4,13 @@ Shapes of weights do not determine what a model computes: 4 heads of 16 and 8 he
 and activation have none. A setting that `config.json` gives must therefore be that of the model that reads the weights.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from leanformer.errors import WeightsError
-from leanformer.runtime import multihost
+from leanformer.runtime import files, multihost
 
 
 # Our keys of config.model by the keys of transformers' config.json. `exports.huggingface` writes the same.
@@ -67,16 +66,13 @@ TIMM |= {"img_size": "image_size"}
 def check(path: str | Path, layout: str, settings: Mapping[str, Any]) -> tuple[int, int] | None:
     """Raise WeightsError if the `config.json` beside published weights does not match the model.
 
-    Returns the rows and columns of patches of the published model; None if the file does not tell them. Warns on stderr
-    if there is no file, and if it does not tell the number of heads.
-
-    Args:
-        path: file of weights, index of several, or their folder.
-        layout: layout of the weights, "huggingface" or "timm".
-        settings: every setting of the model, from `model_base.Family.settings`, and its `name`.
+    `settings` is every setting of the model, from `model_base.Family.settings`, and its `name`. Returns the rows and
+    columns of patches of the published model; None if the file does not tell them. Warns on stderr if there is no file,
+    and if it does not tell the number of heads.
     """
-    config = _config_beside(path)
-    content = _read(config)
+    path = Path(path).expanduser()
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    content = files.read_json(config) if config.is_file() else {}
     kind, theirs = _of_timm(content) if layout == "timm" else _of_transformers(config, content, settings)
     if content and kind not in (settings["name"], None):
         raise WeightsError(f"{config}: these are weights of model.name={kind}, but the model is {settings['name']}.")
@@ -96,21 +92,6 @@ def check(path: str | Path, layout: str, settings: Mapping[str, Any]) -> tuple[i
     size, patch = theirs["image_size"], theirs["patch_size"]
     height, width = (size, size) if isinstance(size, int) else size
     return height // patch, width // patch
-
-
-def _config_beside(path: str | Path) -> Path:
-    path = Path(path).expanduser()
-    return (path if path.is_dir() else path.parent) / "config.json"
-
-
-def _read(config: Path) -> dict[str, Any]:
-    """Return the content of a published config; {} if there is none."""
-    try:
-        return dict(json.loads(config.read_bytes())) if config.is_file() else {}
-    except (ValueError, TypeError) as error:
-        raise WeightsError(
-            f"{config} (beside the weights) is not a JSON object: {error}. Download it again."
-        ) from error
 
 
 def _of_transformers(

@@ -327,7 +327,7 @@ class Checkpoints:
 
 def _check_finite(path: Path, weights: Any, ema: Any | None) -> None:
     """Raise WeightsError if the weights or the EMA weights of a checkpoint contain NaN or infinity."""
-    from leanformer.pretrained.checks import check_finite  # not needed by a new run
+    from leanformer.pretrained.storage import check_finite  # not needed by a new run
 
     tensors = {name: x for tree in weights for name, x in flatten_names(tree).items()}
     tensors |= {f"ema.{name}": x for tree in ema or () for name, x in flatten_names(tree).items()}

@@ -147,7 +147,7 @@ class ModelSetup:
         heads = models.find_class(c.model.name).classifiers
         start, grid = c.init_from, patch_grid(c.model)
         allowed = pretrained.Allowed(start.new_head, start.resize_positions, grid, heads, source_grid)
-        tensors = layouts.rename(layout, c.model.to_dict(), tensors)
+        tensors = layouts.huggingface.rename_nanochat(tensors, c.model)
         weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from leanformer import pretrained
 from leanformer.data.text import tokenizer as ours
 from leanformer.errors import ConfigError
-from leanformer.exports import files, folders, verification
+from leanformer.exports import folders, verification
 from leanformer.training import model_setup
 from tools.exports import BERT, CASES, GPT2, IMAGE, LEAN, LLAMA, TEXT, case_config, random_weights
 
@@ -95,7 +95,7 @@ def test_bert_without_a_head_is_loaded_without_a_pooler():
     """A pooler would get random weights."""
     description = describe({"transform": False, "head_bias": False}, model_case=TEXTS["masked"])
     assert description.architecture == "BertModel"
-    assert 'AutoModel.from_pretrained(".", add_pooling_layer=False)' in files.loading_code(description)
+    assert 'AutoModel.from_pretrained(".", add_pooling_layer=False)' in folders.loading_code(description)
 
 
 def test_timm_configs_are_exact():
@@ -121,18 +121,18 @@ def test_timm_configs_are_exact():
 
 
 def test_preprocessing_config_is_exact():
-    assert files.preprocessing(28, 0.9, (0.5,), (0.25,)) == {
+    assert folders.preprocessing(28, 0.9, (0.5,), (0.25,)) == {
         **{"image_processor_type": "BitImageProcessor", "do_convert_rgb": True, "do_resize": True, "resample": 3},
         **{"size": {"shortest_edge": 31}, "do_center_crop": True, "crop_size": {"height": 28, "width": 28}},
         **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
         **{"image_mean": [0.5] * 3, "image_std": [0.25] * 3},
     }
-    assert files.preprocessing((28, 20), 0.9, (0.5,), (0.25,)) is None
+    assert folders.preprocessing((28, 20), 0.9, (0.5,), (0.25,)) is None
 
 
 def test_tokenizers_add_the_special_tokens_of_the_models():
     content = ours.byte_tokenizer().json()
-    written = files.tokenizer_files(content, causal=True, types=False, length=16)
+    written = folders.tokenizer_files(content, causal=True, types=False, length=16)
     base = tokenizers.Tokenizer.from_str(json.dumps(written["tokenizer.json"]))
     assert base.encode("ab").ids == [256, 97, 98]
     settings = written["tokenizer_config.json"]
@@ -145,10 +145,10 @@ def test_tokenizers_add_the_special_tokens_of_the_models():
     others["Llama's"] = tokenizers.processors.TemplateProcessing("z $A", "z $A z $B", [("z", ord("z"))])
     for name, processor in others.items():  # as in published files, of models that a run goes on from
         base.post_processor = processor
-        again = files.tokenizer_files(base.to_str(), causal=True, types=False, length=16)["tokenizer.json"]
+        again = folders.tokenizer_files(base.to_str(), causal=True, types=False, length=16)["tokenizer.json"]
         assert tokenizers.Tokenizer.from_str(json.dumps(again)).encode("ab").ids == [256, 97, 98], name
     wordpiece = ours.train_wordpiece(["a b ab ba"] * 3, 10)
-    written = files.tokenizer_files(wordpiece.json(), causal=False, types=True, length=8)
+    written = folders.tokenizer_files(wordpiece.json(), causal=False, types=True, length=8)
     base = tokenizers.Tokenizer.from_str(json.dumps(written["tokenizer.json"]))
     assert [base.encode("a", "b").ids[i] for i in (0, 2, 4)] == [2, 3, 3]
     settings = written["tokenizer_config.json"]

@@ -11,7 +11,7 @@ from leanformer.layers import multihead
 from leanformer.layers.attention import attend
 from leanformer.layers.masks import Mask
 from leanformer.models import davit
-from leanformer.pretrained.layouts.davit import BLOCKS
+from leanformer.pretrained.layouts.timm import DAVIT_BLOCKS
 
 
 def attend_without_padding(q, k, v, **_):
@@ -21,7 +21,7 @@ def attend_without_padding(q, k, v, **_):
 
 WRONG_DETAILS = {
     "no padding": lambda patch: patch.setattr(multihead, "attend", attend_without_padding),
-    "channel thirds": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
+    "channel thirds": lambda patch: patch.setitem(DAVIT_BLOCKS, "channel", DAVIT_BLOCKS["spatial"]),
     "downsampling norm": lambda patch: patch.setattr(
         davit.Downsample, "__call__", lambda self, x: self.conv(jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0))))
     ),

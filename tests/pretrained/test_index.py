@@ -27,7 +27,7 @@ def arrays(tmp_path, rng):
 
 def write_index(folder, places):
     index = folder / "model.safetensors.index.json"
-    index.write_text(places if isinstance(places, str) else json.dumps({"weight_map": places}))
+    index.write_text(json.dumps({"weight_map": places}))
     return index
 
 
@@ -37,13 +37,6 @@ def test_several_files_are_read(arrays, tmp_path):
         assert result.keys() == arrays.keys()
         for name, value in arrays.items():
             np.testing.assert_array_equal(result[name], value, err_msg=name)
-
-
-@pytest.mark.parametrize("places", ["{", "[]", '{"weight_map": []}', '{"weight_map": {"a": 3}}'])
-def test_broken_indexes_are_refused(arrays, tmp_path, places):
-    index = write_index(tmp_path, places)
-    with refuses(index, error=WeightsError):
-        pretrained.read(tmp_path)
 
 
 def test_files_that_differ_from_the_index_are_refused(arrays, tmp_path):
