@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from leanformer import config
 from leanformer import quantities as words
 from leanformer.__main__ import COMMANDS as SUMMARIES
-from leanformer.analysis import step
+from leanformer.analysis.shapes import build
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS
 from leanformer.config import SHIPPED, iterate_keys, key_docs
 from leanformer.costs import count
@@ -49,9 +49,8 @@ def commands() -> Iterator[str]:
         doc = ast.get_docstring(ast.parse((ROOT / "leanformer" / f"{name}.py").read_text()))
         line = importlib.import_module(f"leanformer.{name}").main
         yield from [f"## {name}", "", f"{summary[0].upper()}{summary[1:]}.", "", "```text", doc or "", "```", ""]
-        if line.verbs or line.words:
-            takes = line.words or f"one of: {', '.join(line.verbs)}"
-            yield from [f"Takes {takes}.", ""]
+        if line.words:
+            yield from [f"Takes {line.words}.", ""]
         yield from table(["flag", "meaning"], [[f"`{flag}`", _explain(flag)] for flag in line.flags])
 
 
@@ -95,7 +94,7 @@ def models() -> Iterator[str]:
         c = config.load(str(file))
         c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # that of the data
         doc = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()[0].rstrip(".")
-        parameters = count.format_number(float(count.parameters(step.build(c).state.params)))
+        parameters = count.format_number(float(count.parameters(build(c).state.params)))
         row = [f"`{file.stem}`", parameters, *_format_sizes(c.model), SIZES_IN_WORDS.sub("", doc)]
         by_task.setdefault(c.task, []).append(row)
     for task, rows in by_task.items():

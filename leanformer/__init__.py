@@ -12,6 +12,13 @@ import sys
 from typing import Any
 
 
+PUBLIC = {  # module of each public name
+    "load": "leanformer.training.inference",
+    "watch": "leanformer.watching",
+    "watch_weights": "leanformer.watching.weights",
+}
+
+
 def require_training() -> None:
     """Exit with status 2 and the command to install if the packages that every command needs are missing."""
     if missing := [name for name in ("jax", "flax", "ml_collections") if importlib.util.find_spec(name) is None]:
@@ -25,12 +32,8 @@ if any(a == "-m" and b.split(".")[0] == "leanformer" for a, b in itertools.pairw
 
 def __getattr__(name: str) -> Any:
     """Import the public names on first access, so that commands that only count start fast."""
-    if name == "load":
-        return importlib.import_module("leanformer.training.inference").load
     if name == "conditioning":
         return importlib.import_module("leanformer.conditioning")
-    if name == "watch":
-        return importlib.import_module("leanformer.watching").watch
-    if name == "watch_weights":
-        return importlib.import_module("leanformer.watching.weights").watch_weights
+    if name in PUBLIC:
+        return getattr(importlib.import_module(PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

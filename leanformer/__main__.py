@@ -22,14 +22,8 @@ COMMANDS = {  # module of each command, and what it does
 }
 
 
-def usage() -> str:
-    """Return the help page of `leanformer`: how to call it, and its commands."""
-    lines = [f"  {name:<10} {what}" for name, what in COMMANDS.items()]
-    return "\n".join(["Usage: leanformer COMMAND [flags]; leanformer COMMAND --help explains its flags.", "", *lines])
-
-
 def main() -> None:
-    """Run the command that the first word of the command line names, or print the help page."""
+    """Run the command that the first word of the command line names, or print the list of commands."""
     name, *words = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
         leanformer.require_training()
@@ -37,10 +31,11 @@ def main() -> None:
 
         sys.argv = [f"leanformer {name}", *words]
         cli.run(importlib.import_module(f"leanformer.{name}").main)
-    if name in ("--help", "-h", "help"):
-        print(usage())
-    else:
-        print(f"Error: {name} is not a command.\n\n{usage()}", file=sys.stderr)
+    print("Usage: leanformer COMMAND [flags]; leanformer COMMAND --help explains its flags.\n")
+    for command, what in COMMANDS.items():
+        print(f"  {command:<10} {what}")
+    if name not in ("--help", "-h", "help"):
+        print(f"\nError: {name} is not a command.", file=sys.stderr)
         sys.exit(2)
 
 

@@ -20,10 +20,6 @@ from leanformer import cli
 from leanformer.errors import ConfigError
 
 
-TESTS = ("paired", "welch", "pooled")  # of a difference: analysis.comparison.TESTS
-FOLDER = "compare"  # default output folder, inside the compared folder
-
-
 @cli.command(
     cli.Flag("by", "Config keys that define a configuration; by default all keys that differ.", list, default=()),
     cli.Flag("metric", "NAME[:higher|lower] of the last evaluation; by default the score of the runs."),
@@ -32,7 +28,7 @@ FOLDER = "compare"  # default output folder, inside the compared folder
     cli.Flag(
         "test",
         "Test of a difference: paired by seed, Welch's (separate variances), or pooled (one variance).",
-        TESTS,
+        ("paired", "welch", "pooled"),
         default="paired",
     ),
     cli.Flag("out", "Folder to write to; by default compare/ in the compared folder."),
@@ -40,15 +36,14 @@ FOLDER = "compare"  # default output folder, inside the compared folder
 )
 def main(flags: cli.Values) -> None:
     from leanformer.analysis import comparison, runs
-    from leanformer.reports import comparison as reports
+    from leanformer.reports import comparison as report
 
     if flags.out is None and len(flags.words) > 1:
         raise ConfigError(f"{len(flags.words)} folders are compared, so there is no default for --out. Pass --out=DIR.")
-    out = Path(flags.out or Path(flags.words[0]) / FOLDER).expanduser()
     compared = comparison.compare(
         runs.read(flags.words, flags.metric), by=flags.by, margin=flags.margin, against=flags.against, test=flags.test
     )
-    reports.write_and_print(compared, out)
+    report.write_and_print(compared, Path(flags.out or Path(flags.words[0]) / "compare").expanduser())
 
 
 if __name__ == "__main__":

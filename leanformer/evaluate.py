@@ -6,13 +6,14 @@ available. Writes `evaluation.json` with the accuracy per class, `confusion.csv`
 workdir, or to --out.
 """
 
+import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from leanformer import cli
-from leanformer.analysis import confusion
-from leanformer.runtime import text
 
 
 ROWS_PRINTED = 5  # of classes, and of errors
@@ -26,75 +27,89 @@ ROWS_PRINTED = 5  # of classes, and of errors
     cli.Flag("out", "Folder to write to; by default WORKDIR."),
     multi_process=True,
 )
-def main(f: cli.Values) -> None:
+def main(flags: cli.Values) -> None:
     import jax
 
     from leanformer import tasks
     from leanformer.reports import plots
-    from leanformer.runtime import mesh as meshes
-    from leanformer.runtime import multihost, startup, timing
+    from leanformer.runtime import multihost, startup, text, timing
+    from leanformer.runtime.mesh import check_batches, make_mesh
     from leanformer.runtime.timing import Timer, Watchdog
     from leanformer.tasks import artifacts
     from leanformer.training import evaluators, inference, run_files
     from leanformer.training import step as steps
 
-    workdir = inference.run_folder(f.workdir)
-    c = artifacts.load_config(workdir)
-    startup.require_deterministic(c.get("deterministic", False))
-    mesh = meshes.make_mesh()
-    run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
-    c, task = run.config, run.task
-    meshes.check_batches(mesh, {"eval.batch_size": c.eval.batch_size})
+    workdir = inference.run_folder(flags.workdir)
+    startup.require_deterministic(artifacts.load_config(workdir).get("deterministic", False))
+    mesh = make_mesh()
+    run = inference.open_run(workdir, mesh=mesh, **({} if flags.split is None else {"eval_split": flags.split}))
+    config, task = run.config, run.task
+    check_batches(mesh, {"eval.batch_size": config.eval.batch_size})
     named = artifacts.load_classes(workdir)
     if named is None:  # a run without a list of classes, or of data without classes
-        named = tasks.class_names(task.data.open(c.data.train_split))
-    source = task.data.open(c.data.eval_split, named)
+        named = tasks.class_names(task.data.open(config.data.train_split))
+    source = task.data.open(config.data.eval_split, named)
     timer = Timer()
-    with Watchdog(c.hang_seconds, lambda: timer.activity):
+    with Watchdog(config.hang_seconds, lambda: timer.activity):
         timer.touch("restore")
-        restored = run.restore(f.step, best=f.best)
+        restored = run.restore(flags.step, best=flags.best)
         weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
         eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
-        batches = timer.watched(evaluators.evaluation_batches(c, run.model, task.data, source), "evaluation")
+        batches = timer.watched(evaluators.evaluation_batches(config, run.model, task.data, source), "evaluation")
         with timing.announce("Compiling the evaluation step, and evaluating"):
             values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
-    values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
+    values = {"step": restored.step, "split": f"{config.data.name}, {config.data.eval_split}", **values}
     print(text.page(f"Evaluation of {workdir}", text.format_scores(values)))
     if not multihost.is_primary():
         return
-    folder = workdir if f.out is None else Path(f.out).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = workdir if flags.out is None else Path(flags.out).expanduser()
     counts = matrices.get(f"{[*weights][-1]}confusion")
     if counts is None:
         run_files.write_json(folder / "evaluation.json", values)
         return
-    classes = artifacts.output_names(named, c.model.num_classes)
-    by_class = dict(zip(classes, confusion.accuracy(counts), strict=True))
+    classes = artifacts.output_names(named, config.model.num_classes)
+    by_class = dict(zip(classes, class_accuracy(counts), strict=True))
     run_files.write_json(folder / "evaluation.json", values | {"accuracy": by_class})
-    confusion.write_csv(folder / "confusion.csv", counts, classes)
+    write_confusion(folder / "confusion.csv", counts, classes)
     chart = folder / "plots" / "confusion.png"
     chart.parent.mkdir(exist_ok=True)
     plots.plot_confusion(counts, classes, chart, f"{values['split']}, step {values['step']}")
-    print(format_errors(counts, by_class, chart))
+    title = f"Classes of lowest accuracy, and most frequent errors (plot: {chart})"
+    print(text.page(title, describe_errors(counts, by_class)))
 
 
-def format_errors(counts: np.ndarray, by_class: dict[str, float | None], chart: Path) -> str:
-    """Return the classes of lowest accuracy and the most frequent errors as text for a terminal.
+def class_accuracy(matrix: Int[np.ndarray, "v v"]) -> list[float | None]:
+    """Return the accuracy of each class from counts (labels x predictions); None without examples."""
+    totals = matrix.sum(axis=1)
+    counts = zip(matrix.diagonal(), totals, strict=True)
+    return [float(correct / total) if total else None for correct, total in counts]
 
-    Args:
-        counts: confusion matrix, V V: rows are labels, columns predictions.
-        by_class: accuracy of each of the V classes by name; None without examples.
-        chart: path of the plot of the matrix.
-    """
+
+def most_confused(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, int, int]]:
+    """Return up to `most` of the most frequent errors, each as label, prediction and count."""
+    wrong = matrix - np.diag(matrix.diagonal())
+    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+    cells = (tuple(map(int, np.unravel_index(place, wrong.shape))) for place in order)
+    return [(label, predicted, int(wrong[label, predicted])) for label, predicted in cells if wrong[label, predicted]]
+
+
+def describe_errors(counts: Int[np.ndarray, "v v"], by_class: Mapping[str, float | None]) -> dict[str, str]:
+    """Return lines on the classes of lowest accuracy, and on the most frequent errors."""
     classes = [*by_class]
     accuracies = {name: value for name, value in by_class.items() if value is not None}
     worst = sorted(accuracies, key=accuracies.__getitem__)[:ROWS_PRINTED]
     rows = {name: f"accuracy {100 * accuracies[name]:.1f} %" for name in worst}
-    errors = confusion.most_confused(counts, ROWS_PRINTED)
-    rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}
-    title = f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})"
-    return text.page(title, rows)
+    errors = most_confused(counts, ROWS_PRINTED)
+    return rows | {f"{classes[label]} predicted as {classes[other]}": f"{n} times" for label, other, n in errors}
+
+
+def write_confusion(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]) -> None:
+    """Write counts (labels x predictions) as CSV, with the names of the classes in the first row and column."""
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        table = csv.writer(file)
+        table.writerow(["label \\ predicted", *classes])
+        table.writerows([name, *row] for name, row in zip(classes, matrix.tolist(), strict=True))
 
 
 if __name__ == "__main__":

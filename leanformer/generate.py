@@ -24,12 +24,7 @@ BROKEN = "�"  # an incomplete character decodes to this
 
 
 def stream_text(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of tokens, piece by piece as they arrive; a piece never ends within a character.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        tokens: token ids, as they are generated.
-    """
+    """Yield the text of token ids, piece by piece as they arrive; a piece never ends within a character."""
     received: list[int] = []
     printed = ""
     for token in tokens:
@@ -41,20 +36,17 @@ def stream_text(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     yield tokenizer.decode(received)[len(printed) :]
 
 
-def read_prompts(f: cli.Values) -> dict[str, str]:
+def read_prompts(flags: cli.Values) -> dict[str, str]:
     """Return {place for messages: prompt} of --prompt, or of the lines of --prompts that are not blank."""
-    if (f.prompt is None) == (f.prompts is None) or (f.out is not None and f.prompts is None):
+    if (flags.prompt is None) == (flags.prompts is None) or (flags.out is not None and flags.prompts is None):
         raise ConfigError('Pass exactly one of --prompt="..." and --prompts=FILE; --out requires --prompts.')
-    if f.prompts is None:
-        return {"--prompt": f.prompt}
+    if flags.prompts is None:
+        return {"--prompt": flags.prompt}
     try:
-        lines = Path(f.prompts).expanduser().read_text(encoding="utf-8-sig").split("\n")
+        lines = Path(flags.prompts).expanduser().read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts={f.prompts}: the file cannot be read as UTF-8: {error}.") from error
-    prompts = {f"{f.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
-    if not prompts:
-        raise ConfigError(f"--prompts={f.prompts}: the file is empty. Write one text per line.")
-    return prompts
+        raise ConfigError(f"--prompts={flags.prompts}: the file cannot be read as UTF-8: {error}.") from error
+    return {f"{flags.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
 
 
 @cli.command(
@@ -70,7 +62,7 @@ def read_prompts(f: cli.Values) -> dict[str, str]:
     cli.Flag("seed", "Seed of the sampling.", int, default=0, minimum=0, maximum=2**31 - 1),
     cli.Flag("out", "File to write the completions of --prompts to instead of printing them."),
 )
-def main(f: cli.Values) -> None:
+def main(flags: cli.Values) -> None:
     import jax
 
     from leanformer.runtime import timing
@@ -78,20 +70,21 @@ def main(f: cli.Values) -> None:
     from leanformer.tasks.generation import NOTHING, Sampling
     from leanformer.training import inference
 
-    prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
-    if f.out is not None:
-        files.check_output_file(f.out, [f.prompts])
-    model = inference.load(f.workdir, step=f.step, best=f.best)
+    prompts, sampling = read_prompts(flags), Sampling(flags.temperature, flags.top_k, flags.top_p)
+    if flags.out is not None:
+        files.check_output_file(flags.out, [flags.prompts])
+    model = inference.load(flags.workdir, step=flags.step, best=flags.best)
     model.check_causal()
     tokenizer = model.tokenizer
     given = [np.append(np.int32(tokenizer.end), tokens) for tokens in tokenizer.encode([*prompts.values()])]
     numbers = generation.tokens_available(
-        dict(zip(prompts, given, strict=True)), model.config.model.max_length, f.tokens
+        dict(zip(prompts, given, strict=True)), model.config.model.max_length, flags.tokens
     )
-    columns = generation.generate(model.model, given, numbers, end=tokenizer.end, key=jax.random.key(f.seed), how=how)
+    key = jax.random.key(flags.seed)
+    columns = generation.generate(model.model, given, numbers, end=tokenizer.end, key=key, how=sampling)
     columns = timing.announce_first(columns, "Compiling, and generating the first token")
-    if f.prompts is None:
-        print(f.prompt, end="", flush=True)
+    if flags.prompts is None:
+        print(flags.prompt, end="", flush=True)
         for piece in stream_text(tokenizer, (int(column[0]) for column in columns)):
             print(piece, end="", flush=True)
         print()
@@ -99,12 +92,11 @@ def main(f: cli.Values) -> None:
     texts = [tokenizer.decode(row[row != NOTHING]) for row in np.stack([*columns], axis=1)]
     records = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts.values(), texts, strict=True)]
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    if f.out is None:
+    if flags.out is None:
         sys.stdout.write(lines)
     else:
-        with files.atomic_write(Path(f.out).expanduser()) as draft:
-            draft.write_text(lines, encoding="utf-8")
-        print(f"Wrote {f.out}: {len(texts)} texts, step {model.step} of {f.workdir}.")
+        files.write_text(Path(flags.out).expanduser(), lines)
+        print(f"Wrote {flags.out}: {len(texts)} texts, step {model.step} of {flags.workdir}.")
 
 
 if __name__ == "__main__":

@@ -9,16 +9,11 @@ from leanformer.config import key_docs
 from leanformer.errors import ConfigError
 
 
-@cli.command(
-    cli.OPTIONAL_CONFIG,
-    words="at most one section, such as model",
-    optional_words=True,
-    validated=False,
-)
-def main(f: cli.Values) -> None:
-    if len(f.words) > 1:
-        raise ConfigError(f"{' '.join(f.words)}: name at most one section.")
-    print(key_docs.help_page(f.config, *f.words))
+@cli.command(cli.OPTIONAL_CONFIG, words="at most one section, such as model", optional_words=True, validated=False)
+def main(flags: cli.Values) -> None:
+    if len(flags.words) > 1:
+        raise ConfigError(f"{' '.join(flags.words)}: name at most one section.")
+    print(key_docs.help_page(flags.config, *flags.words))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from leanformer import cli
-from leanformer.analysis import comparison, proxies, runs, shapes, step, surface
-from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
+from leanformer.analysis import comparison, proxies, runs, shapes, surface
+from leanformer.analysis.design import AXES, Dimensions, model_dimensions
 from leanformer.analysis.proxies import Base
 from leanformer.analysis.shapes import Costs, Shape
 from leanformer.analysis.surface import Scale, Surface
@@ -33,44 +33,30 @@ from leanformer.config import ConfigDict
 from leanformer.config.common import listed_per_layer
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
-from leanformer.reports.comparison import tables
-from leanformer.runtime.text import wrap
+from leanformer.runtime import text
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Budget that architectures must spend.
+    """Budget that architectures must spend."""
 
-    Attributes:
-        counted: limited count: "params", or "flops" for training FLOPs per example.
-        amount: limit of the count.
-        memory: limit of the bytes per device of a training step; None without a limit.
-    """
-
-    counted: str
+    counted: str  # "params", or "flops" for training FLOPs per example
     amount: float
-    memory: float | None = None
+    memory: float | None = None  # limit of the bytes per device of a training step
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Budget":
-        """Return the budget that the values of --budget give.
-
-        Args:
-            texts: values such as "params:40e6", "flops:1e9" and "memory:60e9".
-
-        Raises:
-            ConfigError: a value is not a budget, or there is not exactly one of params and flops.
-        """
+        """Return the budget in values of --budget, such as "params:40e6" or "flops:1e9", and "memory:60e9"."""
         amounts: dict[str, float] = {}
-        for text in texts:
-            kind, _, number = text.partition(":")
+        for budget in texts:
+            kind, _, number = budget.partition(":")
             try:
                 amounts[kind] = float(number)
             except ValueError:
                 amounts[kind] = math.nan
             if kind not in ("params", "flops", "memory") or not 0 < amounts[kind] < math.inf:
                 raise ConfigError(
-                    f"--budget={text}: expected params:N or flops:N, such as params:40e6 or flops:1e9. A second "
+                    f"--budget={budget}: expected params:N or flops:N, such as params:40e6 or flops:1e9. A second "
                     "--budget may limit the memory, such as memory:60e9."
                 )
         memory, counted = amounts.pop("memory", None), [*amounts]
@@ -81,31 +67,15 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Response surface (regression) fitted to finished runs, with texts about it.
-
-    Attributes:
-        surface: fitted response surface.
-        source: description of the runs.
-        notes: lines on effects that the runs do not determine, and on ignored differences between the runs.
-    """
+    """Response surface fitted to finished runs."""
 
     surface: Surface
-    source: str
-    notes: list[str]
+    source: str  # description of the runs
+    notes: list[str]  # lines on effects that the runs do not determine, and on ignored differences between the runs
 
 
 def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
-    """Return the response surface fitted to finished runs.
-
-    Args:
-        paths: folders of runs or of sweeps.
-        metric: metric to predict, as in `runs.read`; None for the score of the runs.
-
-    Raises:
-        ConfigError: there are too few architectures, the runs are not comparable, a model has stages, or a value is
-            outside the range of its metric.
-        WorkdirError: a file of a run is corrupted.
-    """
+    """Return the response surface of a metric, as in `runs.read`, fitted to the finished runs in these folders."""
     data = runs.read(paths, metric)
     groups = comparison.group(data.runs)
     trained = [runs.run_dimensions(group.runs[0]) for group in groups]
@@ -128,14 +98,7 @@ def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
 def format_table(
     best: Sequence[Dimensions], costs: Mapping[str, Sequence[int]], fit: Surface | None, first: Dimensions
 ) -> str:
-    """Format a table of architectures with their costs, and with the predictions of the response surface.
-
-    Args:
-        best: architectures, one per row; all layers of each are equal.
-        costs: costs of each architecture by title of the column.
-        fit: response surface; None for a table without predictions.
-        first: architecture that the others are compared with.
-    """
+    """Format a table of architectures, with costs by title of the column, and predictions compared with `first`."""
     head = ["depth", "width", "heads", "head dim", "MLP", *costs]
     rows = []
     for i, d in enumerate(best):
@@ -153,30 +116,21 @@ def format_table(
             head.append("outside the range of")
             for row, axes in zip(rows, outside, strict=True):
                 row.append(", ".join(axes))
-    return tables.align_columns(head, rows)
+    return text.table(head, rows)
 
 
 def select_fitting(
-    c: ConfigDict, budget: Budget, ranked: Sequence[Shape], number: int
+    config: ConfigDict, budget: Budget, ranked: Sequence[Shape], number: int
 ) -> tuple[dict[Shape, int], list[str]]:
-    """Compile architectures in order until `number` fit the memory, or twice as many have been compiled.
+    """Compile architectures, best first, until `number` fit the memory, or twice as many have been compiled.
 
-    Args:
-        c: config, whose other keys all architectures have.
-        budget: budget with the memory limit.
-        ranked: architectures (sizes in the order of AXES), best first.
-        number: number of architectures to select.
-
-    Returns:
-        The peak bytes per device of each architecture that fits, and a line for each compiled one that does not.
-
-    Raises:
-        ConfigError: no architecture fits, or an error of `step.build`.
+    Returns the peak bytes per device of each that fits, and a line for each that does not. Raises ConfigError if none
+    fits.
     """
     fit: dict[Shape, int] = {}
     notes = []
     for shape in ranked[: 2 * number]:
-        peak = step.peak_bytes(shapes.with_shape(c, shape))
+        peak = shapes.peak_bytes(shapes.with_shape(config, shape))
         if budget.memory is None or peak <= budget.memory:
             fit[shape] = peak
         else:
@@ -189,14 +143,14 @@ def select_fitting(
     return fit, notes
 
 
-def _parse_over(texts: Sequence[str]) -> dict[str, list[int]]:
+def _parse_over(values: Sequence[str]) -> dict[str, list[int]]:
     result = {}
-    for text in texts:
-        key, _, values = text.partition("=")
+    for value in values:
+        key, _, numbers = value.partition("=")
         try:
-            result[key.removeprefix("model.")] = [int(value) for value in values.split(",")]
+            result[key.removeprefix("model.")] = [int(number) for number in numbers.split(",")]
         except ValueError as error:
-            raise ConfigError(f'--over="{text}": expected model.KEY=NUMBER,NUMBER,...') from error
+            raise ConfigError(f'--over="{value}": expected model.KEY=NUMBER,NUMBER,...') from error
     return result
 
 
@@ -214,70 +168,66 @@ def _parse_over(texts: Sequence[str]) -> dict[str, list[int]]:
     cli.Flag("best", "Number of architectures to print and to write.", int, default=5, minimum=1),
     cli.Flag("out", "Folder for config files of the printed architectures."),
 )
-def main(f: cli.Values) -> None:
-    c, budget = f.config, Budget.parse(f.budget)
-    model_dimensions(c.model.to_dict(), 0)  # raises an error for models with stages before anything is counted
-    if several := listed_per_layer(c.model.to_dict()):
+def main(flags: cli.Values) -> None:
+    config, budget = flags.config, Budget.parse(flags.budget)
+    model = config.model.to_dict()
+    model_dimensions(model, 0)  # raises an error for models with stages before anything is counted
+    if several := listed_per_layer(model):
         raise ConfigError(
             f"model.{min(several)}={several[min(several)]}: plan lists models of equal layers. Set one number for all."
         )
-    if c.task == "points" and None in (c.model.inputs, c.model.outputs):
+    if config.task == "points" and None in (config.model.inputs, config.model.outputs):
         raise ConfigError("plan varies the width, so set model.inputs to data.dim, and model.outputs to a target's.")
-    out = None if f.out is None else Path(f.out).expanduser()
-    if f.proxies and (out is None or f.proxies < surface.FEWEST):
-        raise ConfigError(f"--proxies={f.proxies}: pass {surface.FEWEST} or more, and a folder, --out=DIR.")
-    base, fit = Base.of(f.files["config"], c), fit_runs(f.runs, f.metric) if f.runs and not f.proxies else None
-    axes, names = shapes.axis_values(c, _parse_over(f.over)), [*dict.fromkeys(("params", budget.counted))]
-    costs = Costs.fit(c, names)
+    out = None if flags.out is None else Path(flags.out).expanduser()
+    if flags.proxies and (out is None or flags.proxies < surface.FEWEST):
+        raise ConfigError(f"--proxies={flags.proxies}: pass {surface.FEWEST} or more, and a folder, --out=DIR.")
+    base = Base.of(flags.files["config"], config)
+    fit = fit_runs(flags.runs, flags.metric) if flags.runs and not flags.proxies else None
+    axes, names = shapes.axis_values(config, _parse_over(flags.over)), [*dict.fromkeys(("params", budget.counted))]
+    costs = Costs.fit(config, names)
     price = functools.partial(costs.of, budget.counted)
     limit = f"--budget={budget.counted}:{budget.amount:g}"
-    inside = shapes.enumerate_within(axes, price, budget.amount, f.slack, limit)
-    if f.proxies and out is not None:
+    inside = shapes.enumerate_within(axes, price, budget.amount, flags.slack, limit)
+    if flags.proxies and out is not None:
         candidates = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST, limit)
-        chosen = shapes.select_spread(candidates, f.proxies)
-        why = f"a proxy run for --budget={','.join(f.budget)}, with the learning rate of the config."
-        words = [f"--seeds={f.seeds}", *(f"--set={text}" for text in f.set)]
+        chosen = shapes.select_spread(candidates, flags.proxies)
+        why = f"a proxy run for --budget={','.join(flags.budget)}, with the learning rate of the config."
+        words = [f"--seeds={flags.seeds}", *(f"--set={assignment}" for assignment in flags.set)]
         trained = proxies.train(out / "proxies", base, chosen, costs, why=why, words=words)
-        fit = fit_runs([*f.runs, str(trained)], f.metric)
+        fit = fit_runs([*flags.runs, str(trained)], flags.metric)
     ranked = f"ranked by {fit.source}" if fit else "not ranked, spread over all sizes"
     number = math.prod(map(len, axes.values()))
-    print(wrap(f"{len(inside):,} of {number:,} architectures of {c.model.name} spend the budget, {ranked}."))
-    sizes = {shape: _dimensions(c, costs, shape) for shape in inside}
+    print(text.wrap(f"{len(inside):,} of {number:,} architectures of {config.model.name} spend the budget, {ranked}."))
+    sizes = {
+        shape: model_dimensions(model | dict(zip(AXES, shape, strict=True)), costs.of("params", shape))
+        for shape in inside
+    }
     named: dict[str, Shape] = {}
     notes, first = [*(fit.notes if fit else ())], None
-    for title, prefix, group in _make_groups(sizes, fit.surface if fit else None, f.extrapolate, 2 * f.best):
-        chosen, columns = group[: f.best], {}
+    for title, prefix, group in _make_groups(sizes, fit.surface if fit else None, flags.extrapolate, 2 * flags.best):
+        chosen, columns = group[: flags.best], {}
         if budget.memory is not None:
-            peaks, skipped = select_fitting(c, budget, group, f.best)
+            peaks, skipped = select_fitting(config, budget, group, flags.best)
             chosen, columns, notes = [*peaks], {"bytes": [*peaks.values()]}, notes + skipped
-        costs.confirm(c, chosen)
         columns = {name: [costs.of(name, shape) for shape in chosen] for name in names} | columns
         best = [sizes[shape] for shape in chosen]
         first = first or best[0]
         print(title + format_table(best, columns, fit.surface if fit else None, first))
-        named |= {f"{c.model.name}_{prefix}{i}_{'x'.join(map(str, s))}": s for i, s in enumerate(chosen, 1)}
-    print(*map(wrap, notes), sep="\n", end="\n" * bool(notes))
+        named |= {f"{config.model.name}_{prefix}{i}_{'x'.join(map(str, s))}": s for i, s in enumerate(chosen, 1)}
+    print(*map(text.wrap, notes), sep="\n", end="\n" * bool(notes))
     if not fit:
         print("To rank them, train proxy runs for a few epochs: the same command with --proxies=20")
         print("--set=total_epochs=EPOCHS --out=DIR, or pass finished runs with --runs.")
     if out is not None:
-        print("Written:", *base.write(out, named, costs, f"--budget={','.join(f.budget)}, {ranked}."))
-
-
-def _dimensions(c: ConfigDict, costs: Costs, shape: Shape) -> Dimensions:
-    return model_dimensions(c.model.to_dict() | dict(zip(AXES, shape, strict=True)), costs.of("params", shape))
+        print("Written:", *base.write(out, named, costs, f"--budget={','.join(flags.budget)}, {ranked}."))
 
 
 def _make_groups(
     sizes: Mapping[Shape, Dimensions], fit: Surface | None, extrapolate: bool, spread: int
 ) -> list[tuple[str, str, list[Shape]]]:
-    """Return the title, the prefix of names and the architectures of each table, best first.
+    """Return the title, the prefix of names and the architectures of each table, best first; `spread` without a fit.
 
-    Args:
-        spread: number of architectures to choose without a surface.
-
-    Raises:
-        ConfigError: no architecture lies within the sizes of the runs, and `extrapolate` is False.
+    Raises ConfigError if no architecture lies within the sizes of the runs, and `extrapolate` is False.
     """
     if fit is None:
         return [("", "", shapes.select_spread([*sizes], spread))]

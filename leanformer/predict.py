@@ -30,22 +30,19 @@ def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files in `paths`, and the files with one of the suffixes in folders in `paths`, but no hidden ones."""
     found = []
     for path in (Path(path).expanduser() for path in paths):
-        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
-        if path.is_dir():
-            inside = [file for file in inside if file.suffix.lower() in suffixes and not file.name.startswith(".")]
-        if not inside or not inside[0].exists():
+        inside = [path] if path.is_file() else sorted(path.rglob("[!.]*"))
+        if not path.is_file():
+            inside = [file for file in inside if file.suffix.lower() in suffixes]
+        if not inside:
             raise ConfigError(f"{path} does not exist, or contains no file with {' '.join(suffixes)}.")
         found += inside
     return found
 
 
 def classify_files(model: Any, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
-    """Yield a record per file: {"file": ..., "classes": [...]}, or {"file": ..., "error": ...} if it is unreadable.
+    """Yield {"file": ..., "classes": [...]} per file, or {"file": ..., "error": ...} if it is unreadable.
 
-    Args:
-        model: `leanformer.load`ed model that classifies.
-        paths: files, images or texts as the model takes.
-        top: number of classes per file, the most likely first: {"class": ..., "probability": ...}.
+    The `top` classes are {"class": ..., "probability": ...}, the most likely first.
     """
     for group in itertools.batched(paths, BATCH):
         rows: list[Any] = []
@@ -59,19 +56,17 @@ def classify_files(model: Any, paths: Sequence[Path], top: int) -> Iterator[dict
         scores = iter(model.scores([*read, *read[:1] * (BATCH - len(read))]) if read else ())
         for path, row in zip(group, rows, strict=True):
             if isinstance(row, dict):
-                yield {"file": str(path), "classes": _select_best(next(scores), model.classes, top)}
+                probabilities = next(scores)
+                best = np.argsort(-probabilities, kind="stable")[:top]
+                classes = [{"class": model.classes[i], "probability": round(float(probabilities[i]), 6)} for i in best]
+                yield {"file": str(path), "classes": classes}
             else:
                 print(f"WARNING: {row}", file=sys.stderr, flush=True)
                 yield {"file": str(path), "error": str(row)}
 
 
-def _select_best(scores: np.ndarray, classes: Sequence[str], top: int) -> list[dict[str, Any]]:
-    order = np.argsort(-scores, kind="stable")[:top]
-    return [{"class": classes[i], "probability": round(float(scores[i]), 6)} for i in order]
-
-
 def write(records: Sequence[dict[str, Any]], form: str, out: Any) -> None:
-    """Write the records of `classify_files` as "json" lines, or as "csv" with one row per class, to a stream."""
+    """Write the records as "json" lines, or as "csv" with one row per class, to a stream."""
     if form == "json":
         out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         return
@@ -89,28 +84,26 @@ def write(records: Sequence[dict[str, Any]], form: str, out: Any) -> None:
     cli.Flag("out", "File to write to instead of printing."),
     words="files or folders, and flags as --name=value",
 )
-def main(f: cli.Values) -> int:
+def main(flags: cli.Values) -> int:
     from leanformer.data.images.sources import IMAGE_SUFFIXES
     from leanformer.runtime import timing
     from leanformer.training import inference
 
-    model = inference.load(f.workdir, step=f.step, best=f.best)
+    model = inference.load(flags.workdir, step=flags.step, best=flags.best)
     if not model.classes:
-        raise ConfigError(f'{f.workdir} is a run with task="{model.config.task}" that has no classes. {model.advice}')
-    paths = find_files(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
-    if f.out is not None:
-        files.check_output_file(f.out, paths)
-    results = classify_files(model, paths, f.top)
+        task = model.config.task
+        raise ConfigError(f'{flags.workdir} is a run with task="{task}" that has no classes. {model.advice}')
+    paths = find_files(flags.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
+    if flags.out is not None:
+        files.check_output_file(flags.out, paths)
+    results = classify_files(model, paths, flags.top)
     records = [*timing.announce_first(results, "Compiling, and classifying the first files")]
-    if f.out is None:
-        write(records, f.format, sys.stdout)
+    if flags.out is None:
+        write(records, flags.format, sys.stdout)
     else:
-        with (
-            files.atomic_write(Path(f.out).expanduser()) as draft,
-            draft.open("w", newline="", encoding="utf-8") as out,
-        ):
-            write(records, f.format, out)
-        print(f"Wrote {f.out}: {len(paths)} files, step {model.step} of {f.workdir}.")
+        with Path(flags.out).expanduser().open("w", newline="", encoding="utf-8") as out:
+            write(records, flags.format, out)
+        print(f"Wrote {flags.out}: {len(paths)} files, step {model.step} of {flags.workdir}.")
     return USER_ERROR if any("error" in record for record in records) else 0
 
 

@@ -19,12 +19,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from leanformer import cli, data
-from leanformer.config.rules import image_sides
-from leanformer.data.images.decoding import shrink_images
 from leanformer.errors import ConfigError, DataError
-from leanformer.runtime import text
 
 
+VERBS = ("check", "build", "shrink")
 EXAMPLES_READ = 8  # of each split
 EXAMPLES_TIMED = 16  # training examples with which the speed of one core is measured
 
@@ -32,11 +30,7 @@ EXAMPLES_TIMED = 16  # training examples with which the speed of one core is mea
 def check(config: ConfigDict) -> dict[str, dict[str, Any]]:
     """Return {split: facts} about a config's data, after reading a few examples of each split; not of endless ones.
 
-    The facts are `examples` (number); for labelled data, `classes` (names as text, or their number) and `labels seen`;
-    and for the training split, `one core` (text: training examples/s).
-
-    Raises:
-        DataError: data are missing or unreadable, or do not fit the model; the message says how to fix it.
+    Raises DataError if data are missing or unreadable, or do not fit the model.
     """
 
     from leanformer import tasks
@@ -78,23 +72,20 @@ def examples_per_core(config: ConfigDict, module: Any, train: Any) -> float:
 
 
 def write_smaller(config: ConfigDict, folder: Path, short_side: int) -> None:
-    """Write smaller training images, and the unchanged images of the evaluation split, to a folder.
-
-    Raises:
-        ConfigError: the data are not images, or `short_side` is less than the model's image size.
-        DataError: the source is missing, or has no encoded images.
-    """
+    """Write smaller training images, and the unchanged images of the evaluation split, to a folder."""
 
     from leanformer import tasks
+    from leanformer.config.rules import image_sides
+    from leanformer.data.images.decoding import shrink_images
 
     if "image_size" not in config.model or short_side < max(image_sides(config.model.image_size)):
         raise ConfigError(f"--short_side={short_side}: prepare shrink requires images, of at most this image_size.")
     train, held_out = tasks.open_data(tasks.build(config).data, config)
-    for split, source, side in (
-        (config.data.train_split, train, short_side),
-        (config.data.eval_split, held_out[""], None),
-    ):
-        images: Any = source  # labelled, as all sources of images
+    sources: dict[str, tuple[Any, int | None]] = {
+        config.data.train_split: (train, short_side),
+        config.data.eval_split: (held_out[""], None),
+    }
+    for split, (images, side) in sources.items():
         options = {"short_side": side, "channels": config.model.channels, "workers": config.data.workers}
         print(f"{folder / split}: {shrink_images(images, folder, split, **options):,} images")
     print(f"To train on them, pass --config.data.name=folder:{folder}")
@@ -104,20 +95,22 @@ def write_smaller(config: ConfigDict, folder: Path, short_side: int) -> None:
     cli.CONFIG,
     cli.Flag("out", "Folder to write smaller images to (`shrink` only)."),
     cli.Flag("short_side", "Short side of the smaller images in pixels (`shrink` only).", int, default=288),
-    verbs=("check", "build", "shrink"),
+    words=f"one of: {', '.join(VERBS)}",
 )
-def main(f: cli.Values) -> None:
+def main(flags: cli.Values) -> None:
     from leanformer import tasks
+    from leanformer.runtime import text
 
-    if f.verb == "shrink":
-        if f.out is None:
-            raise ConfigError("prepare shrink requires a folder for the images. Pass --out=DIR.")
-        write_smaller(f.config, Path(f.out).expanduser(), f.short_side)
+    verb, config = " ".join(flags.words), flags.config
+    if verb not in VERBS or (verb == "shrink" and flags.out is None):
+        raise ConfigError(f"prepare {verb}: expected one of: {', '.join(VERBS)}; shrink requires --out=DIR.")
+    if verb == "shrink":
+        write_smaller(config, Path(flags.out).expanduser(), flags.short_side)
         return
-    if f.verb == "build" and not tasks.build(f.config).data.build():
-        print(f"{f.config.data.name} does not need to be built. Checking that it is present.")
-    for split, facts in check(f.config).items():
-        print(text.page(f"{f.config.data.name}, {split}", facts))
+    if verb == "build" and not tasks.build(config).data.build():
+        print(f"{config.data.name} does not need to be built. Checking that it is present.")
+    for split, facts in check(config).items():
+        print(text.page(f"{config.data.name}, {split}", facts))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,11 @@ from typing import NamedTuple
 
 
 class Quantity(NamedTuple):
-    """Words for one recorded quantity.
+    """Words for one recorded quantity."""
 
-    Attributes:
-        label: name for people, such as "top-1 accuracy".
-        unit: unit of values after multiplication by `scale`; empty if there is none.
-        higher: True if higher is better, False if lower is, None if neither is.
-    """
-
-    label: str
-    unit: str = ""
-    higher: bool | None = None
+    label: str  # name for people, such as "top-1 accuracy"
+    unit: str = ""  # unit of values times `scale`
+    higher: bool | None = None  # True if higher is better, False if lower is, None if neither is
 
     @property
     def axis(self) -> str:
@@ -25,6 +19,11 @@ class Quantity(NamedTuple):
     def scale(self) -> int:
         """Factor from a recorded value to the unit: 100 for fractions in percent, 1 otherwise."""
         return 100 if self.unit == "%" else 1
+
+    @property
+    def points(self) -> str:
+        """Unit of a difference, with a space before it: " points" for percent, "" without a unit."""
+        return {"%": " points", "": ""}.get(self.unit, f" {self.unit}")
 
 
 QUANTITIES = {

@@ -15,6 +15,7 @@ Ctrl-C or SIGTERM the active runs save before the sweep ends. At the end the run
 DIR/compare/compare.html (`leanformer.compare`).
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,29 +25,22 @@ from leanformer.errors import ConfigError
 from leanformer.runtime import text
 
 
-def table(all_runs: Sequence[Any]) -> str:
-    """Format one line per finished run of a sweep: name, final score and loss. Other runs have none."""
-    return "\n".join(text.wrap(f"  {run.workdir.name}  {run.final_score}", "    ") for run in all_runs if run.finished)
-
-
-def _compare(folder: Path, all_runs: Sequence[Any]) -> None:
+def compare_finished(folder: Path, members: Sequence[Any]) -> None:
     """Compare the finished runs and write the report, or print the reason if they cannot be compared."""
 
-    from leanformer.analysis import comparison as analysis
-    from leanformer.analysis import runs
-    from leanformer.reports import comparison
+    from leanformer.analysis import comparison, runs
+    from leanformer.reports import comparison as report
 
-    if not any(member.finished for member in all_runs):
+    if not any(member.finished for member in members):
         return
     try:
-        data = runs.read([str(folder)])
-        comparison.write_and_print(analysis.compare(data), folder / "compare")
+        report.write_and_print(comparison.compare(runs.read([str(folder)])), folder / "compare")
     except ConfigError as error:
         print(f"Not compared: {error}")
 
 
 @cli.command(
-    cli.Flag("config", "Config files, each with an optional argument: FILE[:ARGUMENT],FILE.", list, default=()),
+    cli.Flag("config", "Config files, each with an optional argument: FILE[:ARGUMENT],FILE.", list, required=True),
     cli.Flag("over", "KEY=VALUE,VALUE,...: config key to vary, with its values.", default=(), many=True),
     cli.Flag("set", "KEY=VALUE: config key with the same value in all runs.", default=(), many=True),
     cli.Flag("seeds", "Number of seeds per point of the grid, counted from 0.", int, default=1, minimum=1),
@@ -64,23 +58,25 @@ def _compare(folder: Path, all_runs: Sequence[Any]) -> None:
     cli.Flag("slurm", "KEY=VALUE: parameter of SLURM's sbatch.", default=(), many=True),
     cli.Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24, minimum=1),
 )
-def main(f: cli.Values) -> int:
+def main(flags: cli.Values) -> int:
     from leanformer.runtime import stopping
-    from leanformer.sweeps import executor
-    from leanformer.sweeps.grid import make_runs
+    from leanformer.sweeps import runs
     from leanformer.training import run_files
 
-    folder = Path(f.workdir).expanduser().absolute()
-    all_runs = make_runs(f.config, f.over, f.set, f.seeds, folder)
+    folder = Path(flags.workdir).expanduser().absolute()
+    members = runs.make_runs(flags.config, flags.over, flags.set, flags.seeds, folder)
     try:
-        failed = executor.finish(all_runs, folder, f)
+        failed = runs.finish(members, folder, flags)
     except KeyboardInterrupt as stopped:
         return stopping.STATUS[stopped.args[0]]
-    print(table(all_runs))
-    executor.print_failures(failed)
-    content = {"members": [member.workdir.name for member in all_runs], "failed": [m.workdir.name for m in failed]}
+    for member in members:
+        if member.finished:
+            print(text.wrap(f"  {member.workdir.name}  {member.final_score}", "    "))
+    for member, log in failed.items():
+        print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)
+    content = {"members": [member.workdir.name for member in members], "failed": [m.workdir.name for m in failed]}
     run_files.write_json(folder / "sweep.json", content)
-    _compare(folder, all_runs)
+    compare_finished(folder, members)
     return 1 if failed else 0
 
 

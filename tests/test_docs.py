@@ -20,7 +20,7 @@ PAGES = sorted(
 )
 COMMAND = re.compile(rf"(?:python -m leanformer\.|leanformer )({'|'.join(COMMANDS)})\b([^`\n|#]*)")
 PLACEHOLDERS = {"FILE": "quickstart", "configs/NAME.py": "quickstart", "…": "quickstart", "FORMAT": "timm"}
-REQUIRED = {"train": ("config", "workdir"), "sweep": ("workdir",)}  # flags that "..." stands for
+REQUIRED = {"train": ("config", "workdir"), "sweep": ("config", "workdir")}  # flags that "..." stands for
 
 
 def find_command_lines():

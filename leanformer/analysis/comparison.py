@@ -25,64 +25,44 @@ SEED_SUFFIX = re.compile(r"[,_-]?seed=?\d+$")  # end of the name of a run's fold
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """Runs that differ only in their seeds, and in keys that `by` of `group` does not list.
+    """Runs that differ only in their seeds, and in keys that `by` of `group` does not list."""
 
-    Attributes:
-        name: name in reports: the common name of the folders without their seeds, or KEY=VALUE,KEY=VALUE,...
-        keys: value of each config key that distinguishes the configurations, such as {"model.num_heads": 8}.
-        runs: runs of the configuration.
-        by_block: score of each block, for paired tests. A block is a text of the seed and of the values of the keys
-            that differ within a configuration. Runs of two configurations with the same block are a pair.
-    """
-
-    name: str
-    keys: Mapping[str, Any]
+    name: str  # common name of the folders without their seeds, or KEY=VALUE,KEY=VALUE,...
+    keys: Mapping[str, Any]  # keys that distinguish the configurations, such as {"model.num_heads": 8}
     runs: list[Run]
+    # Score by block: a text of the seed and of the keys that differ within a configuration. Runs of two configurations
+    # with the same block are a pair.
     by_block: Mapping[str, float]
 
     @property
     def scores(self) -> np.ndarray:
-        """Score of each run in the order of `runs`: an array with one number per run."""
+        """Score of each run."""
         return np.array([run.value for run in self.runs])
 
     @property
     def mean(self) -> float:
-        """Mean score over the runs."""
         return float(self.scores.mean())
 
     @property
     def interval(self) -> Interval:
-        """Student's 95 % confidence interval of the mean score; infinite for one run, or if all scores are equal."""
+        """Student's 95 % confidence interval of the mean score."""
         return statistics.mean_interval(self.scores)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Comparison of the scores of two configurations: the mean of the first minus the mean of the second.
-
-    Attributes:
-        first, second: names of the configurations.
-        difference: difference of the means in units of the metric, with its standard error.
-        interval: 95 % confidence interval of the difference; infinite if it cannot be computed.
-        p: two-sided p value of equal means; 1 if it cannot be computed.
-        p_holm: `p` with Holm's correction for all pairs.
-        same: result of the equivalence test: "yes" (SAME), "no" (OUTSIDE: the absolute difference is above the margin)
-            or "inconclusive" (UNKNOWN).
-        better: name of the better configuration; None if `p_holm` is not below 0.05.
-        runs_to_differ: approximate number of runs per configuration that would show a difference as large as the
-            observed one; None if one is shown, or if the number cannot be estimated.
-        runs_to_equate: approximate number of runs per configuration for the equivalence test to succeed if the two are
-            equal; None if the test has a result, or if the number cannot be estimated.
-    """
+    """Comparison of the scores of two configurations: the mean of the first minus the mean of the second."""
 
     first: str
     second: str
     difference: Difference
-    interval: Interval
-    p: float
-    p_holm: float
-    same: str
-    better: str | None
+    interval: Interval  # 95 %; infinite if it cannot be computed
+    p: float  # two-sided, of equal means; 1 if it cannot be computed
+    p_holm: float  # with Holm's correction for all pairs
+    same: str  # result of the equivalence test: SAME, OUTSIDE (the difference is above the margin) or UNKNOWN
+    better: str | None  # name of the better configuration; None if `p_holm` is not below 0.05
+    # Approximate runs per configuration to show a difference as large as this one, and to show equivalence if the two
+    # are equal; None if it is shown, or cannot be estimated.
     runs_to_differ: int | None
     runs_to_equate: int | None
 
@@ -103,48 +83,28 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """Change of the score per doubling of a config key that has three or more values.
-
-    Attributes:
-        key: config key, such as "model.num_heads".
-        low, high: its smallest and its largest value.
-        slope: change per doubling in units of the metric, with its standard error. Runs of one seed, and of equal other
-            keys, form a block, whose level the slope does not depend on.
-        moving: values of the keys that change with this one, at `low` and at `high`, by key.
-        params: parameters at `high` over those at `low`.
-    """
+    """Change of the score per doubling of a config key that has three or more values."""
 
     key: str
-    low: float
+    low: float  # smallest and largest value
     high: float
-    slope: Difference
-    moving: Mapping[str, tuple[Any, Any]]
-    params: float
+    slope: Difference  # change per doubling, with a level of its own for runs of one seed and of equal other keys
+    moving: Mapping[str, tuple[Any, Any]]  # values of the keys that change with this one, at `low` and at `high`
+    params: float  # parameters at `high` over parameters at `low`
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Configurations of finished runs, best first, and the differences of their scores with tests and intervals.
+    """Configurations of finished runs, best first, and the differences of their scores with tests and intervals."""
 
-    Attributes:
-        score: compared metric.
-        margin: equivalence margin, in units of the metric: the largest difference to ignore.
-        margin_by: source of the margin as text: "--margin", or the default rule.
-        configurations: configurations, best first.
-        pairs: compared pairs: first those with the best configuration, then all others by p value.
-        trends: trend of each key with three or more numbers as values.
-        left_out: reason for each run that is not counted, by its folder.
-        notes: warnings that limit the conclusions, one sentence or more each.
-    """
-
-    score: Score
-    margin: float
-    margin_by: str
-    configurations: list[Configuration]
-    pairs: list[Pair]
+    score: Score  # compared metric
+    margin: float  # largest difference to ignore, in units of the metric
+    margin_by: str  # source of the margin as text
+    configurations: list[Configuration]  # best first
+    pairs: list[Pair]  # first with the best configuration, then all others by p value
     trends: list[Trend]
-    left_out: Mapping[str, str]
-    notes: list[str]
+    left_out: Mapping[str, str]  # reason for each run that is not counted, by its folder
+    notes: list[str]  # warnings that limit the conclusions
 
 
 def compare(
@@ -159,11 +119,10 @@ def compare(
 
     Args:
         data: finished runs.
-        by: config keys that define a configuration; by default all keys of `Run.keys` that differ, so not the seed.
-        margin: equivalence margin, in units of the metric; by default 1 % (MARGIN) of the absolute mean score of all
-            runs.
+        by: config keys that define a configuration; by default all keys that differ, without the seed.
+        margin: equivalence margin, in units of the metric; by default 1 % of the absolute mean score of all runs.
         against: name of the configuration that the others are compared with; all pairs are compared if None.
-        test: key of TESTS: "paired" by seed (Welch's test if seeds do not match), "welch" or "pooled".
+        test: "paired" by seed (Welch's test if seeds do not match), "welch" or "pooled" (one variance for all).
 
     Raises:
         ConfigError: a key of `by` is in no run or is the seed, the margin is not positive and finite, or no
@@ -188,8 +147,6 @@ def compare(
 def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Configuration]:
     """Group runs into configurations by the values of the keys `by`, by default all keys that differ.
 
-    The groups are in the order of their first runs, and a run without a key has the value None.
-
     Raises ConfigError if a key of `by` is the seed, or in no run's `keys`.
     """
     keys = {key for run in runs for key in run.keys}
@@ -197,9 +154,7 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Configuration]:
         if key == SEED:
             raise ConfigError(f"--by={SEED}: results are averaged over seeds. Leave it out.")
         if key not in keys:
-            similar = [name for name in keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
-            hint = f" Did you mean {similar[0]}?" if similar else ""
-            raise ConfigError(f"--by={key}: no run has this key, or it changes no result.{hint}")
+            raise ConfigError(f"--by={key}: no run has this key, or it changes no result. Keys are as in model.depth.")
     defining = list(by) or differing_keys(runs)
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -218,11 +173,7 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Configuration]:
 
 
 def _list_pooled_keys(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Return the keys that differ within a configuration.
-
-    A key that only differs between configurations, such as value_dim if heads are varied at fixed total width, does not
-    separate the runs of a pair.
-    """
+    """Return the keys that differ within a configuration, and so separate the runs of a pair."""
     return list(dict.fromkeys(key for runs in groups for key in differing_keys(runs)))
 
 
@@ -242,16 +193,10 @@ def _make_names(groups: Sequence[Sequence[Run]], keys: Sequence[str], folders: b
 
 
 def judge(couples: Sequence[tuple[Configuration, Configuration]], higher: bool, margin: float, test: str) -> list[Pair]:
-    """Return the comparison of each pair of configurations, in the same order.
+    """Return the comparison of each pair of configurations.
 
     Holm's correction for the number of pairs is applied separately to the p values of three tests: difference,
-    equivalence, and difference above the margin. `p_holm`, `better` and `same` of a result are corrected, `p` is not.
-
-    Args:
-        couples: pairs of configurations.
-        higher: True if a higher score is better.
-        margin: equivalence margin, in units of the metric.
-        test: "paired", "welch" or "pooled", as in `compare`; "pooled" uses the variance of all these configurations.
+    equivalence, and difference above the margin. `p_holm`, `better` and `same` are corrected, `p` is not.
     """
     involved = {one.name: one for couple in couples for one in couple}
     common = statistics.pooled_std([one.scores for one in involved.values()])
@@ -288,10 +233,9 @@ TESTS = {
 
 
 def find_trends(configurations: Sequence[Configuration]) -> list[Trend]:
-    """Return the trend of each key that has three or more positive numbers as values.
+    """Return the trend of each key that has three or more positive numbers as values, between runs equal in all others.
 
-    Keys that move together, one value of each for every value of the other, have one trend, which names the first. A
-    trend compares only runs that are equal in all other keys.
+    Keys that move together have one trend, which names the first.
     """
     keys = sorted(configurations[0].keys, key=lambda key: key != HEADS)  # heads before what moves with them
     columns = {key: [one.keys[key] for one in configurations] for key in keys}

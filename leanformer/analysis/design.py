@@ -1,29 +1,56 @@
-"""Experimental design of the trained architectures: range of each size, and effects that the runs do not determine."""
+"""Sizes of the trained architectures: the range of each, and the effects that the runs do not determine."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from leanformer.analysis.dimensions import Dimensions
+from leanformer.config.common import listed_per_layer
+from leanformer.errors import ConfigError
+
+
+AXES = ("depth", "width", "num_heads", "head_dim", "mlp_dim")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimensions:
+    """Sizes of an architecture; heads, head dimension and MLP have one number per layer."""
+
+    width: int
+    heads: tuple[int, ...]
+    head_dim: tuple[int, ...]
+    mlp: tuple[int, ...]
+    params: int  # with embeddings and head
+    flops: int | None = None  # forward FLOPs per example, if known
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.heads)
+
+
+def model_dimensions(model: Mapping[str, Any], params: int, flops: int | None = None) -> Dimensions:
+    """Return the sizes of a config's section `model`. Raises ConfigError if the model has stages."""
+    several = listed_per_layer(model)
+    uneven = [axis for axis in AXES if axis not in several and type(model.get(axis)) is not int]
+    if uneven or (type(model.get("value_dim") or 1) is not int and "value_dim" not in several):
+        values = ", ".join(f"{axis}={model.get(axis)}" for axis in uneven or ["value_dim"])
+        raise ConfigError(
+            f"The model {model.get('name')} has {values}. It must be one number, or a size of layers one per layer."
+        )
+    heads, head_dim, mlp = (several.get(axis) or (model[axis],) * model["depth"] for axis in AXES[2:])
+    return Dimensions(model["width"], heads, head_dim, mlp, params, flops)
 
 
 class Term(NamedTuple):
-    """Term of the regression: a power of a size's logarithm to base 2 (doublings).
+    """Term of the regression: a power of a size's logarithm to base 2 (doublings)."""
 
-    Attributes:
-        axis: name of the size, a key of `doublings`.
-        power: exponent, 1 or 2.
-        prior: standard deviation of the coefficient's normal prior of mean 0, in units of the transformed error (logit
-            or logarithm, `surface.Scale`) per doubling, or per squared doubling.
-    """
-
-    axis: str
-    power: int
-    prior: float
+    axis: str  # key of `doublings`
+    power: int  # 1 or 2
+    prior: float  # standard deviation of the coefficient, in transformed error (`surface.Scale`) per doubling
 
 
 # In published tables of trained models (study/shapes/planner.py) the effects are 0.02 to 0.3 per doubling of
@@ -47,11 +74,7 @@ FLOOR = 1e-4  # fraction of the largest singular value; smaller values are round
 
 
 def doublings(d: Dimensions) -> dict[str, float]:
-    """Return log2 of each size of an architecture by name; the mean of the logarithms if layers differ.
-
-    The names are "parameters", "depth", "width", "heads", "head dimension", "MLP", and "MLP / width" for the ratio of
-    the two. An MLP of size 0 counts as 1.
-    """
+    """Return log2 of each size by name, averaged over layers. An MLP of size 0 counts as 1."""
     sizes = {"parameters": d.params, "depth": d.depth, "width": d.width, "heads": d.heads, "head dimension": d.head_dim}
     result = {axis: float(np.mean(np.log2(size))) for axis, size in sizes.items()}
     result["MLP"] = float(np.mean(np.log2(np.maximum(d.mlp, 1))))
@@ -59,37 +82,23 @@ def doublings(d: Dimensions) -> dict[str, float]:
 
 
 def terms(sizes: Mapping[str, float], centre: Mapping[str, float]) -> list[float]:
-    """Return the values of TERMS for one architecture: its row of the design matrix, without the intercept.
-
-    Args:
-        sizes: sizes of the architecture, from `doublings`.
-        centre: mean of each size over the trained architectures, which is subtracted.
-    """
+    """Return the values of TERMS for one architecture's `doublings`, from the mean of the trained ones."""
     return [(sizes[term.axis] - centre[term.axis]) ** term.power for term in TERMS]
 
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """Sizes of n trained architectures in doublings (logarithms to base 2), and the design matrix of the regression.
+    """Sizes of n trained architectures in doublings (logarithms to base 2), and the design matrix of the regression."""
 
-    Attributes:
-        centre, low, high: mean, minimum and maximum of each size over the architectures, by key of `doublings`.
-        sizes: doublings of every architecture, shape (n,), by key of `doublings`.
-        rows: value of each of the p terms in TERMS for each architecture.
-    """
-
-    centre: dict[str, float]
+    centre: dict[str, float]  # mean, minimum and maximum over the architectures, by key of `doublings`
     low: dict[str, float]
     high: dict[str, float]
     sizes: dict[str, Float[np.ndarray, " n"]]
-    rows: Float[np.ndarray, "n p"]
+    rows: Float[np.ndarray, "n p"]  # values of the p TERMS
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[Dimensions]) -> "Design":
-        """Return the design of the trained architectures, of which there is at least one.
-
-        An architecture whose layers differ counts with the mean of log2 over its layers.
-        """
+        """Return the design of the trained architectures."""
         sizes = [doublings(shape) for shape in shapes]
         columns = {axis: np.array([size[axis] for size in sizes]) for axis in sizes[0]}
         centre = {axis: math.fsum(column) / len(column) for axis, column in columns.items()}
@@ -98,25 +107,19 @@ class Design:
         return cls(centre, low, high, columns, rows)
 
     def beyond(self, shape: Dimensions) -> dict[str, float]:
-        """Return the doublings by which each size in SIZES of an architecture lies outside the trained range, by name.
-
-        They are negative below the range, positive above it, and 0 inside.
-        """
+        """Return the signed doublings by which each of SIZES lies outside the trained range; 0 inside."""
         sizes = doublings(shape)
         return {
             axis: min(0.0, sizes[axis] - self.low[axis]) + max(0.0, sizes[axis] - self.high[axis]) for axis in SIZES
         }
 
     def outside(self, shape: Dimensions) -> list[str]:
-        """Return the names of the sizes of an architecture that lie outside the trained range; [] if none does.
-
-        Parameters may lie up to 10 % outside, since they follow from the other sizes.
-        """
+        """Return the names of the sizes outside the trained range; parameters may lie up to 10 % outside."""
         allowed = dict.fromkeys(SIZES, EXACT) | {"parameters": NEAR}
         return [axis for axis, excess in self.beyond(shape).items() if abs(excess) > allowed[axis]]
 
     def ranges(self) -> str:
-        """Return the trained range of each size in SIZES as text, such as "depth 2 to 12, width 384, ..."."""
+        """Return the trained range of each size as text, such as "depth 2 to 12, width 384, ..."."""
         ends = {axis: (2 ** self.low[axis], 2 ** self.high[axis]) for axis in SIZES}
         return ", ".join(
             f"{axis} {low:,.0f} to {high:,.0f}" if self.values(axis) > 1 else f"{axis} {low:,.0f}"
@@ -124,19 +127,15 @@ class Design:
         )
 
     def values(self, axis: str) -> int:
-        """Return the number of different values of a size, a key of `sizes`, among the trained architectures."""
+        """Return the number of different values of a size."""
         return 1 + int((np.diff(np.sort(self.sizes[axis])) > EXACT).sum())
 
     def collinear(self) -> list[tuple[list[str], list[str]]]:
-        """Return groups of sizes whose effects the runs cannot separate, each as two lists of names; [] for none.
+        """Return the groups of sizes whose effects the runs cannot separate, each as two lists of names.
 
-        Over the trained architectures, a product of powers of the sizes in the first list is nearly proportional to a
-        product of powers of those in the second. If the second list is empty, the product of the first is nearly
-        constant.
-
-        Only sizes with several values count. The columns of their logarithms are centred and scaled to length 1.
-        Directions with a singular value below 1/30 of the largest are collinear. A size belongs to a group if most of
-        its coefficient's variance lies in collinear directions.
+        A product of powers of the first list is nearly proportional to one of the second, or nearly constant if the
+        second is empty. A direction of the centred, scaled columns is collinear if its singular value is below 1/30 of
+        the largest. A size belongs to a group if most of its coefficient's variance lies in collinear directions.
         """
         used = [i for i, term in enumerate(TERMS) if term.power == 1 and self.values(term.axis) > 1]
         if len(used) < 2:
@@ -158,11 +157,7 @@ class Design:
         return groups
 
     def undetermined(self) -> list[str]:
-        """Return a sentence for each effect that the runs do not determine; [] if there is none.
-
-        These are the effect of a size that did not vary, the squared term of a size with only two values, and the
-        separate effects of `collinear` sizes. In the regression they are determined by their priors.
-        """
+        """Return a sentence for each effect that the runs leave to its prior."""
         sentences = []
         for term in TERMS:
             if term.power == 1 and self.values(term.axis) == 1:

@@ -36,9 +36,9 @@ def pareto_front(configurations: Sequence[Configuration], higher: bool, cost: st
     configurations with equal cost and score, one is listed.
 
     Args:
-        configurations: configurations.
+        configurations: configurations, such as `Comparison.configurations`.
         higher: True if a higher score is better; otherwise a lower one.
-        cost: key of COST_METRICS.
+        cost: "params", "flops" (training FLOPs of a run), "seconds" (in training steps) or "bytes" (peak per device).
     """
     points = [(median_cost(one, cost), -one.mean if higher else one.mean, one.name) for one in configurations]
     names, best = [], math.inf
@@ -49,28 +49,23 @@ def pareto_front(configurations: Sequence[Configuration], higher: bool, cost: st
     return names
 
 
+def pareto_fronts(comparison: Comparison) -> dict[str, list[str]]:
+    """Return the Pareto front of each cost in COST_METRICS."""
+    return {cost: pareto_front(comparison.configurations, comparison.score.higher, cost) for cost in COST_METRICS}
+
+
 @dataclasses.dataclass(frozen=True)
 class LearningCurve:
-    """Learning curve of a configuration: means over its runs at the steps at which all of them were evaluated.
-
-    Attributes:
-        steps: training steps in ascending order; empty if the runs have no evaluation step in common.
-        means: mean of the metric at each step.
-        intervals: 95 % confidence interval of each mean.
-        runs: values of each run at these steps.
-    """
+    """Learning curve of a configuration, at the steps at which all of its runs were evaluated."""
 
     steps: list[int]
     means: list[float]
     intervals: list[Interval]
-    runs: list[list[float]]
+    runs: list[list[float]]  # values of each run
 
 
 def learning_curve(configuration: Configuration, metric: str) -> LearningCurve:
-    """Return the learning curve of a configuration for `metric`, a name in its evaluation records.
-
-    The curve is empty if the runs have no evaluation step in common.
-    """
+    """Return the learning curve for a metric; empty if the runs have no evaluation step in common."""
     by_run = [
         {r["step"]: r[metric] for r in run.records if r["kind"] == "eval" and r.get(metric) is not None}
         for run in configuration.runs
@@ -84,32 +79,20 @@ def learning_curve(configuration: Configuration, metric: str) -> LearningCurve:
 
 @dataclasses.dataclass(frozen=True)
 class Conditioning:
-    """Condition numbers of a matrix at the last probe of each run, and their rank correlation with the score.
+    """Condition numbers of a matrix at the last probe of each run, and their rank correlation with the score."""
 
-    Attributes:
-        measure: name of the measured matrix, such as "attention_output".
-        by_layer: condition number of each layer by configuration: median over examples or heads, geometric mean over
-            runs; NaN where it is not known.
-        numbers: condition number of each configuration by name: median over layers. Those without one are left out.
-        singular: names of the configurations with a numerically singular matrix; their number is a lower bound.
-        rho: Spearman's correlation of `numbers` and mean scores; NaN if it cannot be computed.
-        interval: 95 % confidence interval of `rho`; -1 to 1 with fewer than five configurations, infinite if `rho` is
-            NaN.
-    """
-
-    measure: str
+    measure: str  # name of the matrix, such as "attention_output"
+    # Condition number of each layer by configuration: median over examples or heads, geometric mean over runs; NaN
+    # where it is not known.
     by_layer: Mapping[str, list[float]]
-    numbers: Mapping[str, float]
-    singular: list[str]
-    rho: float
-    interval: Interval
+    numbers: Mapping[str, float]  # median over layers by configuration, of those that have one
+    singular: list[str]  # configurations with a numerically singular matrix: their number is a lower bound
+    rho: float  # Spearman's correlation of `numbers` and mean scores; NaN if it cannot be computed
+    interval: Interval  # 95 %; -1 to 1 with fewer than five configurations, infinite if `rho` is NaN
 
 
 def list_conditioning(comparison: Comparison) -> list[Conditioning]:
-    """Return the condition numbers of each measure that the last probe of every run has recorded.
-
-    The list is empty if a run has no probe, or if the runs have no measure in common.
-    """
+    """Return the condition numbers of each measure that the last probes of all runs have in common."""
     last = {one.name: [_last_probe(run) for run in one.runs] for one in comparison.configurations}
     records = [record for group in last.values() for record in group]
     means, result = {one.name: one.mean for one in comparison.configurations}, []

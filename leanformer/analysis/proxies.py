@@ -37,44 +37,22 @@ def get_config() -> config.ConfigDict:
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """Config that all planned configs load and change in their sizes only.
+    """Config that all planned configs load and change in their sizes only."""
 
-    Attributes:
-        file: full path of the config file, with its argument after a colon if any.
-        changes: values of the keys that were set on the command line, by key such as "optim.lr", without those in AXES,
-            which are planned.
-    """
-
-    file: str
-    changes: Mapping[str, Any]
+    file: str  # full path of the config file, with its argument after a colon if any
+    changes: Mapping[str, Any]  # keys that were set on the command line, without the planned sizes
 
     @classmethod
-    def of(cls, name: str, c: ConfigDict) -> "Base":
-        """Return the base of a config.
-
-        Args:
-            name: file from which the config was loaded, FILE or FILE:ARGUMENT.
-            c: the config; keys that differ from those in the file are the base's changes.
-
-        Raises:
-            ConfigError: the file does not exist or cannot be loaded.
-        """
+    def of(cls, name: str, config: ConfigDict) -> "Base":
+        """Return the base of a config that was loaded from the file `name`, FILE or FILE:ARGUMENT."""
         file, colon, argument = name.partition(":")
         whole = f"{find_file(file).absolute()}{colon}{argument}"
         plain, planned = dict(iterate_keys(load(whole))), {f"model.{axis}" for axis in shapes.AXES}
-        differ = {key: x for key, x in iterate_keys(c) if key not in plain or plain[key] != x}
+        differ = {key: x for key, x in iterate_keys(config) if key not in plain or plain[key] != x}
         return cls(whole, {key: value for key, value in differ.items() if key not in planned})
 
     def write(self, out: Path, named: Mapping[str, Shape], costs: Costs, why: str) -> list[Path]:
-        """Write one config file per architecture, and return the paths in the same order. Existing files are replaced.
-
-        Args:
-            out: folder of the files, which is created.
-            named: architectures (sizes in the order of AXES) by file name without ".py".
-            costs: counts of the config's model; the file's docstring states the number of parameters.
-            why: reason for the architecture, for the docstring.
-        """
-        out.mkdir(parents=True, exist_ok=True)
+        """Write one config file per architecture to a folder, with the reason `why`, and return the paths."""
         changes = "".join(f"    c.{key} = {value!r}\n" for key, value in self.changes.items())
         paths = [out / f"{name}.py" for name in named]
         for path, shape in zip(paths, named.values(), strict=True):
@@ -88,28 +66,16 @@ class Base:
 def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: str, words: Sequence[str]) -> Path:
     """Train architectures with `leanformer.sweep` in a child process, and return the folder of the runs.
 
-    The same call resumes an interrupted sweep. Single runs may fail. A stop signal to the sweep ends this process with
-    the same exit status (SystemExit).
-
-    Args:
-        out: folder; the configs are written to out/shapes, the runs to out/runs, and the settings to out/proxies.json.
-        base: config that all runs share but for their sizes.
-        chosen: architectures to train, as sizes in the order of AXES.
-        costs: counts of the config's model.
-        why: reason for the runs, for the docstrings of the configs.
-        words: further flags of the sweep, such as --seeds=2.
-
-    Raises:
-        ConfigError: the sweep rejected its arguments, or out/proxies.json has other settings (base or --set).
-        TrainingError: no run finished.
+    The same call resumes an interrupted sweep; `words` are its further flags. Single runs may fail. A stop signal to
+    the sweep ends this process with the same exit status. Raises ConfigError if the sweep rejected its arguments or
+    `out` has runs of other settings, and TrainingError if no run finished.
     """
-    out.mkdir(parents=True, exist_ok=True)
     changes = {key: repr(value) for key, value in base.changes.items()}
     settings = [word for word in words if word.startswith("--set=")]  # seeds and shapes may be added
     files.check_same(out / "proxies.json", {"base": base.file, "changes": changes, "settings": settings})
     named = {f"proxy_{'x'.join(map(str, shape))}": shape for shape in chosen}
     paths = base.write(out / "shapes", named, costs, why)
-    given = [f"--config={','.join(map(_quote, paths))}", f"--workdir={out / 'runs'}", *words]
+    given = [f"--config={','.join(map(str, paths))}", f"--workdir={out / 'runs'}", *words]
     status = subprocess.run([sys.executable, "-m", "leanformer.sweep", *given], check=False).returncode
     if status in stopping.STATUS.values():
         sys.exit(status)
@@ -120,8 +86,3 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
             f"None of {len(chosen)} proxy runs finished. See {out / 'runs' / 'logs'} and the lines above."
         )
     return out / "runs"
-
-
-def _quote(path: Path) -> str:
-    """Return a path as an item of a flag that takes a list."""
-    return f'"{path}"' if "," in str(path) else str(path)

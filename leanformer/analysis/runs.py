@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.analysis.dimensions import Dimensions, model_dimensions
+from leanformer.analysis.design import Dimensions, model_dimensions
 from leanformer.config import is_run_only, iterate_keys
 from leanformer.costs.count import format_count
-from leanformer.errors import ConfigError, WorkdirError
+from leanformer.errors import ConfigError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
@@ -29,63 +29,38 @@ BY_TOKENS = ("language", "masked")  # tasks whose metrics are means over tokens,
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Finished run.
-
-    Attributes:
-        workdir: folder of the run.
-        seed: seed of its config.
-        keys: flat config, {"model.depth": 3, ...}, without seed, data.dir, and keys that change no result.
-        made_by: commit and devices of the run, for messages.
-        summary: content of summary.json.
-        records: lines of metrics.jsonl, in order.
-        value: final value of the compared metric.
-    """
+    """Finished run."""
 
     workdir: Path
     seed: int
-    keys: Mapping[str, Any]
-    made_by: str
-    summary: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
-    value: float
-
-    def cost(self, name: str) -> Any:
-        """Return the value of a key of summary.json; None without the key."""
-        return self.summary.get(name)
+    keys: Mapping[str, Any]  # flat config, {"model.depth": 3, ...}, without IGNORED_KEYS and keys that change no result
+    made_by: str  # commit and devices, for messages
+    summary: Mapping[str, Any]  # summary.json
+    records: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+    value: float  # final value of the compared metric
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparableRuns:
-    """Finished runs of one task and data set that can be compared.
+    """Finished runs of one task and data set that can be compared."""
 
-    Attributes:
-        runs: the runs, at least one.
-        score: compared metric.
-        left_out: reason for each run that is not counted, by its folder: unfinished, or without a finite value.
-    """
-
-    runs: list[Run]
-    score: Score
-    left_out: dict[Path, str]
+    runs: list[Run]  # at least one
+    score: Score  # compared metric
+    left_out: dict[Path, str]  # reason for each run that is not counted: unfinished, or without a finite value
 
 
 def find_workdirs(paths: Sequence[str]) -> dict[Path, bool]:
-    """Return the absolute folders of runs, each with True if it was given itself, False if inside a given folder.
+    """Return the absolute folders of runs, each with True if it was given itself, False if its sweep was.
 
     A run is a folder with a config.json, and a sweep a folder with runs in it. Other files and folders are skipped.
-
-    Raises ConfigError if a path does not exist, or if no run is found.
     """
     result: dict[Path, bool] = {}
-    for text in paths:
-        path = Path(text).expanduser()
-        if not path.exists():
-            raise ConfigError(f"{text}: the folder does not exist. Give folders of runs or of sweeps.")
+    for path in (Path(text).expanduser() for text in paths):
         is_run = (path / "config.json").is_file()
         inside = [path] if is_run else sorted(file.parent for file in path.glob("*/config.json"))
+        if not inside:
+            raise ConfigError(f"{path} does not exist, or is neither a run, a folder with a config.json, nor a sweep.")
         result |= {workdir.resolve(): is_run for workdir in inside}
-    if not result:
-        raise ConfigError(f"{', '.join(paths)}: no run was found, a folder with a config.json. Give runs or sweeps.")
     return result
 
 
@@ -100,17 +75,16 @@ def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
             which is better; by default the score of the runs.
 
     Raises:
-        ConfigError: an error of `find_workdirs`; a run named on its own is unfinished; no run is finished, or none has
-            a finite value; the final record of a run lacks the metric, or nothing tells which direction is better; the
-            runs have different scores and no metric is given; a key of MUST_MATCH_KEYS (task and evaluation data)
-            differs, or the tokenizer or loss if the metric depends on it; two folders have the same seed and equal
-            `Run.keys`.
+        ConfigError: a folder does not exist or holds no run; a run named on its own is unfinished; no run is finished,
+            or none has a finite value; the final record of a run lacks the metric, or nothing tells which direction is
+            better; the runs have different scores and no metric is given; their task or evaluation data differ, or the
+            tokenizer or loss if the metric depends on it; two folders have the same config and seed.
         WorkdirError: a file of a run is corrupted.
     """
     summaries, left_out = {}, {}
     for workdir, alone in find_workdirs(paths).items():
         if (workdir / "summary.json").is_file():
-            summaries[workdir] = _read_summary(workdir)
+            summaries[workdir] = files.read_json(workdir / "summary.json")
         elif alone:
             raise ConfigError(f"{workdir} is not finished: no summary.json. Run its training command again to resume.")
         else:
@@ -134,16 +108,8 @@ def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
     return ComparableRuns(result, score, left_out)
 
 
-def _read_summary(workdir: Path) -> dict[str, Any]:
-    path = workdir / "summary.json"
-    summary = files.read_json(path)
-    if not isinstance(summary, dict) or not isinstance(summary.get("final"), dict) or "params" not in summary:
-        raise WorkdirError(f"{path} is not the summary of a run: final or params is missing. Restore a copy.")
-    return summary
-
-
 def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | None) -> Score:
-    """Return the metric to compare: the requested one, or the common score of all runs."""
+    """Return the requested metric, or the common score of all runs."""
     names = {Score.read(summary["score"]): workdir for workdir, summary in summaries.items()}
     if metric is None:
         if len(names) > 1:
@@ -161,14 +127,9 @@ def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | Non
 
 def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     config, header = artifacts.load_config(workdir), files.read_json(workdir / "config.json")
-    records = run_files.read_records(workdir / "metrics.jsonl")
-    if not records:
-        raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, but the run is finished. Restore a copy.")
     keys = {name: item for name, item in iterate_keys(config) if not (name in IGNORED_KEYS or is_run_only(name))}
-    kind, colon, where = str(keys.get("data.name")).partition(":")
-    if colon:  # a folder with and without a slash at its end is the same
-        keys["data.name"] = f"{kind}:{where.rstrip('/') or where}"
     devices = ", ".join(" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"])
+    records = run_files.read_records(workdir / "metrics.jsonl")
     return Run(workdir, config.seed, keys, f"commit {header.get('git')}, {devices}", summary, records, value)
 
 
@@ -209,29 +170,22 @@ def _comparable_value(run: Run, key: str) -> Any:
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Return the keys of `Run.keys` whose values differ between runs, in the order of the configs.
-
-    A key that a run does not have counts as None.
-    """
+    """Return the keys whose values differ between runs, in the order of the configs; a missing key counts as None."""
     keys = dict.fromkeys(key for run in runs for key in run.keys)
     return [key for key in keys if len({repr(run.keys.get(key)) for run in runs}) > 1]
 
 
 def error_limit(score: Score) -> float:
-    """Return the largest possible error of a score, as `to_errors` computes it.
-
-    It is infinite if lower is better, 2 for a correlation (matthews, pearson, spearman), and 1 for any other score,
-    which is taken as a fraction.
-    """
+    """Return the largest value of `to_errors`: 2 for a correlation, 1 for a fraction, infinite if lower is better."""
     if not score.higher:
         return math.inf
     return 2.0 if score.name.removeprefix("ema_") in CORRELATIONS else 1.0
 
 
 def to_errors(values: Sequence[float], score: Score) -> list[float]:
-    """Return scores as errors, for which lower is better: 1 - score if a higher score is better, else unchanged.
+    """Return scores as errors, lower is better: 1 - score if higher is better, else unchanged.
 
-    Raises ConfigError if higher is better, but a score is above 1.
+    Raises ConfigError if a score of which higher is better is above 1.
     """
     if score.higher and max(values) > 1:
         raise ConfigError(
@@ -242,9 +196,6 @@ def to_errors(values: Sequence[float], score: Score) -> list[float]:
 
 
 def run_dimensions(run: Run) -> Dimensions:
-    """Return the sizes of a run's architecture.
-
-    Raises ConfigError if the model has stages, or a size is not set, as `model_dimensions`.
-    """
+    """Return the sizes of a run's architecture, as `model_dimensions`."""
     model = {key.removeprefix("model."): value for key, value in run.keys.items() if key.startswith("model.")}
-    return model_dimensions(model, run.summary["params"], run.cost("forward_flops"))
+    return model_dimensions(model, run.summary["params"], run.summary.get("forward_flops"))

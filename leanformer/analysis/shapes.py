@@ -12,29 +12,38 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer.analysis.dimensions import AXES
+from leanformer.analysis.design import AXES
 from leanformer.costs import count
+from leanformer.costs.memory import peak_memory
 from leanformer.errors import ConfigError
+from leanformer.runtime.mesh import make_mesh
 from leanformer.training import train_setup
 from leanformer.training.train_setup import Setup
 
 
-Shape = tuple[int, ...]  # in the order of AXES
+Shape = tuple[int, ...]  # depth, width, heads, head dimension, MLP width: the order of AXES
+NOMINAL_EXAMPLES = 1_281_167  # the epoch length changes no cost, but the schedule needs one
 FITTED, CHECKED = 17, 3  # numbers of traced models for the fit and for its verification
 REFINED = 3  # refinements of the fit: large coefficients have more digits than one float64 solution gets right
 SCALES = (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2)  # factors of the config's width and MLP
-COUNTS: Mapping[str, Callable[[Setup], int]] = {
-    "params": lambda run: count.parameters(run.state.params),
-    "flops": lambda run: run.flops_per_example[1],
+COUNTS: Mapping[str, Callable[[Setup], int]] = {  # flops: of training, per example
+    "params": lambda setup: count.parameters(setup.state.params),
+    "flops": lambda setup: setup.flops_per_example[1],
 }
 
 
-def polynomial_terms(shape: Shape) -> list[int]:
-    """Return the 14 terms of the polynomials of parameters and FLOPs for an architecture: products of its sizes.
+def build(config: ConfigDict) -> Setup:
+    """Return the training setup of a config on this machine's devices, to count and to compile."""
+    return train_setup.build(config, examples=NOMINAL_EXAMPLES, mesh=make_mesh(**config.mesh))
 
-    First come 5 terms for the parts outside the layers, then the 9 terms of a layer times the depth. The sizes of
-    `shape` are in the order of AXES: depth, width, heads, head dimension, MLP width.
-    """
+
+def peak_bytes(config: ConfigDict) -> int:
+    """Compile a config's training step, and return its peak bytes per device."""
+    return peak_memory(build(config).compile_train_step())
+
+
+def polynomial_terms(shape: Shape) -> list[int]:
+    """Return the 14 terms of the polynomials: 5 for the parts outside the layers, then depth x the 9 of a layer."""
     depth, width, heads, head_dim, mlp = shape
     inner = heads * head_dim
     layer = [1, width, width**2, width * inner, width * mlp, inner, mlp, heads, head_dim]
@@ -43,33 +52,22 @@ def polynomial_terms(shape: Shape) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Exact counts of parameters and FLOPs as polynomials in depth, width, heads, head dimension and MLP.
-
-    Attributes:
-        coefficients: coefficient of each of the `polynomial_terms`, by name of the count: "params" or "flops" (COUNTS).
-    """
+    """Exact counts of architectures: coefficients of the `polynomial_terms` by name of the count (COUNTS)."""
 
     coefficients: Mapping[str, Sequence[int]]
 
     @classmethod
-    def fit(cls, c: ConfigDict, names: Sequence[str]) -> "Costs":
-        """Return the polynomials of a config's model, fitted to small models and verified on others.
+    def fit(cls, config: ConfigDict, names: Sequence[str]) -> "Costs":
+        """Return the polynomials of a config's model, whose own sizes do not matter.
 
-        The models are traced, not run.
-
-        Args:
-            c: config, whose own sizes of the model do not matter.
-            names: counts to fit: "params", "flops" (training FLOPs per example), or both.
-
-        Raises:
-            ConfigError: the model cannot be built with other sizes, or a count is not such a polynomial.
+        Raises ConfigError if the model cannot be built with other sizes, or a count is not such a polynomial.
         """
         shapes = _sample(FITTED + CHECKED)
-        runs = [build(c, shape) for shape in shapes]
+        setups = [build_shape(config, shape) for shape in shapes]
         design = np.array([polynomial_terms(shape) for shape in shapes], float)
         fitted = {}
         for name in names:
-            counts = [COUNTS[name](run) for run in runs]
+            counts = [COUNTS[name](setup) for setup in setups]
             fitted[name] = [0] * design.shape[1]
             for _ in range(REFINED):
                 rest = [true - cls(fitted).of(name, shape) for shape, true in zip(shapes, counts, strict=True)]
@@ -77,65 +75,32 @@ class Costs:
                 fitted[name] = [c + round(value) for c, value in zip(fitted[name], more, strict=True)]
             if any(cls(fitted).of(name, shape) != true for shape, true in zip(shapes, counts, strict=True)):
                 raise ConfigError(
-                    f"model.name={c.model.name}: its {name} are not a polynomial in its sizes. plan supports only "
+                    f"model.name={config.model.name}: its {name} are not a polynomial in its sizes. plan supports only "
                     "models for which they are."
                 )
         return cls(fitted)
 
     def of(self, name: str, shape: Shape) -> int:
-        """Return a count of an architecture.
-
-        Args:
-            name: "params", or "flops" for training FLOPs per example; it must have been fitted.
-            shape: depth, width, heads, head dimension and MLP width, in this order.
-        """
+        """Return a fitted count of an architecture."""
         return sum(c * term for c, term in zip(self.coefficients[name], polynomial_terms(shape), strict=True))
 
-    def confirm(self, c: ConfigDict, shapes: Sequence[Shape]) -> None:
-        """Raise ConfigError if the polynomial of the parameters is wrong for one of these architectures.
 
-        Each is traced with the other keys of the config `c`, and counted.
-        """
-        for shape in shapes:
-            true, fitted = COUNTS["params"](build(c, shape)), self.of("params", shape)
-            if true != fitted:
-                raise ConfigError(
-                    f"{shape} has {true:,} parameters, but the polynomial gives {fitted:,}. plan does not support "
-                    "this model."
-                )
+def with_shape(config: ConfigDict, shape: Shape) -> ConfigDict:
+    """Return a copy of a config with other sizes, and without probes, which are no part of a training step."""
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.model.update(dict(zip(AXES, shape, strict=True)))
+        config.probe.update(every=0, every_epochs=0.0)
+    return config
 
 
-def with_shape(c: ConfigDict, shape: Shape) -> ConfigDict:
-    """Return a copy of a config with other sizes of the model, and without probes.
-
-    Args:
-        c: config.
-        shape: depth, width, heads, head dimension and MLP width, in this order.
-    """
-    c = c.copy_and_resolve_references()
-    with c.unlocked():
-        c.model.update(dict(zip(AXES, shape, strict=True)))
-        c.probe.update(every=0, every_epochs=0.0)  # the probe is not part of a training step
-    return c
-
-
-def build(c: ConfigDict, shape: Shape) -> Setup:
-    """Return the training setup of a config with other sizes of the model, for counting only.
-
-    It has no mesh and no warm-up, and a batch of one example per device.
-
-    Args:
-        c: config.
-        shape: depth, width, heads, head dimension and MLP width, in this order.
-
-    Raises:
-        ConfigError: the model cannot have these sizes.
-    """
-    c = with_shape(c, shape)
-    with c.unlocked():
-        c.update(batch_size=jax.device_count(), accumulate=1)
-        c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
-    return train_setup.build(c, examples=c.batch_size, mesh=None)
+def build_shape(config: ConfigDict, shape: Shape) -> Setup:
+    """Return the setup of a config with other sizes, for counting only: no mesh, no warm-up, one example a device."""
+    config = with_shape(config, shape)
+    with config.unlocked():
+        config.update(batch_size=jax.device_count(), accumulate=1)
+        config.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
+    return train_setup.build(config, examples=config.batch_size, mesh=None)
 
 
 def _sample(number: int) -> list[Shape]:
@@ -146,31 +111,21 @@ def _sample(number: int) -> list[Shape]:
     return [tuple(map(int, shape)) for shape in zip(*axes, strict=True)]
 
 
-def axis_values(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the values to combine for each size in AXES: those of `over`, or defaults if it does not have the size.
+def axis_values(config: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Return the values of each size to combine: `over`'s, or sizes around the config's.
 
-    By default the depth and the number of heads go from 1 to twice the config's, width and MLP width are multiples of 8
-    near 0.5 to 2 times the config's, and the head dimension is a power of 2 from 8 to 128. Default numbers of heads and
-    MLP widths are multiples of `mesh.tensor`.
-
-    Args:
-        c: config.
-        over: values by name in AXES: depth, width, num_heads, head_dim, mlp_dim.
-
-    Raises:
-        ConfigError: a key of `over` is not in AXES.
+    Default numbers of heads and MLP widths are multiples of `mesh.tensor`. Raises ConfigError for a key not in AXES.
     """
-    unknown = over.keys() - set(AXES)
-    if unknown:
+    if unknown := over.keys() - set(AXES):
         raise ConfigError(
             f"--over={min(unknown)}: unknown size. Choose from {', '.join(f'model.{axis}' for axis in AXES)}."
         )
-    m, tensor = c.model, max(1, c.mesh.tensor)
-    eights = {axis: sorted({max(8, 8 * round(m[axis] * s / 8)) for s in SCALES}) for axis in ("width", "mlp_dim")}
+    model, tensor = config.model, max(1, config.mesh.tensor)
+    eights = {axis: sorted({max(8, 8 * round(model[axis] * s / 8)) for s in SCALES}) for axis in ("width", "mlp_dim")}
     default: dict[str, Sequence[int]] = {
-        "depth": range(1, 2 * m.depth + 1),
+        "depth": range(1, 2 * model.depth + 1),
         "width": eights["width"],
-        "num_heads": [n for n in range(1, 2 * m.num_heads + 1) if n % tensor == 0],
+        "num_heads": [n for n in range(1, 2 * model.num_heads + 1) if n % tensor == 0],
         "head_dim": [8, 16, 32, 64, 128],
         "mlp_dim": [f for f in eights["mlp_dim"] if f % tensor == 0],
     }
@@ -184,19 +139,9 @@ def enumerate_within(
     slack: float,
     flag: str = "--budget",
 ) -> list[Shape]:
-    """Return every architecture that costs at most the budget, and at least (1 - slack) of it.
+    """Return every combination of sizes that costs at most the budget, and at least (1 - slack) of it.
 
-    Architectures are tuples of sizes in the order of AXES.
-
-    Args:
-        axes: values of each size to combine, by name in AXES.
-        price: function from an architecture to its cost.
-        budget: largest cost.
-        slack: fraction of the budget that may be unused.
-        flag: flag that set the budget, for the message.
-
-    Raises:
-        ConfigError: there is no such architecture; the message names the nearest ones.
+    Raises ConfigError, with the nearest architectures, if there is none.
     """
     priced = [(price(shape), shape) for shape in itertools.product(*(axes[axis] for axis in AXES))]
     inside = [shape for cost, shape in priced if (1 - slack) * budget <= cost <= budget]
@@ -214,8 +159,7 @@ def enumerate_within(
 def select_spread(shapes: Sequence[Shape], number: int) -> list[Shape]:
     """Return up to `number` architectures that cover the given ones, beginning in the middle.
 
-    Each is as far as possible from those chosen before. The distance is in doublings of the sizes, scaled so that
-    every axis has the same range.
+    Each is as far as possible from those chosen before, in doublings of the sizes, with the same range on every axis.
     """
     places = np.log2(np.array(shapes, float))
     places = (places - places.mean(axis=0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
@@ -227,5 +171,5 @@ def select_spread(shapes: Sequence[Shape], number: int) -> list[Shape]:
 
 
 def describe(shape: Shape) -> str:
-    """Format an architecture as AXIS=SIZE,AXIS=SIZE,...; `shape` has the sizes in the order of AXES."""
+    """Format an architecture as AXIS=SIZE,AXIS=SIZE,..."""
     return ",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))

@@ -1,7 +1,6 @@
 """Confidence intervals and tests for a few repetitions, with SciPy's distributions.
 
-Scores of one configuration are assumed to be independent draws from a normal distribution, which cannot be tested with
-three of them. All functions take arrays of scores and return plain numbers. `level` is a confidence level such as 0.95.
+Scores of one configuration are assumed to be independent draws from a normal distribution.
 """
 
 import dataclasses
@@ -101,12 +100,7 @@ class Difference:
 
 
 def mean_interval(scores: Scores) -> Interval:
-    """Return Student's 95 % confidence interval of the mean; infinite for one score, or if all are equal.
-
-    >>> interval = mean_interval(np.array([1.0, 2.0, 3.0]))
-    >>> round(interval.low, 2), round(interval.high, 2)
-    (-0.48, 4.48)
-    """
+    """Return Student's 95 % confidence interval of the mean; infinite for one score, or if all are equal."""
     return _describe_mean("Student", scores).interval()
 
 
@@ -137,23 +131,16 @@ def paired(a: Scores, b: Scores) -> Difference:
 
 
 def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
-    """Return the pooled standard deviation of groups of scores, and its degrees of freedom.
-
-    They are NaN and 0 if no group has at least two scores.
-    """
+    """Return the pooled standard deviation of groups of scores, and its degrees of freedom; NaN and 0 if unknown."""
     squares = sum((len(group) - 1) * _std(group, *groups) ** 2 for group in groups if len(group) > 1)
     df = sum(len(group) - 1 for group in groups)
     return (math.sqrt(squares / df) if df else math.nan), df
 
 
 def pooled_difference(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> Difference:
-    """Return the difference mean(a) - mean(b) of two independent groups, with a standard deviation of all groups.
+    """Return the difference mean(a) - mean(b) with `common`, the `pooled_std` of all groups.
 
     It has many more degrees of freedom than Welch's test, but is wrong if the variances differ.
-
-    Args:
-        a, b: scores of the two groups.
-        common: pooled standard deviation of all groups and its degrees of freedom, from `pooled_std`.
     """
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
     count = min(len(a), len(b)) if df < 2 else max(2, min(len(a), len(b)))
@@ -179,8 +166,6 @@ def _describe_mean(method: str, scores: Scores, *sources: np.ndarray) -> Differe
 def holm(p: Sequence[float]) -> list[float]:
     """Return p values corrected for several tests (Holm, 1979).
 
-    If those below 0.05 are rejected, the probability of any wrong rejection is at most 5 %.
-
     >>> holm([0.01, 0.04])
     [0.02, 0.04]
     """
@@ -194,11 +179,7 @@ def holm(p: Sequence[float]) -> list[float]:
 def slope(x: Scores, y: Scores, blocks: Sequence[Any]) -> Difference:
     """Return the slope of a straight line in `x` with a level of its own in every block, by least squares.
 
-    `blocks` has the block of each point, such as its seed: the slope is not changed by what all points of a block
-    share. Degrees of freedom are the points minus the blocks minus 1. The slope is NaN if `x` differs in no block.
-
-    >>> slope(np.array([1.0, 2, 1, 2]), np.array([1.0, 2, 5, 6.5]), [0, 0, 1, 1]).value
-    1.25
+    `blocks` has the block of each point, such as its seed. The slope is NaN if `x` differs in no block.
     """
     inside, groups = [np.array(x, float), np.array(y, float)], [*map(repr, blocks)]
     for group in set(groups):
@@ -214,40 +195,25 @@ def slope(x: Scores, y: Scores, blocks: Sequence[Any]) -> Difference:
 
 
 def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL) -> int | None:
-    """Return the number of seeds per configuration for an equivalence test with the power POWER.
+    """Return the approximate number of seeds per configuration for an equivalence test with the power POWER.
 
-    The two configurations are assumed to be equal, with the observed standard deviation. The power of the two one-sided
-    tests is computed with the noncentral t distribution; their tails are treated as independent (Phillips, 1990). The
-    standard deviation of a few scores is uncertain, so the result is only approximate.
-
-    Args:
-        difference: observed difference, for its standard deviation.
-        margin: equivalence margin, in units of the scores.
-        alpha: level of the test.
-
-    Returns:
-        The number; None if the difference is not `testable`, the margin is not positive, or it is above MOST_SEEDS.
+    The configurations are assumed to be equal, with the observed standard deviation. The power of the two one-sided
+    tests uses the noncentral t distribution, with their tails as independent (Phillips, 1990). None if the difference
+    is not `testable`, or the number is above MOST_SEEDS.
     """
     return _fewest(difference, margin, alpha, lambda tail: np.maximum(0.0, 2 * tail - 1))
 
 
 def seeds_to_differ(difference: Difference, alpha: float = 1 - LEVEL) -> int | None:
-    """Return the number of seeds per configuration that show a difference as large as the observed one.
+    """Return the number of seeds per configuration with which the observed difference is shown with the power POWER.
 
-    The two-sided test has the power POWER, if difference and standard deviation are as observed.
-
-    Args:
-        difference: observed difference.
-        alpha: level of the test.
-
-    Returns:
-        The number; None if the difference is not `testable` or 0, or the number is above MOST_SEEDS.
+    None if the difference is not `testable` or 0, or the number is above MOST_SEEDS.
     """
     return _fewest(difference, abs(difference.value), alpha / 2, lambda tail: tail)
 
 
 def _fewest(difference: Difference, distance: float, alpha: float, power: Callable[[np.ndarray], Any]) -> int | None:
-    """Return the fewest seeds for which the `power`, a function of the probability of one tail, is POWER."""
+    """Return the fewest seeds for which `power`, a function of the probability of one tail, is POWER."""
     if not difference.testable or distance <= 0:
         return None
     groups, spread = 1 if difference.method == "paired" else 2, difference.seed_std
@@ -273,8 +239,8 @@ def spearman(x: Scores, y: Scores) -> tuple[float, Interval]:
     """Return Spearman's rank correlation of `x` and `y`, and its 95 % confidence interval.
 
     The interval uses Fisher's z with the standard error of Bonett and Wright (2000). A correlation of 1 or -1 is in it,
-    and counts for z as the next smaller one that n points can have. With fewer than five points it is -1 to 1. With
-    fewer than three points, or if `x` or `y` is constant, the correlation is NaN and the interval infinite.
+    and counts for z as the next smaller one that n points can have. With fewer than five points the interval is -1 to
+    1. The correlation is NaN with fewer than three points, or if `x` or `y` is constant.
     """
     n = len(x)
     if n < 3 or len(set(x)) == 1 or len(set(y)) == 1:

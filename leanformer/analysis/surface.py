@@ -1,15 +1,14 @@
 """Response-surface (regression) predictor: error of an untrained architecture, with a prediction interval.
 
-It is a Bayesian linear regression on logarithms of sizes, written with NumPy and SciPy: scikit-learn's BayesianRidge
-has one prior scale for all terms and normal noise, and statsmodels' robust regression has no prior.
+A Bayesian linear regression on logarithms of sizes, with NumPy and SciPy: scikit-learn's BayesianRidge has one prior
+scale for all terms and normal noise, and statsmodels' robust regression has no prior.
 
     f(mean error of architecture i) = level + sum over terms (coefficient x term of i) + noise_i
 
 - f is the logit of a bounded error, and the logarithm of an unbounded one (`Scale`).
 - Terms (`design.TERMS`) are in doublings of a size from the mean over the trained architectures, also for a size that
-  did not vary. Coefficients have normal priors of mean 0 with the standard deviations given there, so that an effect
-  that the runs do not determine keeps the uncertainty of its prior. Outside the range of a size the slope may change,
-  with a prior (BEYOND).
+  did not vary. Coefficients have normal priors of mean 0, so an effect that the runs do not determine keeps the
+  uncertainty of its prior. Outside the range of a size the slope may change, with a prior (BEYOND).
 - Noise is normal. Its variance maximises the evidence (MacKay, 1992), with a weak prior (NOISE); predictions are
   Student's t with the degrees of freedom that the effective number of coefficients leaves.
 - An outlier, such as a run that diverged, widens all intervals. Leave it out.
@@ -24,8 +23,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special, stats
 
-from leanformer.analysis.design import BEYOND, TERMS, Design, doublings, terms
-from leanformer.analysis.dimensions import Dimensions
+from leanformer.analysis.design import BEYOND, TERMS, Design, Dimensions, doublings, terms
 from leanformer.errors import ConfigError
 
 
@@ -38,65 +36,43 @@ NOISE, NOISE_FREEDOM = 0.01, 1.0  # prior standard deviation of the noise, and i
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Transformation f of errors before the regression: logit if they are bounded, logarithm if not.
+    """Transformation f of errors before the regression: logit if they are bounded, logarithm if not."""
 
-    Attributes:
-        limit: upper bound of errors: 1 for an error rate, 2 for 1 - correlation, infinity for a loss.
-    """
-
-    limit: float = math.inf
+    limit: float = math.inf  # upper bound of errors: 1 for a rate, 2 for 1 - correlation, infinity for a loss
 
     def forward(self, errors: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """Return the logit of bounded errors, or the logarithm of unbounded ones."""
+        """Return f of errors."""
         return np.log(errors) if math.isinf(self.limit) else special.logit(errors / self.limit)
 
     def backward(self, values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """Return the errors from values of `forward` (its inverse)."""
+        """Return the errors from values of f."""
         return np.exp(values) if math.isinf(self.limit) else self.limit * special.expit(values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Surface:
-    """Posterior of the regression, which predicts errors.
-
-    Attributes:
-        scale: transformation of the errors.
-        design: sizes of the trained architectures.
-        mean: mean of the p coefficients: first the level, then those of `design.TERMS`.
-        covariance: covariance of the coefficients.
-        noise: variance of the mean error of an architecture around the surface, in units of the transformed error.
-        seeds: variance to add for a single run.
-        freedom: degrees of freedom of the predictions.
-    """
+    """Posterior of the regression, which predicts errors."""
 
     scale: Scale
     design: Design
-    mean: Float[np.ndarray, " p"]
+    mean: Float[np.ndarray, " p"]  # coefficients: first the level, then those of TERMS
     covariance: Float[np.ndarray, "p p"]
-    noise: float
-    seeds: float
-    freedom: float
+    noise: float  # variance of f(mean error) around the surface
+    seeds: float  # variance to add for a single run
+    freedom: float  # degrees of freedom of the predictions
 
     def expected_error(self, shapes: Sequence[Dimensions]) -> Float[np.ndarray, " n"]:
-        """Return the predicted median error of one run of each of n architectures."""
+        """Return the predicted median error of one run of each architecture."""
         return self.scale.backward(self._rows(shapes)[0] @ self.mean)
 
     def interval(self, shapes: Sequence[Dimensions], level: float = LEVEL) -> Float[np.ndarray, "2 n"]:
-        """Return the prediction interval of the error of one run of each architecture: lower ends, then upper ends.
-
-        Args:
-            shapes: n architectures.
-            level: probability that the error of a run lies inside.
-        """
+        """Return the lower and the upper ends that contain one run's error with probability `level`."""
         rows, beyond = self._rows(shapes)
         error = np.sqrt(self._variance(rows, beyond) + self.noise + self.seeds)
         return self.scale.backward(np.array(stats.t.interval(level, self.freedom, rows @ self.mean, error)))
 
     def probability_worse(self, shapes: Sequence[Dimensions], first: Dimensions) -> Float[np.ndarray, " n"]:
-        """Return the probability that the mean error over seeds of each architecture is above that of `first`.
-
-        For `first` itself it is 0.5.
-        """
+        """Return the probability that the mean error over seeds is above the mean error of `first`; 0.5 for itself."""
         rows, beyond = self._rows([first, *shapes])
         rows, beyond = rows[1:] - rows[0], beyond[1:] - beyond[0]
         error = np.sqrt(self._variance(rows, beyond) + 2 * self.noise)

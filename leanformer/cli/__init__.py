@@ -27,7 +27,6 @@ __all__ = ["CONFIG", "OPTIONAL_CONFIG", "Command", "ConfigDict", "Flag", "Values
 
 Body = Callable[[Values], int | None]
 
-HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 COMMON_KEYS = {"model.num_heads": 16, "batch_size": 256, "optim.lr": 1e-3, "total_epochs": 10.0, "seed": 1}
 MULTIHOST_FLAGS = (  # flags of commands that may run in several processes
     Flag("coordinator", "Address host:port of process 0 of a multi-process run."),
@@ -39,41 +38,29 @@ MULTIHOST_FLAGS = (  # flags of commands that may run in several processes
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """Command line of a function: call it with the words after its name to get the exit status.
-
-    Attributes:
-        body: function that takes the values of the flags and returns the exit status, or None for 0.
-        flags: flags of the command.
-        verbs: words of which the command takes exactly one, as `values.verb`.
-        words: description of other words that the command takes, as `values.words`; empty if it takes none.
-        optional_words: True if the other words may be left out.
-        multi_process: True if the command may run in several processes, as given by flags or the environment.
-        validated: False if configs are not validated; the command then does not import JAX.
-    """
+    """Command line of a function: call it with the words after its name to get the exit status."""
 
     body: Body
     flags: tuple[Flag, ...] = ()
-    verbs: tuple[str, ...] = ()
-    words: str = ""
+    words: str = ""  # description of words other than flags, as `values.words`; empty if the command takes none
     optional_words: bool = False
-    multi_process: bool = False
-    validated: bool = True
+    multi_process: bool = False  # may run in several processes, as given by flags or the environment
+    validated: bool = True  # False if configs are not validated; the command then does not import JAX
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Parse the words, connect the processes, validate the configs, call the body, and return its exit status.
+        """Parse the words (of this process if None), connect the processes, validate the configs, and call the body.
 
         With --help, print the help page. A LeanformerError is printed to stderr as a message, with exit status 2.
-
-        Args:
-            argv: words after the name of the command; those of this process if None.
         """
         argv = sys.argv[1:] if argv is None else argv
-        if HELP & set(argv):
+        if {"--help", "-h"} & set(argv):
             print(self.help_page())
             return 0
         try:
             values = parse(self.flags, argv)
-            self._check_words(values.words)
+            if bool(values.words) != bool(self.words) and not self.optional_words:
+                found = " ".join(values.words) or "nothing"
+                raise ConfigError(f"This command takes {self.words or 'only flags, as --name=value'}. Found: {found}.")
             if self.validated and "jax" not in sys.modules:
                 print("Loading JAX.", file=sys.stderr, flush=True)  # takes seconds
             if self.multi_process:
@@ -87,13 +74,6 @@ class Command:
         except LeanformerError as error:
             print(f"\nError: {error}", file=sys.stderr, flush=True)
             return USER_ERROR
-
-    def _check_words(self, given: Sequence[str]) -> None:
-        """Raise ConfigError if words other than flags are missing, or given to a command that does not take them."""
-        fit = len(given) == 1 and given[0] in self.verbs if self.verbs else bool(given) == bool(self.words)
-        if not fit and not (self.optional_words and not given):
-            choice = f"one of: {', '.join(self.verbs)}" if self.verbs else "only flags, as --name=value"
-            raise ConfigError(f"This command takes {self.words or choice}. Found: {' '.join(given) or 'nothing'}.")
 
     def help_page(self) -> str:
         """Return the help page: docstring of the module, flags, and how to set and to list the keys of a config."""
@@ -113,16 +93,11 @@ class Command:
 
 
 def command(
-    *flags: Flag,
-    verbs: tuple[str, ...] = (),
-    words: str = "",
-    optional_words: bool = False,
-    multi_process: bool = False,
-    validated: bool = True,
+    *flags: Flag, words: str = "", optional_words: bool = False, multi_process: bool = False, validated: bool = True
 ) -> Callable[[Body], Command]:
-    """Return a decorator that turns a function into a `Command`, whose attributes are the arguments."""
+    """Return a decorator that turns a function into a `Command` with these attributes."""
     flags = (*flags, *MULTIHOST_FLAGS) if multi_process else flags
-    return lambda body: Command(body, flags, verbs, words, optional_words, multi_process, validated)
+    return lambda body: Command(body, flags, words, optional_words, multi_process, validated)
 
 
 def validate(config: ConfigDict) -> None:

@@ -14,7 +14,8 @@ from leanformer.config import format_error
 from leanformer.errors import ConfigError, LeanformerError
 
 
-# Values of a command's flags by name, and `argv`, `verb`, `words` and `files` (names of config files by flag).
+# Values of a command's flags by name, and `argv` (all words as one text), `words` (a list of those that are no flags)
+# and `files` (names of config files by flag).
 Values = SimpleNamespace
 
 DEFINE: dict[Any, Any] = {
@@ -31,27 +32,16 @@ PATHS = ("workdir", "out", "weights", "tokenizer", "texts", "prompts", "referenc
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """Flag of a command, --name=VALUE.
-
-    Attributes:
-        name: name of the flag.
-        help: help text.
-        kind: type of the value: str; int; float; bool, given as --name or --noname; list, given as VALUE,VALUE; a tuple
-            of allowed words; or ConfigDict, a config file with its argument and overrides, given as
-            --name=FILE[:ARGUMENT] --name.KEY=VALUE.
-        default: value if the flag is not given.
-        required: True if the flag must be given.
-        many: True if the flag may be given several times; its value is then the list of all values, as texts.
-        minimum: smallest allowed number; None without a limit.
-        maximum: largest allowed number; None without a limit.
-    """
+    """Flag of a command, --name=VALUE."""
 
     name: str
     help: str
+    # str; int; float; bool, given as --name or --noname; list, given as VALUE,VALUE; a tuple of allowed words; or
+    # ConfigDict, a config file with its argument and overrides, given as --name=FILE[:ARGUMENT] --name.KEY=VALUE.
     kind: Any = str
     default: Any = None
     required: bool = False
-    many: bool = False
+    many: bool = False  # may be given several times; the value is then the list of all values, as texts
     minimum: int | float | None = None
     maximum: int | float | None = None
 
@@ -79,18 +69,9 @@ OPTIONAL_CONFIG = Flag("config", "Config file.", ConfigDict)
 
 
 def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
-    """Return the values of flags from the words of a command line, as attributes. Configs are not validated yet.
+    """Return the values of flags from the words of a command line. Configs are loaded, but not validated yet.
 
-    Beside the flags, by name, the result has `argv` (the words as one text), `words` (list of the words that are not
-    flags), `verb` (these joined) and `files` (names of the config files by flag). The value of a config flag is the
-    loaded config with its overrides.
-
-    Args:
-        flags: flags of the command.
-        argv: words of the command line, without the name of the command.
-
-    Raises:
-        ConfigError: a flag is wrong, unknown or missing, a path is empty or a URL, or a config file cannot be loaded.
+    Raises ConfigError for a wrong, unknown or missing flag, an empty path, a URL, or a config that cannot be loaded.
     """
     defined = absl.FlagValues()
     for flag in flags:
@@ -119,7 +100,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     for word in words:
         _check_path(word, "")
     values |= {name: values[name].copy_and_resolve_references() for name in files}
-    return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
+    return Values(**values, files=files, words=words, argv=shlex.join(argv))
 
 
 def _check_path(path: str | None, flag: str) -> None:

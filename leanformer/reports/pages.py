@@ -24,12 +24,7 @@ from leanformer.training.trainer import Trainer, describe_schedule_change
 
 
 def start(trainer: Trainer, memory: int) -> str:
-    """Return the start page of a run: model, data, batch, length, optimizer, devices, memory and precision.
-
-    Args:
-        trainer: open run.
-        memory: bytes per device that the compiled training step needs.
-    """
+    """Return the start page of a run, whose training step needs `memory` bytes per device."""
     setup = trainer.setup
     config, model, score = setup.config, setup.model, trainer.checkpoints.score
     device, optim = jax.local_devices()[0], config.optim
@@ -89,14 +84,7 @@ def _format_events(setup: Setup) -> str:
 
 
 def precision(dtype: str, device: Any) -> str:
-    """Return a text with the data types of activations and parameters.
-
-    A note is added for a GPU without bfloat16 units, and for one that multiplies float32 matrices in TF32.
-
-    Args:
-        dtype: data type of the activations, "float32" or "bfloat16".
-        device: JAX device that trains.
-    """
+    """Return the data types as text, with a note for a GPU without bfloat16 units, or with TF32 for float32."""
     note = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
     if dtype == "float32" and hardware.has_tensor_float32(device) and not jax.config.jax_default_matmul_precision:
         note = "Matmuls in TF32, with 10 bits of mantissa; JAX_DEFAULT_MATMUL_PRECISION=highest keeps all 23"
@@ -104,10 +92,7 @@ def precision(dtype: str, device: Any) -> str:
 
 
 def dry_run(setup: Setup, workdir: Path) -> str:
-    """Return the page of a dry run: processes, devices, mesh, per-device batch, and the step to start or resume from.
-
-    All processes must call it; each contributes its host and devices.
-    """
+    """Return the page of a dry run. All processes must call it; each contributes its host and devices."""
     from leanformer.runtime import distributed  # needed only here
 
     config, model, local = setup.config, setup.model, jax.local_devices()
@@ -144,7 +129,7 @@ def _format_axes(mesh: jax.sharding.Mesh) -> str:
 
 
 def origin(trainer: Trainer) -> str:
-    """Describe where training starts: step, initial weights, workdir, and what a resume does to the schedule."""
+    """Describe where training starts, and what a resume does to the schedule."""
     path, workdir = trainer.setup.config.init_from.path, trainer.workdir
     if trainer.first_step:
         lines = [f"Resuming from step {trainer.first_step} in {workdir}.", describe_schedule_change(trainer)]
@@ -153,22 +138,14 @@ def origin(trainer: Trainer) -> str:
 
 
 def complete(trainer: Trainer) -> str:
-    """Return the message about a run that has nothing left to train, with the config key that makes it longer."""
+    """Return the message about a run that has nothing left to train."""
     key = next(key for key in LENGTHS if trainer.setup.config.get(key))
     done = f"This run is complete: {trainer.first_step} steps in {trainer.workdir}."
     return f"{done} Raise {key} to train longer."
 
 
 def summarise(trainer: Trainer, state: TrainState, memory: int) -> None:
-    """Write summary.json and the plots of a finished run to its workdir, and print its final scores and their paths.
-
-    Call this in process 0 only. The run must have been evaluated.
-
-    Args:
-        trainer: finished run.
-        state: its final state.
-        memory: bytes per device that the training step needs.
-    """
+    """Write summary.json and the plots of a finished run, in process 0, and print its final scores."""
     setup, workdir, records, step = trainer.setup, trainer.workdir, trainer.recorder.records, int(state.step)
     seconds, score = trainer.timer.seconds(), trainer.checkpoints.score
     evaluations = [record for record in records if record["kind"] == "eval"]

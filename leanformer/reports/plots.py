@@ -14,91 +14,62 @@ from leanformer.quantities import find
 
 NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # largest numbers of classes for names, and for numbers, in a matrix
 TEXT_COLOR = "#333333"
-# At least 3:1 on white; pages replace them in dark mode (style.css) by lighter ones, at least 3:1 on black.
+# At least 3:1 on white; page.html replaces them in dark mode by lighter ones, at least 3:1 on black.
 SERIES = ("#1f6f8b", "#c2512f", "#4f7a37", "#7b5ea7", "#946c00", "#b0507f")
 
 
 def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write the plots of a run to a folder, each as NAME.png, and return their paths.
+    """Write the plots for which the lines of metrics.jsonl have data to a folder, and return their paths.
 
-    Args:
-        records: lines of metrics.jsonl.
-        folder: folder of the files, which is created.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for name, figure in make_run_plots(records).items():
-        drawn.append(folder / f"{name}.png")
-        figure.savefig(drawn[-1])
-    return drawn
-
-
-def make_run_plots(records: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """Return the plots of a run by name; those without data are left out.
-
-    The names are loss, accuracy, lr, the name of every other metric of evaluations, and conditioning (from probes).
-
-    Args:
-        records: lines of metrics.jsonl.
+    They are loss, accuracy, lr, every other metric of evaluations, and conditioning (from probes).
     """
     accuracy = {key: find(key).label for key in ("top1", "top5", "ema_top1")}
     train_loss = "training (augmented examples, smoothed targets)"
-    plans = [
-        ("loss", "loss", {("train", "loss"): train_loss, ("eval", "loss"): "evaluation"}),
-        ("accuracy", "accuracy (%)", {("eval", key): label for key, label in accuracy.items()}),
-        ("lr", "learning rate", {("train", "lr"): "learning rate"}),
-    ]
-    shown = {"step", "examples", "loss", "ema_loss", "ema_top5", *accuracy}
-    numbers = (name for r in records if r["kind"] == "eval" for name, x in r.items() if isinstance(x, int | float))
-    others = [name for name in dict.fromkeys(numbers) if name not in shown and not name.startswith("ema_")]
-    series = {name: {("eval", key): find(key).label for key in (name, f"ema_{name}")} for name in others}
-    plans += [(name, find(name).axis, keys) for name, keys in series.items()]
-    figures = {name: _draw(records, label, keys) for name, label, keys in plans}
-    figures["conditioning"] = _conditioning(records)
-    return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def probe_snapshots(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return {step: measures} of the probes of a run, in the format of `conditioning.tables.from_record`.
-
-    Probes that lack a measure of the last probe are left out.
-
-    Args:
-        records: lines of metrics.jsonl.
-    """
-    measures = {record["step"]: measured_values(record) for record in records if record["kind"] == "probe"}
-    return {
-        step: tables.from_record(values)
-        for step, values in measures.items()
-        if values.keys() >= measures[max(measures)].keys()
+    plans = {
+        "loss": ("loss", {("train", "loss"): train_loss, ("eval", "loss"): "evaluation"}),
+        "accuracy": ("accuracy (%)", {("eval", key): label for key, label in accuracy.items()}),
+        "lr": ("learning rate", {("train", "lr"): "learning rate"}),
     }
-
-
-def measured_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the measures in a probe's record (those entries that are dicts) by name, without step, kind and others."""
-    return {name: values for name, values in record.items() if isinstance(values, dict)}
+    shown = {"step", "examples", "loss", *accuracy}
+    metrics = (name for r in records if r["kind"] == "eval" for name, x in r.items() if isinstance(x, int | float))
+    for name in dict.fromkeys(metrics):
+        if name not in shown and not name.startswith("ema_"):
+            plans[name] = (find(name).axis, {("eval", key): find(key).label for key in (name, f"ema_{name}")})
+    figures = {name: _draw(records, label, keys) for name, (label, keys) in plans.items()}
+    figures["conditioning"] = _conditioning(records)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {folder / f"{name}.png": figure for name, figure in figures.items() if figure is not None}
+    for path, figure in drawn.items():
+        figure.savefig(path)
+    return [*drawn]
 
 
 def _conditioning(records: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Plot condition numbers over training steps, one panel per measure that the last probe has."""
-    snapshots = probe_snapshots(records)
-    return charts.plot_over_steps([*snapshots], [*snapshots.values()]) if snapshots else None
+    """Plot condition numbers over training steps, of the probes that have all measures of the last one."""
+    probes = {
+        record["step"]: {name: values for name, values in record.items() if isinstance(values, dict)}
+        for record in records
+        if record["kind"] == "probe"
+    }
+    if not probes:
+        return None
+    last = probes[max(probes)].keys()
+    snapshots = {step: tables.from_record(values) for step, values in probes.items() if values.keys() >= last}
+    return charts.plot_over_steps([*snapshots], [*snapshots.values()])
 
 
-def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
+def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: Mapping[tuple[str, str], str]) -> Figure | None:
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
-    axes, drawn = style_axes(figure.subplots(), find("step").label, label), 0
+    axes = style_axes(figure.subplots(), find("step").label, label)
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):
         scale = find(key).scale
         points = [(r["step"], scale * r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
         if points:
             marker = "o" if kind == "eval" else None
             axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, lw=1.5, label=series)
-
-            drawn += 1
-    if drawn > 1:
+    if len(axes.lines) > 1:
         axes.legend(frameon=False)
-    return figure if drawn else None
+    return figure if axes.lines else None
 
 
 def literal(text: str) -> str:
@@ -107,7 +78,7 @@ def literal(text: str) -> str:
 
 
 def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
-    """Label axes with `x` and `y`, draw a light grid, hide the frame at the top and right, and return the axes."""
+    """Label axes, draw a light grid, hide the frame at the top and right, and return the axes."""
     axes.set_xlabel(x, color=TEXT_COLOR)
     axes.set_ylabel(y, color=TEXT_COLOR)
     axes.spines[["top", "right"]].set_visible(False)
@@ -116,22 +87,7 @@ def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
-    """Write a plot of a confusion matrix to a PNG file, whose folder must exist.
-
-    Args:
-        matrix: counts V V: rows are labels, columns predictions.
-        classes: names of the V classes.
-        path: path of the file.
-        title: title of the plot.
-    """
-    make_confusion_plot(matrix, classes, title).savefig(path)
-
-
-def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
-    """Return a plot of a confusion matrix, counts V V (labels x predictions), in percent of each label's examples.
-
-    Names are drawn for up to NAMED_CLASSES classes, and numbers for up to NUMBERED_CLASSES.
-    """
+    """Write a PNG of a confusion matrix, counts V V (labels x predictions), in percent of each label's examples."""
     totals = matrix.sum(axis=1, keepdims=True)
     shares = 100 * np.divide(matrix, totals, out=np.zeros(matrix.shape), where=totals > 0)
     number = len(classes)
@@ -148,6 +104,6 @@ def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) 
         axes.set_yticks(range(number), names, fontsize=7)
     for (row, column), share in np.ndenumerate(shares) if number <= NUMBERED_CLASSES else ():
         if matrix[row, column]:
-            axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=6)
-            axes.texts[-1].set_color("white" if share > 50 else TEXT_COLOR)
-    return figure
+            color = "white" if share > 50 else TEXT_COLOR
+            axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=6, color=color)
+    figure.savefig(path)

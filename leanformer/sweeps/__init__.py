@@ -1,4 +1,1 @@
-"""Sweeps: the grid of runs, and their execution on this machine or by SLURM.
-
-This file imports nothing, so that `child` starts fast.
-"""
+"""Sweeps: the runs of a grid, and their execution. This file imports nothing, so that `child` starts fast."""

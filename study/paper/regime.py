@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, config
 from leanformer.analysis import statistics
-from leanformer.analysis.dimensions import Dimensions
+from leanformer.analysis.design import Dimensions
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.conditioning import theory
 from leanformer.config.rules import require

@@ -25,7 +25,7 @@ import numpy as np
 
 from leanformer.analysis import comparison, statistics, surface
 from leanformer.analysis.comparison import OUTSIDE, SAME, Configuration
-from leanformer.analysis.dimensions import Dimensions
+from leanformer.analysis.design import Dimensions
 from study import tables
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from scipy import stats
 
 from leanformer.analysis import comparison, runs, surface
-from leanformer.analysis.dimensions import AXES, Dimensions
+from leanformer.analysis.design import AXES, Dimensions
 from leanformer.analysis.surface import Scale
 from study.shapes.predictors import PREDICTORS
 from study.tables import EVIDENCE

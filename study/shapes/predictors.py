@@ -5,7 +5,7 @@ Each returns a score, of which only the order matters (higher is better), or Non
 
 import math
 
-from leanformer.analysis.dimensions import Dimensions
+from leanformer.analysis.design import Dimensions
 
 
 def _capacity(rows: int, columns: int) -> float:

@@ -26,7 +26,7 @@ from scipy import stats
 
 from leanformer import cli, config
 from leanformer.analysis import comparison, proxies, runs, shapes
-from leanformer.analysis.dimensions import AXES
+from leanformer.analysis.design import AXES
 from leanformer.analysis.shapes import Costs, Shape
 from study import tables
 from study.common import NEVER
@@ -68,7 +68,6 @@ def train(c: config.ConfigDict, f: argparse.Namespace) -> Path:
     """Train shapes spread over the budgets, and return the folder of the runs."""
     costs = Costs.fit(c, ["params"])
     chosen = [s for budget in f.budgets for s in shapes.select_spread(list_candidates(c, costs, budget), f.shapes)]
-    costs.confirm(c, chosen)
     keys = {f"{name}.every": NEVER for name in ("eval", "checkpoint", "probe")} | {"probe.measures": MEASURES}
     keys |= {"total_epochs": f.epochs, "optim.warmup_epochs": f.epochs / 10}
     configured = {text.partition("=")[0] for text in f.set}  # already in the config files, which --set would override
@@ -86,7 +85,7 @@ def read(folder: Path, budgets: Sequence[float]) -> list[Row]:
         if fits:
             row = {"budget": fits[0], "seed": run.seed, "epochs": run.keys["total_epochs"]}
             row |= {axis: run.keys[f"model.{axis}"] for axis in AXES}
-            row |= {name: run.cost(name) for name in ("params", "forward_flops")}
+            row |= {name: run.summary.get(name) for name in ("params", "forward_flops")}
             rows.append(row | {name: run.summary["final"][name] for name in ("top1", "loss")})
     return rows
 

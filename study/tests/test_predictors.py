@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from leanformer.analysis.dimensions import Dimensions
+from leanformer.analysis.design import Dimensions
 from study.shapes import predictors
 from study.shapes.predictors import SOVIT, SOVIT_FLOPS
 

@@ -12,7 +12,6 @@ from PIL import Image
 
 import leanformer
 from leanformer import predict
-from leanformer.errors import CorruptExample
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
 from leanformer.training import run_files, train_setup
@@ -65,11 +64,14 @@ def make_words(workdir, *more):
     return ["", "", "leanformer.predict", f"--workdir={workdir}", *more]
 
 
-def test_json_output_for_a_folder_and_a_repeated_file(workdir, images):
+def test_json_output_for_a_folder_and_a_repeated_file(workdir, images, monkeypatch):
+    sizes, scores = [], LoadedModel.scores
+    monkeypatch.setattr(predict, "BATCH", 3)
+    monkeypatch.setattr(LoadedModel, "scores", lambda model, rows: sizes.append(len(rows)) or scores(model, rows))
     status, out, err = run_in_process(make_words(workdir, "--top=2", images, images / "b.png"))
     lines = [json.loads(line) for line in out.splitlines()]
     files = [images / "a.jpg", images / "b.png", images / "more" / "ü.PNG", images / "b.png"]
-    assert (status, err) == (0, "")
+    assert (status, err, sizes) == (0, "", [3, 3])  # every other batch size would be compiled again
     assert [line["file"] for line in lines] == list(map(str, files))
     assert lines[1] == lines[3]
     expected = leanformer.load(workdir).probabilities([path.read_bytes() for path in files])
@@ -102,49 +104,6 @@ def test_unreadable_file_does_not_stop_the_others(workdir, images):
     assert mentions(err, images / "broken.jpg") and "error" in lines[2]
 
 
-class ContentModel(LoadedModel):
-    """Model that predicts the number in a file, and cannot read a file with 3."""
-
-    def __init__(self):
-        object.__setattr__(self, "classes", tuple("abcdefg"))
-        object.__setattr__(self, "sizes", [])
-
-    def prepare(self, example):
-        content = example.read_bytes()
-        if content == b"3":
-            raise CorruptExample("no picture")
-        return {"image": np.array(int(content))}
-
-    def scores(self, prepared):
-        self.sizes.append(len(prepared))
-        return np.eye(7)[[int(row["image"]) for row in prepared]]
-
-
-def test_files_are_classified_in_batches_of_one_size(tmp_path, monkeypatch):
-    """Every other batch size would be compiled again."""
-    monkeypatch.setattr(predict, "BATCH", 2)
-    files, model = [tmp_path / str(i) for i in range(7)], ContentModel()
-    for i, file in enumerate(files):
-        file.write_text(str(i))
-    answers = [*predict.classify_files(model, files, top=1)]
-    assert [answer["file"] for answer in answers] == [*map(str, files)]
-    predicted = [answer["classes"][0]["class"] if "classes" in answer else "" for answer in answers]
-    assert predicted == ["a", "b", "c", "", "e", "f", "g"] and model.sizes == [2, 2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("more", "parts"),
-    [
-        ((), ["--name=value"]),
-        (("nowhere.png",), ["nowhere.png", ".jpg"]),
-        (("--top=0", "x.png"), ["--top=0"]),
-        (("--best", "x.png"), ["--best"]),
-    ],
-)
-def test_invalid_arguments_are_refused(workdir, more, parts):
-    check_refused(make_words(workdir, *more), *parts)
-
-
 def test_output_that_would_overwrite_an_input_is_refused(workdir, images):
     before = (images / "b.png").read_bytes()
     for words in ((images / "b.png",), (images,)):
@@ -153,6 +112,8 @@ def test_output_that_would_overwrite_an_input_is_refused(workdir, images):
     assert (images / "b.png").read_bytes() == before
 
 
-def test_folder_without_images_is_refused(workdir, tmp_path):
-    (tmp_path / "empty").mkdir()
-    check_refused(make_words(workdir, tmp_path / "empty"), tmp_path / "empty", ".jpg")
+@pytest.mark.parametrize(
+    ("more", "parts"), [(("nowhere.png",), ["nowhere.png", ".jpg"]), (("--best", "x.png"), ["--best"])]
+)
+def test_invalid_arguments_are_refused(workdir, more, parts):
+    check_refused(make_words(workdir, *more), *parts)

@@ -147,14 +147,11 @@ def test_nan_aborts_with_step_and_leaf(tmp_path):
 
 BAD = [
     ({"model.widht": 3}, ["widht", "width"]),
-    ({"model.num_heads": "many"}, ["model.num_heads", "many"]),
     ({"model.patch_size": 5}, ["model.patch_size=5", "model.image_size=28"]),
     ({"data.name": "folder:/no/such/folder"}, ["/no/such/folder"]),
-    ({"data.eval_split": "test"}, ["test-images-idx3-ubyte"]),
     ({"model.num_classes": 3}, ["model.num_classes=3", 10]),
     ({"model.backend": "cudnn", "model.head_dim": 16}, ["cudnn", "cpu"]),
     ({"model.name": "vti"}, ["model.name", "vti", "vit"]),
-    ({"mesh.fsdp": 3}, ["mesh", 3]),
     ({"optim.warmup_epochs": 19.999}, ["optim.warmup_epochs=19.999"]),
 ]
 
@@ -163,10 +160,6 @@ BAD = [
 def test_bad_input_is_one_message(tmp_path, changes, parts):
     check_refused(command("train", tmp_path, {"total_epochs": 20.0} | changes), *parts)
     assert not (tmp_path / "checkpoints").exists()  # before any device work
-
-
-def test_missing_config_is_refused(tmp_path):
-    check_refused(command("train", tmp_path, config="configs/nope.py"), "configs/nope.py")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from leanformer import config, prepare, tasks
 from leanformer.data.images import open_images, sources
 from leanformer.data.images.sources import Idx
 from leanformer.errors import ConfigError, DataError
-from leanformer.sweeps.grid import SweepRun
+from leanformer.sweeps.runs import SweepRun
 from leanformer.tasks import artifacts
 from leanformer.train import train
 from tests.data.test_source import make_png, write_idx

@@ -13,7 +13,7 @@ from random_weights import fill_weights
 
 import leanformer
 from leanformer import conditioning, config, models, pretrained
-from leanformer.analysis import dimensions
+from leanformer.analysis import design
 from leanformer.conditioning import charts, tables
 from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
 from leanformer.layers.masks import Context, Mask
@@ -21,7 +21,7 @@ from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack, list_groups
 from leanformer.pretrained import layouts
 from leanformer.runtime.mesh import leaf_names
-from leanformer.sweeps import grid
+from leanformer.sweeps.runs import make_runs
 from leanformer.training import model_setup, optimizers
 from leanformer.training.step import probe_record
 
@@ -287,12 +287,12 @@ def test_command_line_takes_sizes_per_layer():
 
 def test_sweep_takes_sizes_per_layer(tmp_path):
     over = ["model.num_heads=4,(4,8)"]
-    runs = grid.make_runs(["quickstart_gpt"], over, [], 1, tmp_path)
+    runs = make_runs(["quickstart_gpt"], over, [], 1, tmp_path)
     assert [run.config.model.num_heads for run in runs] == [4, (4, 8)]
 
 
 def test_dimensions_of_layers():
-    sizes = dimensions.model_dimensions(SIZES, 7)
+    sizes = design.model_dimensions(SIZES, 7)
     assert (sizes.heads, sizes.head_dim, sizes.mlp) == (SIZES["num_heads"], SIZES["head_dim"], SIZES["mlp_dim"])
 
 

@@ -1,4 +1,4 @@
-"""The run header and the advice when out of memory: batch per device, and values that can be used."""
+"""Start page, advice when out of memory, and significant digits of the summary."""
 
 import re
 import types
@@ -10,6 +10,7 @@ from messages import mentions, refuses
 from leanformer.costs import memory
 from leanformer.errors import TrainingError
 from leanformer.reports import pages
+from leanformer.runtime.text import format_float
 from leanformer.training import train_setup
 
 
@@ -84,3 +85,11 @@ def test_only_out_of_memory_errors_are_explained(small):
         raise jax.errors.JaxRuntimeError(nccl.format("remote process exited"))
     with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), memory.explained(small):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.46707453155517575, "0.4671"), (1.23456e-7, "1.235e-07"), (1234567.8, "1,234,568"), (9876.54321, "9877")],
+)
+def test_numbers_are_rounded_to_significant_digits(number, text):
+    assert format_float(number) == text

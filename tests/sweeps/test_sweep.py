@@ -16,7 +16,7 @@ from processes import FAST_COMPILE_FLAGS, ROOT, read_records_by_step
 
 from leanformer import sweep
 from leanformer.config import iterate_keys
-from leanformer.sweeps import executor, grid
+from leanformer.sweeps import runs
 
 
 CONFIGS = [str(ROOT / "configs" / f"{name}.py") for name in ("quickstart", "quickstart_baseline")]
@@ -26,7 +26,7 @@ SMALL |= {"model.depth": 1, "model.width": 16}
 
 
 def test_runs_are_the_product_of_the_grid(tmp_path):
-    result = grid.make_runs(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
+    result = runs.make_runs(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
     assert len(result) == 2 * 2 * 1 * 2
     assert result[1].workdir == tmp_path / "quickstart,num_heads=2,lr=1e-3,seed=1"
     for word in ("--config.model.num_heads=2", "--config.seed=1", "--config.model.depth=1", f"--config={CONFIGS[0]}"):
@@ -34,33 +34,28 @@ def test_runs_are_the_product_of_the_grid(tmp_path):
 
 
 def test_keys_of_one_flag_move_together(tmp_path):
-    result = grid.make_runs(CONFIGS[:1], ["model.num_heads,model.head_dim=2x32,4x16,8x8"], [], 1, tmp_path)
+    result = runs.make_runs(CONFIGS[:1], ["model.num_heads,model.head_dim=2x32,4x16,8x8"], [], 1, tmp_path)
     assert [run.workdir.name for run in result] == [
         f"quickstart,num_heads={heads},head_dim={64 // heads},seed=0" for heads in (2, 4, 8)
     ]
     assert [(run.config.model.num_heads, run.config.model.head_dim) for run in result] == [(2, 32), (4, 16), (8, 8)]
 
 
-def test_path_values_make_flat_folder_names(tmp_path):
-    """Nested folders would not be recognised as runs, and paths with the same last part would collide."""
-    result = grid.make_runs(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
-    names = ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]
+@pytest.mark.parametrize(
+    ("configs", "over", "names"),
+    [  # flat names: nested folders would not be recognised as runs, and paths with the same last part would collide
+        (CONFIGS[:1], ["init_from.path=/a/x,/b/x"], ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]),
+        (["vit_b:depth=8", "heads=14", CONFIGS[0]], [], ["vit_b,depth=8,heads=14,seed=0", "quickstart,seed=0"]),
+    ],
+)
+def test_folders_are_named_after_configs_and_values(configs, over, names, tmp_path):
+    result = runs.make_runs(configs, over, [], 1, tmp_path)
     assert [run.workdir for run in result] == [tmp_path / name for name in names]
-    assert "--config.init_from.path=/b/x" in result[1].command
-
-
-def test_config_with_arguments_is_one_run(tmp_path):
-    result = grid.make_runs(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
-    names = ["vit_b,depth=8,heads=14,seed=0", "quickstart,seed=0", "vit_b,depth=9,seed=0"]
-    assert [run.workdir.name for run in result[::2]] == names
-    assert result[0].words[0] == f"--config={ROOT / 'configs' / 'vit_b.py'}:depth=8,heads=14"
-    executor.check(result)
 
 
 @pytest.mark.parametrize(
     ("configs", "over", "fixed", "parts"),
     [
-        ([], [], [], ["--config"]),
         (["nowhere.py"], [], [], ["nowhere.py"]),
         (CONFIGS, ["model.num_heads"], [], ['--over="model.num_heads"', "KEY=VALUE"]),
         (CONFIGS, ["model.num_heads,model.head_dim=2x32,4"], [], ["--over=model.num_heads", 4, 2]),
@@ -71,7 +66,7 @@ def test_config_with_arguments_is_one_run(tmp_path):
 )
 def test_invalid_sweeps_are_refused(configs, over, fixed, parts, tmp_path):
     with refuses(*parts):
-        grid.make_runs(configs, over, fixed, 1, tmp_path)
+        runs.make_runs(configs, over, fixed, 1, tmp_path)
 
 
 def test_nothing_starts_if_one_run_is_invalid(tmp_path):
@@ -85,12 +80,12 @@ def test_nothing_starts_if_one_run_is_invalid(tmp_path):
 def unfinished_sweep(tmp_path, monkeypatch):
     """Write three runs, the last of them unfinished; return them and a list of what is started later."""
     started = []
-    monkeypatch.setattr(executor, "_run_here", lambda pending, *_: started.append([*pending]))
-    monkeypatch.setattr(sweep, "_compare", lambda *_: None)
-    runs = grid.make_runs(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
-    for depth, run in enumerate(runs, 1):
+    monkeypatch.setattr(runs, "_run_here", lambda pending, *_: started.append([*pending]))
+    monkeypatch.setattr(sweep, "compare_finished", lambda *_: None)
+    members = runs.make_runs(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
+    for depth, run in enumerate(members, 1):
         fake_runs.write_run(run.workdir, changes={"model.depth": depth, "total_epochs": 3.0}, ended=depth < 3)
-    return runs, started
+    return members, started
 
 
 def repeat_sweep(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
@@ -106,37 +101,30 @@ def repeat_sweep(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
         (["--set=total_epochs=1.0"], ["quickstart,depth=1,seed=0", "total_epochs=3.0", 1.0, "--workdir"]),
         (["--set=total_epochs=4.0", "--set=model.width=48"], ["model.width=96", 48]),
         (["--slurm=partition=x"], ["--slurm=partition=x", "--cluster=slurm"]),
-        (["--cluster=slurm"], ["--cluster=slurm", "sbatch"]),
     ],
 )
-def test_changed_configs_and_wrong_flags_start_nothing(unfinished_sweep, tmp_path, monkeypatch, words, parts):
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_changed_configs_and_wrong_flags_start_nothing(unfinished_sweep, tmp_path, words, parts):
     status, out, err = repeat_sweep(tmp_path, *words)
     assert (status, out) == (2, "") and mentions(err, *parts) and not unfinished_sweep[1]
     assert [run.finished for run in unfinished_sweep[0]] == [True, True, False]
 
 
-def test_grid_points_and_seeds_may_be_added(unfinished_sweep, tmp_path):
-    repeat_sweep(tmp_path, "--seeds=2", over="model.depth=1,2,3,4")
+def test_grid_points_seeds_and_keys_without_effect_on_results_may_be_added(unfinished_sweep, tmp_path):
+    repeat_sweep(tmp_path, "--seeds=2", "--set=data.workers=3", "--set=probe.every=7", over="model.depth=1,2,3,4")
     assert [run.workdir.name for run in unfinished_sweep[1][0]] == [
         *("quickstart,depth=1,seed=1", "quickstart,depth=2,seed=1", "quickstart,depth=3,seed=0"),
         *("quickstart,depth=3,seed=1", "quickstart,depth=4,seed=0", "quickstart,depth=4,seed=1"),
     ]
 
 
-def test_keys_without_effect_on_results_may_change(unfinished_sweep, tmp_path):
-    repeat_sweep(tmp_path, "--set=data.workers=3", "--set=probe.every=7")
-    assert [run.workdir.name for run in unfinished_sweep[1][0]] == ["quickstart,depth=3,seed=0"]
-
-
 def test_longer_training_resumes_finished_runs(unfinished_sweep, tmp_path):
-    runs, started = unfinished_sweep
+    members, started = unfinished_sweep
     _, out, _ = repeat_sweep(tmp_path, epochs="4.0")
     assert mentions(out, "quickstart,depth=1,seed=0", "total_epochs", "3.0 -> 4.0")
-    assert [run.workdir for run in started[0]] == [run.workdir for run in runs]
+    assert [run.workdir for run in started[0]] == [run.workdir for run in members]
 
 
-class FakeRun(grid.SweepRun):
+class FakeRun(runs.SweepRun):
     """Run whose command is a shell script."""
 
     @property
@@ -162,18 +150,18 @@ def fake_sweep_runs(tmp_path):
 
 
 def test_every_run_that_ends_prints_score_and_time_left(fake_sweep_runs, tmp_path, capsys, make_flags):
-    executor._run_here(fake_sweep_runs, tmp_path / "logs", os.environ, make_flags(parallel=1))
+    runs._run_here(fake_sweep_runs, tmp_path / "logs", os.environ, make_flags(parallel=1))
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("[1/3] a  top-1 accuracy 50 %  loss 0.5") and first.endswith("s left")
     assert "75 %" in second and "left" not in third and third.endswith("failed")
-    assert executor._end_of_log(fake_sweep_runs[2], tmp_path / "logs") == "it broke"
+    assert runs._end_of_log(fake_sweep_runs[2], tmp_path / "logs") == "it broke"
 
 
 @pytest.fixture
 def make_flags(monkeypatch):
     """Return a function that makes flags; the handlers of signals stay those of the tests."""
-    monkeypatch.setattr(executor.signal, "signal", lambda *_: None)
-    return lambda **values: executor.cli.Values(**{"slurm": (), "minutes": 5, "parallel": 2} | values)
+    monkeypatch.setattr(runs.signal, "signal", lambda *_: None)
+    return lambda **values: runs.cli.Values(**{"slurm": (), "minutes": 5, "parallel": 2} | values)
 
 
 @pytest.fixture
@@ -191,22 +179,22 @@ def sbatch(tmp_path, monkeypatch):
 
 def test_slurm_executes_the_runs_as_an_array(fake_sweep_runs, sbatch, tmp_path, make_flags, capsys):
     flags = make_flags(slurm=("gpus_per_node=8", "partition=x"))
-    executor._run_as_array(fake_sweep_runs, tmp_path / "logs", os.environ, flags)
+    runs._run_as_array(fake_sweep_runs, tmp_path / "logs", os.environ, flags)
     assert mentions(sbatch.read_text(), "--array=0-2%2", "--time=5", "--gpus-per-node=8", "--partition=x")
     assert mentions(capsys.readouterr().out, 7) and [run.finished for run in fake_sweep_runs] == [True, True, False]
-    assert executor._end_of_log(fake_sweep_runs[2], tmp_path / "logs") == "it broke"
+    assert runs._end_of_log(fake_sweep_runs[2], tmp_path / "logs") == "it broke"
 
 
 def test_refused_array_keeps_finished_runs(fake_sweep_runs, sbatch, tmp_path, make_flags):
     with refuses("--partition=nope"):
-        executor._run_as_array(fake_sweep_runs, tmp_path / "logs", os.environ, make_flags(slurm=("partition=nope",)))
+        runs._run_as_array(fake_sweep_runs, tmp_path / "logs", os.environ, make_flags(slurm=("partition=nope",)))
     assert [run.finished for run in fake_sweep_runs] == [True, False, False]
 
 
 def test_gpus_are_divided_among_parallel_runs():
     cases = {"4,5,6,7": ["4,5", "6,7"], "1,2,3": ["1", "2"], "": ["", ""], "5": ["5", "5"]}
     for visible, shares in cases.items():
-        result = executor.divide_gpus({"HOME": "/", "CUDA_VISIBLE_DEVICES": visible}, 2)
+        result = runs.divide_gpus({"HOME": "/", "CUDA_VISIBLE_DEVICES": visible}, 2)
         assert [environment["CUDA_VISIBLE_DEVICES"] for environment in result] == shares
 
 
@@ -225,14 +213,14 @@ def test_run_is_stopped_if_its_sweep_is_killed_and_its_process_imports_no_jax(tm
 
 def test_sweep_ends_with_a_comparison_of_its_runs(tmp_path, capsys):
     folder = fake_runs.write_sweep(tmp_path / "s", depths=(2,), seeds=2)
-    result = [grid.SweepRun(path, ()) for path in folder.iterdir()]
-    sweep._compare(folder, [grid.SweepRun(tmp_path / "none", ())])
+    result = [runs.SweepRun(path, ()) for path in folder.iterdir()]
+    sweep.compare_finished(folder, [runs.SweepRun(tmp_path / "none", ())])
     assert not (folder / "compare").exists()
-    sweep._compare(folder, result)
+    sweep.compare_finished(folder, result)
     assert mentions(capsys.readouterr().out, "4 runs", "2 configurations")
     assert (folder / "compare" / "compare.html").stat().st_size > 10_000
     fake_runs.write_run(folder / "other", changes={"data.name": "synthetic"}, seed=7)
-    sweep._compare(folder, result)
+    sweep.compare_finished(folder, result)
     assert mentions(capsys.readouterr().out, "data.name", "'bundled:fashion_mnist'", "'synthetic'")
 
 
@@ -250,7 +238,7 @@ def start(folder, configs, *more):
 def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     """2 configs x 2 seeds, one run finished by an earlier command. The sweep is stopped while the second run trains;
     that run saves, and the next command runs only what is missing. Runs of one shape are compiled once."""
-    earlier_run = grid.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
+    earlier_run = runs.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
     finished = fake_runs.write_run(
         earlier_run.workdir, changes=[(k, v) for k, v in iterate_keys(earlier_run.config) if k != "eval.more"]
     )

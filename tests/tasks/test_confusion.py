@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from leanformer.analysis import confusion
+from leanformer import evaluate as command
 from leanformer.reports import plots
 from leanformer.tasks import artifacts
 from leanformer.tasks.classification import Classification, _confusion, rank_of_label
@@ -94,15 +94,15 @@ def test_batches_are_summed_with_few_in_flight():
 
 
 def test_accuracy_and_most_confused_classes():
-    assert confusion.accuracy(MATRIX) == [5 / 6, 0.0, None]
-    assert confusion.most_confused(MATRIX, 2) == [(1, 0, 2), (1, 2, 2)]
-    assert confusion.most_confused(MATRIX, 9) == [(1, 0, 2), (1, 2, 2), (0, 1, 1)]
+    assert command.class_accuracy(MATRIX) == [5 / 6, 0.0, None]
+    assert command.most_confused(MATRIX, 2) == [(1, 0, 2), (1, 2, 2)]
+    assert command.most_confused(MATRIX, 9) == [(1, 0, 2), (1, 2, 2), (0, 1, 1)]
     assert artifacts.output_names(("cat", "dog"), 3) == ["cat", "dog", "2"]
     assert artifacts.output_names(None, 2) == ["0", "1"]
 
 
 def test_csv_and_plot_are_written(tmp_path):
-    confusion.write_csv(tmp_path / "c.csv", MATRIX, ["cat", "dog, big", "ü"])
+    command.write_confusion(tmp_path / "c.csv", MATRIX, ["cat", "dog, big", "ü"])
     with (tmp_path / "c.csv").open(newline="", encoding="utf-8") as file:
         head, *rows = csv.reader(file)
     assert head[1:] == ["cat", "dog, big", "ü"] == [row[0] for row in rows]

@@ -140,7 +140,7 @@ def test_encode_makes_token_sequences_of_files():
     ("words", "parts"),
     [
         (("--config=configs/quickstart.py",), ["--config"]),
-        (("--from=timm",), ['"timm"', '"own"']),
+        (("--from=timm",), ["--from"]),
         (("--step=7",), ["step 7", "[1, 2, 3]"]),
     ],
 )
@@ -151,12 +151,11 @@ def test_invalid_conversions_are_refused(saved_run, tmp_path, words, parts):
     assert status == 2 and mentions(err, saved_run[0], *parts)
 
 
-def test_converting_a_file_needs_config_and_refuses_best(tmp_path):
+def test_converting_a_file_needs_a_config(tmp_path):
     words = ["", "", "leanformer.convert", f"--weights={tmp_path / 'w.safetensors'}", f"--out={tmp_path / 'out'}"]
     assert mentions(run_in_process(words)[2], "w.safetensors does not exist")
     (tmp_path / "w.safetensors").touch()
     assert mentions(run_in_process(words)[2], "--config=FILE")
-    assert mentions(run_in_process([*words, "--config=configs/quickstart.py", "--best"])[2], "--best")
 
 
 def test_evaluate_command_reads_the_best_checkpoint(saved_run):

@@ -1,10 +1,19 @@
-"""Tables and sentences of a comparison, and its numbers for compare.json."""
+"""Report on a comparison: tables and sentences for a terminal, compare.json, PNG plots and one HTML page."""
 
 import dataclasses
+import html
+import io
 import math
+import re
 import statistics as middles
-from collections.abc import Callable, Sequence
+import string
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from leanformer.analysis import frontier
 from leanformer.analysis.comparison import SAME, Comparison, Configuration, Pair, Trend
@@ -12,7 +21,10 @@ from leanformer.analysis.frontier import COST_METRICS, Conditioning
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import format_count, format_number
 from leanformer.quantities import find
-from leanformer.runtime import text
+from leanformer.reports import charts
+from leanformer.reports.charts import Charts
+from leanformer.reports.plots import SERIES, TEXT_COLOR
+from leanformer.runtime import files, text
 from leanformer.training.run_files import to_json
 
 
@@ -26,15 +38,38 @@ METHODS = (
     "none, equivalence. Slopes: least squares on the logarithm, with a level for each seed and for all other keys. "
     "The mean of the best of many configurations is optimistic, because it was selected."
 )
+WIDE_INCHES = 8.0  # a plot of at least this width has no other beside it
+TITLES = {
+    "scores": "Scores",
+    "differences": "Differences",
+    "fronts": "Score against cost",
+    "curves": "Learning curves",
+    "conditioning": "Conditioning",
+}
+# Colours of plots and their names in the style of the page, which has others for dark screens.
+COLORS = {color: f"series{i}" for i, color in enumerate(SERIES)}
+COLORS |= {TEXT_COLOR: "ink", "#000000": "ink", charts.GREY: "soft", "#b0b0b0": "line", "#ffffff": "back"}
 Number = Callable[[float], str]
 Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
-def number(result: Comparison) -> Number:
-    """Return a function that formats the metric with enough digits to distinguish these configurations.
+def write_and_print(result: Comparison, out: Path) -> None:
+    """Print a comparison, and write compare.html, compare.json and the plots as PNG to the folder `out`."""
+    measures = frontier.list_conditioning(result)
+    print(format_text(result, measures))
+    files.write_json(out / "compare.json", to_plain(result, measures))
+    drawn, names = charts.draw_all(result, measures), ["compare.json"]
+    for name, (figures, _) in drawn.items():
+        for i, figure in enumerate(figures, 1):
+            names.append(f"{name}_{i}.png" if len(figures) > 1 else f"{name}.png")
+            figure.savefig(out / names[-1])
+    files.write_text(out / "compare.html", make_page(result, measures, drawn))
+    print(f"Page: {out / 'compare.html'}")
+    print(text.wrap(f"Also written: {', '.join(names)}"))
 
-    Fractions whose unit is % are formatted in percent.
-    """
+
+def number(result: Comparison) -> Number:
+    """Return a function that formats the metric, in its unit, with enough digits to distinguish the configurations."""
     scale = find(result.score.name).scale
     halves = [half for one in result.configurations if math.isfinite(half := one.interval.high - one.mean)]
     smallest = scale * min(result.margin, *([middles.median(halves)] if halves else []), math.inf) or 1.0
@@ -42,35 +77,24 @@ def number(result: Comparison) -> Number:
     return lambda value: f"{scale * value:.{decimals}f}"
 
 
-def points(result: Comparison) -> str:
-    """Return the unit of a difference of scores, with a space before it; empty if they have none."""
-    unit = find(result.score.name).unit
-    return {"%": " points", "": ""}.get(unit, f" {unit}")
-
-
 def with_interval(configuration: Configuration, show: Number) -> str:
-    """Format the mean score of a configuration with the half-width of its confidence interval, as "MEAN ± HALF"."""
+    """Format the mean score with the half-width of its confidence interval, as "MEAN ± HALF"."""
     half = (configuration.interval.high - configuration.interval.low) / 2
     return f"{show(configuration.mean)} ± {show(half)}" if math.isfinite(half) else show(configuration.mean)
 
 
 def between(interval: Interval, show: Number) -> str:
-    """Format an interval as "LOW to HIGH" with the function `show`, or as "unknown" if it is infinite."""
+    """Format an interval as "LOW to HIGH", or as "unknown" if it is infinite."""
     return f"{show(interval.low)} to {show(interval.high)}" if math.isfinite(interval.high) else "unknown"
-
-
-def fronts(result: Comparison) -> dict[str, list[str]]:
-    """Return the names of the Pareto-optimal configurations by cost metric."""
-    return {name: frontier.pareto_front(result.configurations, result.score.higher, name) for name in COST_METRICS}
 
 
 def configurations(result: Comparison) -> Table:
     """Return the table of configurations: name, runs, mean with interval, costs, costs for which it is on the front."""
-    on, show, rows = fronts(result), number(result), []
+    fronts, show, rows = frontier.pareto_fronts(result), number(result), []
     for one in result.configurations:
         costs = [format_number(frontier.median_cost(one, name)) for name in COST_METRICS]
-        best_in = [find(name).label for name, names in on.items() if one.name in names]
-        front = "all costs" if len(best_in) == len(on) else ", ".join(best_in)
+        best_in = [find(name).label for name, names in fronts.items() if one.name in names]
+        front = "all costs" if len(best_in) == len(fronts) else ", ".join(best_in)
         rows.append([one.name, str(len(one.runs)), with_interval(one, show), *costs, front])
     costs = [find(name).axis for name in COST_METRICS]
     return ["configuration", "runs", find(result.score.name).axis, *costs, "Pareto-optimal in"], rows
@@ -78,7 +102,7 @@ def configurations(result: Comparison) -> Table:
 
 def pairs(result: Comparison) -> Table:
     """Return the table of pairs: difference, interval, p value, test, verdict, and the runs that would decide."""
-    show = number(result)
+    show, unit = number(result), find(result.score.name).points
     rows = [
         [
             f"{pair.first} - {pair.second}",
@@ -91,18 +115,13 @@ def pairs(result: Comparison) -> Table:
         ]
         for pair in result.pairs
     ]
-    unit = points(result)
     difference = f"difference,{unit}" if unit else "difference"
     head = ["pair", difference, f"{LEVEL:.0%} interval", "p (Holm)", "test", "verdict", "runs to differ / equal"]
     return head, rows
 
 
 def conditioning(measures: Sequence[Conditioning]) -> Table:
-    """Return the table of condition numbers, with their rank correlation with the score.
-
-    The columns are matrix, number of configurations, Spearman's ρ, its interval ("too few" if it is -1 to 1 or wider),
-    and the number of configurations whose condition number is a lower bound.
-    """
+    """Return the table of condition numbers with their rank correlation with the score, a row per matrix."""
     rows = []
     for measure in measures:
         unbounded = measure.interval.high - measure.interval.low >= 2
@@ -131,30 +150,31 @@ def headline(result: Comparison) -> list[str]:
         undecided = sum(pair.undecided for pair in result.pairs)
         lines.append(
             f"Of {len(result.pairs)} pairs {differ} differ, {same} are equivalent within "
-            f"±{show(result.margin)}{points(result)}, {undecided} are undecided."
+            f"±{show(result.margin)}{quantity.points}, {undecided} are undecided."
         )
     return lines
 
 
 def _describe_trend(result: Comparison, trend: Trend) -> str:
-    show, name = number(result), trend.key.rpartition(".")[2]
+    show, name, quantity = number(result), trend.key.rpartition(".")[2], find(result.score.name)
     interval = trend.slope.interval()
     known = f"{LEVEL:.0%} interval {between(interval, show)}" if math.isfinite(interval.high) else "no interval"
     changes = [f"{key.rpartition('.')[2]} goes from {low} to {high}" for key, (low, high) in trend.moving.items()]
     while_ = f", while {' and '.join(changes)}" if changes else ""
     sign = "+" if trend.slope.value > 0 else ""
     return (
-        f"Per doubling of {name} ({trend.low:g} to {trend.high:g}) the {find(result.score.name).label} changes by "
-        f"{sign}{show(trend.slope.value)}{points(result)} ({known}){while_}. {name}={trend.high:g} has "
+        f"Per doubling of {name} ({trend.low:g} to {trend.high:g}) the {quantity.label} changes by "
+        f"{sign}{show(trend.slope.value)}{quantity.points} ({known}){while_}. {name}={trend.high:g} has "
         f"{_times(trend.params)} parameters of {name}={trend.low:g}."
     )
 
 
 def describe_pair(result: Comparison, pair: Pair) -> str:
     """Return the difference of two configurations in one sentence, with its interval and its cost in parameters."""
-    show, unit, ends = number(result), points(result), (pair.interval.low, pair.interval.high)
+    show, unit = number(result), find(result.score.name).points
     gain = (pair.difference.value > 0) == result.score.higher
     better, other = (pair.first, pair.second) if gain else (pair.second, pair.first)
+    ends = pair.interval.low, pair.interval.high
     low, high = sorted(ends if pair.difference.value > 0 else [-end for end in ends])
     interval = f"{LEVEL:.0%} interval {show(low)} to {show(high)}" if math.isfinite(high) else "no interval"
     costs = {one.name: frontier.median_cost(one, "params") for one in result.configurations}
@@ -188,6 +208,10 @@ def describe_runs(result: Comparison) -> str:
     )
 
 
+def _describe_margin(result: Comparison) -> str:
+    return f"Margin ±{number(result)(result.margin)}{find(result.score.name).points}: {result.margin_by}."
+
+
 def list_warnings(result: Comparison) -> list[str]:
     """Return the runs that are not counted, and other limits of the conclusions."""
     return [*(f"Not counted: {name}: {reason}." for name, reason in result.left_out.items()), *result.notes]
@@ -195,9 +219,8 @@ def list_warnings(result: Comparison) -> list[str]:
 
 def format_text(result: Comparison, measures: Sequence[Conditioning]) -> str:
     """Return a comparison as text for a terminal: result, tables, and warnings."""
-    margin = f"Margin ±{number(result)(result.margin)}{points(result)}: {result.margin_by}."
     blocks = [text.wrap("\n".join([describe_runs(result), *headline(result)])), align_columns(*configurations(result))]
-    blocks += [f"{text.wrap(margin)}\n{align_columns(*pairs(result))}"] if result.pairs else []
+    blocks += [f"{text.wrap(_describe_margin(result))}\n{align_columns(*pairs(result))}"] if result.pairs else []
     blocks += [align_columns(*conditioning(measures))] if measures and len(result.configurations) > 1 else []
     blocks += [text.wrap(f"WARNING: {note}") for note in list_warnings(result)]
     return "\n\n".join(blocks) + "\n"
@@ -236,8 +259,68 @@ def to_plain(result: Comparison, measures: Sequence[Conditioning]) -> dict[str, 
                 dataclasses.asdict(trend) | {"interval": dataclasses.astuple(trend.slope.interval())}
                 for trend in result.trends
             ],
-            "fronts": fronts(result),
+            "fronts": frontier.pareto_fronts(result),
             "conditioning": [dataclasses.asdict(measure) for measure in measures],
             "warnings": list_warnings(result),
         }
     )
+
+
+def make_page(result: Comparison, measures: Sequence[Conditioning], drawn: Charts) -> str:
+    """Return a comparison as one HTML page without scripts: the result first, then plots, tables and methods."""
+    label = find(result.score.name).label
+    title = f"{label[0].upper()}{label[1:]} of {format_count(len(result.configurations), 'configuration')}"
+    below = {"scores": table(*configurations(result))}
+    if result.pairs:
+        below |= {"differences": _paragraph(_describe_margin(result), "soft") + table(*pairs(result))}
+        below |= {"conditioning": table(*conditioning(measures))}
+    answer = "\n".join(_paragraph(line) for line in headline(result))
+    parts = [_paragraph(describe_runs(result), "soft"), f'<div class="answer">{answer}</div>']
+    parts += [_paragraph(note, "warn") for note in list_warnings(result)]
+    for name, (figures, caption) in drawn.items():
+        parts += [f"<h2>{TITLES[name]}</h2>", _figure(figures, caption), below.get(name, "")]
+    runs = [run for one in result.configurations for run in one.runs]
+    parts += ["<h2>Methods</h2>", _paragraph(METHODS, "soft")]
+    parts += [_paragraph(source, "soft") for source in dict.fromkeys(run.made_by for run in runs)]
+    folders = html.escape("\n".join(str(run.workdir) for run in runs))
+    parts.append(f"<details><summary>Folders of the runs</summary><pre>{folders}</pre></details>")
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return string.Template(template).substitute(title=html.escape(title), body="\n".join(parts))
+
+
+def _paragraph(content: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{html.escape(content)}</p>'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of texts as HTML, with at most ROWS rows."""
+    lines = [_row("th", head), *(_row("td", row) for row in rows[:ROWS])]
+    more = f"{len(rows) - ROWS} more in compare.json" if len(rows) > ROWS else ""
+    return f'<div class="scroll"><table>\n{"\n".join(lines)}\n</table>{more}</div>'
+
+
+def _row(kind: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{kind}>{html.escape(cell)}</{kind}>' for cell in cells)}</tr>"
+
+
+def _figure(figures: Sequence[Figure], caption: str) -> str:
+    images = "".join(_svg(figure, caption) for figure in figures)
+    panels = f'<div class="panels">{images}</div>' if figures[0].get_figwidth() < WIDE_INCHES else images
+    return f"<figure>{panels}\n<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _svg(figure: Figure, caption: str) -> str:
+    """Return a plot as SVG inside a page, with the page's colours. It scrolls where it would be too small to read."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "leanformer"}):  # so that equal plots give equal files
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    image = buffer.getvalue()
+    image = re.sub(r"<metadata>.*?</metadata>", "", image[image.index("<svg") :], flags=re.DOTALL)
+    image = re.sub(r' xmlns(:xlink)?="[^"]*"', "", image)  # HTML needs no namespaces
+    prefix = f"f{zlib.crc32(image.encode()):08x}-"  # ids of all plots of a page differ
+    image = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", image)
+    for color, name in COLORS.items():
+        image = image.replace(color, f"var(--{name})")
+    least = f"min-width:{0.7 * figure.get_figwidth():.3g}in"
+    opening = f'<svg role="img" aria-label="{html.escape(caption)}" style="{least}"'
+    return f'<div class="scroll">{image.replace("<svg", opening, 1)}</div>'

@@ -15,7 +15,6 @@ from leanformer.analysis.frontier import Conditioning
 from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import format_number
 from leanformer.quantities import find
-from leanformer.reports.comparison import tables
 from leanformer.reports.plots import SERIES, TEXT_COLOR, literal, style_axes
 
 
@@ -26,10 +25,7 @@ Charts = dict[str, tuple[list[Figure], str]]  # plots with a caption, by name
 
 
 def draw_all(result: Comparison, measures: Sequence[Conditioning]) -> Charts:
-    """Return the plots of a comparison for which its runs have data, each with its caption, by name.
-
-    The names are scores, differences, fronts, curves and conditioning.
-    """
+    """Return the plots for which the runs have data: scores, differences, fronts, curves and conditioning."""
     side = "right" if result.score.higher else "left"
     caption = f"Mean and {LEVEL:.0%} confidence interval of each configuration. Grey: single runs. Better: {side}."
     charts: Charts = {"scores": ([_plot_scores(result)], caption)}
@@ -40,7 +36,8 @@ def draw_all(result: Comparison, measures: Sequence[Conditioning]) -> Charts:
         )
         charts["differences"] = ([_plot_differences(result)], caption)
         caption = "Blue, joined by the line: no cheaper configuration is better (Pareto front)."
-        charts["fronts"] = ([_plot_front(result, cost, on) for cost, on in tables.fronts(result).items()], caption)
+        figures = [_plot_front(result, cost, names) for cost, names in frontier.pareto_fronts(result).items()]
+        charts["fronts"] = (figures, caption)
     if drawn := _plot_curves(result):
         caption = f"Thick: means over runs, with {LEVEL:.0%} confidence bands. Thin: single runs."
         charts["curves"] = (drawn, caption)
@@ -68,7 +65,7 @@ def _plot_scores(result: Comparison) -> Figure:
 def _plot_differences(result: Comparison) -> Figure:
     """Plot differences with intervals and the margin, one row per pair, those with the best configuration on top."""
     shown, quantity = result.pairs[: ROWS // 2], find(result.score.name)
-    label = f"difference in {quantity.label}{tables.points(result)}"
+    label = f"difference in {quantity.label}{quantity.points}"
     figure, axes = _make_rows([f"{pair.first} - {pair.second}" for pair in shown], label)
     axes.axvspan(-quantity.scale * result.margin, quantity.scale * result.margin, color=SERIES[2], alpha=0.15, lw=0)
     axes.axvline(0, color=TEXT_COLOR, lw=0.8)
@@ -126,20 +123,14 @@ def _plot_points(
         own, mean = GREY if one.name in grey else color, quantity.scale * one.mean
         face = "none" if one.name in hollow else own
         axes.plot(places[one.name], mean, "o", color=own, markerfacecolor=face, markersize=5)
-        top, bottom = mean, mean
+        bottom = top = mean
         if math.isfinite(one.interval.high):
             bottom, top = quantity.scale * one.interval.low, quantity.scale * one.interval.high
             axes.plot([places[one.name]] * 2, [bottom, top], color=own, lw=1.2)
         if len(shown) <= NAMED:  # in turn above and below, so that neighbours do not overlap
             at, shift, side = (bottom, -5, "top") if i % 2 else (top, 5, "bottom")
-            style: dict[str, Any] = {
-                "textcoords": "offset points",
-                "ha": "center",
-                "va": side,
-                "fontsize": 7,
-                "color": TEXT_COLOR,
-            }
-            axes.annotate(_shorten(one.name, 24), (places[one.name], at), xytext=(0, shift), **style)
+            place: dict[str, Any] = {"xytext": (0, shift), "textcoords": "offset points", "ha": "center", "va": side}
+            axes.annotate(_shorten(one.name, 24), (places[one.name], at), **place, fontsize=7, color=TEXT_COLOR)
     low, high = min(places.values()), max(places.values())
     margin = max((high / low) ** 0.3, 1.3)
     axes.set_xlim(low / margin, high * margin)  # without limits Matplotlib warns of values that are equal
@@ -164,8 +155,7 @@ def _plot_curves(result: Comparison) -> list[Figure]:
         figure = Figure(figsize=(8.6, 4.0), dpi=150, layout="constrained")
         axes = style_axes(figure.subplots(), find("step").label, quantity.axis)
         for i, (one, curve) in enumerate(curves.items()):
-            color = SERIES[i % len(SERIES)] if i < NAMED else GREY
-            style: dict[str, Any] = {"color": color, "ls": "--" if len(SERIES) <= i < NAMED else "-"}
+            style = _line_style(i)
             for values in curve.runs if len(curve.runs) > 1 else ():
                 axes.plot(curve.steps, quantity.scale * np.array(values), **style, lw=0.6, alpha=0.6)
             label = _shorten(one) if i < NAMED else None
@@ -193,15 +183,20 @@ def _plot_layers(measure: Conditioning) -> Figure:
         axes.set_ylim(min(known) / 1.5, max(known) * 1.5)
     for i, (name, values) in enumerate(measure.by_layer.items()):
         if not np.isnan(values).all():
-            color = SERIES[i % len(SERIES)] if i < NAMED else GREY
-            style: dict[str, Any] = {"color": color, "ls": "--" if len(SERIES) <= i < NAMED else "-", "lw": 1.2}
             label = _shorten(name, 24) if i < NAMED else None
-            axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label=label, **style)
+            layers = range(1, len(values) + 1)
+            axes.plot(layers, values, marker="o", markersize=3, label=label, lw=1.2, **_line_style(i))
     axes.set_xlim(0.5, max(map(len, measure.by_layer.values())) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(measure.by_layer) > 1:
         axes.legend(frameon=False, fontsize=6)
     return figure
+
+
+def _line_style(i: int) -> dict[str, Any]:
+    """Return the style of the line of configuration i: a colour for the first NAMED, dashed when colours repeat."""
+    color = SERIES[i % len(SERIES)] if i < NAMED else GREY
+    return {"color": color, "ls": "--" if len(SERIES) <= i < NAMED else "-"}
 
 
 def _shorten(name: str, most: int = 44) -> str:
