@@ -99,7 +99,7 @@ def compare(model: str) -> list[Any]:
 
 def total_widths(c: ConfigDict) -> tuple[int, ...]:
     """Return heads x head dimension of each stage of a config's model."""
-    return tuple(n * h for n, h in zip(_stages(c.model.num_heads), _stages(c.model.head_dim), strict=True))
+    return tuple(n * h for n, h in zip(stages(c.model.num_heads), stages(c.model.head_dim), strict=True))
 
 
 def narrows_heads(original: ConfigDict, lean: ConfigDict) -> bool:
@@ -129,10 +129,10 @@ def describe_pair(model: str) -> list[Any]:
     rows = [next(r for r in ROWS if (r.model, r.variant) == (model, kind)) for kind in ("original", "lean")]
     original, lean = (config.load(row.config) for row in rows)
     heads = [
-        [f"{n} x {h}" for n, h in zip(_stages(c.model.num_heads), _stages(c.model.head_dim), strict=True)]
+        [f"{n} x {h}" for n, h in zip(stages(c.model.num_heads), stages(c.model.head_dim), strict=True)]
         for c in (original, lean)
     ]
-    sizes = [_change(*([*map(str, _stages(c.model[key]))] for c in (original, lean))) for key in ("depth", "mlp_dim")]
+    sizes = [_change(*([*map(str, stages(c.model[key]))] for c in (original, lean))) for key in ("depth", "mlp_dim")]
     widths = _change(*([*map(str, total_widths(c))] for c in (original, lean)))
     cells = [model, "narrower" if narrows_heads(original, lean) else "as wide", _change(*heads), widths]
     return [*cells, *sizes, rows[1].params, f"{params(lean):,}", f"{params(read_other_way(original, lean)):,}"]
@@ -152,7 +152,8 @@ def list_counts() -> Iterator[dict[str, Any]]:
         yield cells | {"heads": "narrower" if narrows_heads(original, lean) else "as wide"}
 
 
-def _stages(value: Any) -> tuple[int, ...]:
+def stages(value: Any) -> tuple[int, ...]:
+    """Return the sizes of the stages of a model, of which most have one."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 

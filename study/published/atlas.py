@@ -8,8 +8,8 @@ get a dimension of 48 or less, and nothing at 65 and above. archai's decoders lo
 without embeddings or at equal FLOPs.
 
 Prints every effect (effects.py) of the tables of published.py in about 10 s. --out writes effects.csv, tables.md and
-the picture. --write writes the picture of docs/ and study/data/published_effects.csv. docs/published_models.md discusses
-the results.
+the picture. --write writes the picture of docs/ and study/data/published_effects.csv, which docs/published_models.md
+discusses.
 
 An effect is the change of the score when a size doubles; positive is worse. It is in nats per token for decoders and in
 percent of the error for other models. Intervals are 95 %, by the jackknife over independent units: the (width, depth)

@@ -1,5 +1,6 @@
 """Parameter counts of all models of the paper, and savings that add up."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,23 @@ def test_counts_of_the_other_way():
 
 
 @pytest.mark.slow
-def test_the_page_has_the_tables_of_the_command():
+def test_the_page_has_the_table_of_the_command():
     page = (Path(__file__).parents[2] / "docs" / "paper_models.md").read_text()
     for name in dict.fromkeys(row.model for row in ROWS):
-        for cells in (paper_tables.describe_pair(name), paper_tables.compare(name)):
-            assert f"| {' | '.join(map(str, cells))} |" in page
+        assert f"| {' | '.join(map(str, paper_tables.describe_pair(name)))} |" in page
+
+
+def test_fact_sheets_have_the_shapes_of_the_configs():
+    page = (Path(__file__).parents[2] / "docs" / "paper_models.md").read_text()
+    rows = re.findall(r"^\| (?!Nyström)\S.*? \| `(\w+)` → `(\w+)` \| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
+    assert len(rows) == 13
+    for *names, depth, heads in rows:
+        shapes = [config.load(name).model for name in names]
+        heads_of = [
+            [*zip(paper_tables.stages(m.num_heads), paper_tables.stages(m.head_dim), strict=True)] for m in shapes
+        ]
+        told = [tuple(map(int, side.split(" x "))) for side in heads.split(" → ")]
+        assert all(pair in of_model for pair, of_model in zip(told, heads_of, strict=True)), names
+        depths = [paper_tables.stages(m.depth) for m in shapes]
+        expected = [d[2] if depth.startswith("third") else sum(d) for d in depths]
+        assert [int(x) for x in depth.removeprefix("third stage ").split(" → ")] == expected, names
