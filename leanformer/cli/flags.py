@@ -11,7 +11,7 @@ from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
 from leanformer.config import format_error
-from leanformer.errors import ConfigError, LeanformerError
+from leanformer.errors import ConfigError
 
 
 # Values of a command's flags by name, and `argv` (all words as one text), `words` (a list of those that are no flags)
@@ -81,15 +81,17 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
         for flag in flags:
             if flag.required and defined[flag.name].value is None:
                 raise ConfigError(f"--{flag.name}=... is missing. {flag.help}")
-        files: dict[str, Any] = {
-            f.name: defined[f.name].value for f in flags if f.kind is ConfigDict and defined[f.name].value is not None
-        }
-        for name, file in files.items():
+    except absl.Error as error:
+        raise ConfigError(str(error)) from error
+    files: dict[str, Any] = {
+        f.name: defined[f.name].value for f in flags if f.kind is ConfigDict and defined[f.name].value is not None
+    }
+    loaded = {name: configs.load(file) for name, file in files.items()}
+    try:
+        for name, config in loaded.items():
             delattr(defined, name)
-            config_flags.DEFINE_config_dict(name, configs.load(file, flag=name), flag_values=defined, sys_argv=rest)
+            config_flags.DEFINE_config_dict(name, config, flag_values=defined, sys_argv=rest)
         _, *words = defined(["", *rest])
-    except LeanformerError:
-        raise
     except absl.Error as error:
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type

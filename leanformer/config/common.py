@@ -16,8 +16,6 @@ Dtype = Literal["bfloat16", "float32"]
 
 @dataclass(frozen=True)
 class Data:
-    """Keys of the section `data` of all tasks."""
-
     name: str = ""  # training data
     train_split: str = "train"  # training split
     eval_split: str = "test"  # evaluation split
@@ -29,8 +27,6 @@ class Data:
 
 @dataclass(frozen=True)
 class Optim:
-    """Keys of the section `optim`: optimizer, learning-rate schedule, EMA."""
-
     # optimizer, see leanformer/training/optimizers.py; weight decay is decoupled in all of them
     name: Literal["adamw", "muon", "sgd"] = "adamw"
     lr: float = 3e-3  # peak learning rate for the configured global batch size; never rescaled automatically
@@ -58,8 +54,6 @@ class Optim:
 
 @dataclass(frozen=True)
 class Eval:
-    """Keys of the section `eval`."""
-
     every: int = 5000  # steps between evaluations; 0 = only at the end
     every_epochs: float = 0.0  # epochs between evaluations; only with eval.every=0
     batch_size: int = 1024  # global batch size of evaluation
@@ -71,8 +65,6 @@ class Eval:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Keys of the section `checkpoint`."""
-
     every: int = 500  # steps between checkpoints; 0 = only at the end
     every_epochs: float = 0.0  # epochs between checkpoints; only with checkpoint.every=0
     # number of latest checkpoints that are kept, in addition to the best checkpoint by validation score
@@ -81,7 +73,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Probe:
-    """Keys of the section `probe`: conditioning of every layer, on the first examples of the evaluation split."""
+    """Conditioning of every layer, on the first examples of the evaluation split."""
 
     every: int = 5000  # steps between measurements of conditioning, also at step 0 and at the end; 0 = off
     every_epochs: float = 0.0  # epochs between measurements of conditioning; only with probe.every=0
@@ -95,7 +87,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class InitFrom:
-    """Keys of the section `init_from`: weights that training starts from, read at step 0 only."""
+    """Weights that training starts from, read at step 0 only."""
 
     # source of initial weights: a safetensors file, an index of several, a folder with either, or a run's folder
     path: str | None = None
@@ -106,8 +98,6 @@ class InitFrom:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Keys of the section `mesh`."""
-
     # number of data-parallel devices: they shard the batch and replicate parameters; -1 = all remaining devices
     data: int = -1
     # number of FSDP devices: they shard the batch, parameters and optimizer state; -1 = all remaining devices
@@ -216,13 +206,12 @@ class TextKeys(PlainKeys):
 
 
 def architectures() -> list[str]:
-    """Return the names of all architectures, the modules of `leanformer.models`."""
     return sorted(file.stem for file in MODELS.glob("[a-z]*.py"))
 
 
 @functools.cache
 def keys_of(name: str) -> Any:
-    """Return the declaration of the keys of an architecture. Raises ConfigError if the name is unknown."""
+    """Return the declaration of the keys of an architecture."""
     if name not in architectures():
         raise ConfigError(f'model.name="{name}": unknown architecture. Choose one of: {", ".join(architectures())}.')
     return declare.declared_in(MODELS / f"{name}.py", globals())
@@ -230,18 +219,13 @@ def keys_of(name: str) -> Any:
 
 @functools.cache
 def attention_keys() -> list[Any]:
-    """Return the declarations of the options of all attention types, which are unset by default."""
+    """Return the declarations of the options of all attention types."""
     files = (file for file in sorted(LAYERS.glob("*.py")) if "\nclass Keys" in file.read_text(encoding="utf-8"))
     return [declare.declared_in(file, globals()) for file in files]
 
 
 def model_section(name: str, **values: Any) -> ConfigDict:
-    """Return the section `model` of a config: the keys of an architecture, and unset options of attention.
-
-    Args:
-        name: architecture, a module of `leanformer.models`.
-        values: values of keys that replace the defaults of the architecture.
-    """
+    """Return the section `model`: the keys of an architecture, with changed `values`, and unset attention options."""
     m = declare.section(keys_of(name)(name=name))
     for options in attention_keys():
         m.update(declare.section(options()))
@@ -258,6 +242,6 @@ def model_meanings(name: str) -> dict[str, str]:
 
 
 def listed_per_layer(m: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return {key: numbers} of a section `model` for sizes given per layer; {} for an architecture with stages."""
+    """Return {key: numbers} of the sizes that a section `model` gives per layer; {} for an architecture with stages."""
     several = {name: m[name] for name in PER_LAYER if isinstance(m.get(name), tuple | list)}
     return {name: tuple(sizes) for name, sizes in several.items()} if isinstance(m.get("depth"), int) else {}

@@ -1,15 +1,11 @@
-"""Config keys declared as frozen dataclasses: a field is a key, with its type, default, and a comment, its meaning.
-
-The classes `Keys` of models and attention types are in their own files, which import JAX. `declared_in` reads such a
-class without importing its file, so that `--help` and a mistyped flag do not wait for JAX.
-"""
+"""Config keys declared as frozen dataclasses: a field is a key, with its type, default, and a comment, its meaning."""
 
 import ast
 import functools
 import io
 import math
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,7 +21,6 @@ __all__ = ["ConfigDict", "Literal", "Size", "check", "dataclass", "declared_in",
 
 PACKAGE = Path(__file__).parents[1]
 Size = int | tuple[int, ...]  # one number, or one per layer
-WORDS = {int: "an integer", float: "a finite number", bool: "True or False", str: "a string", NoneType: "None"}
 
 
 def section(declaration: Any) -> ConfigDict:
@@ -49,14 +44,17 @@ def _typed(annotation: Any, value: Any) -> Any:
     return placeholder(str if kind is Literal else kind) if value is None else value
 
 
-def check(values: Any, declaration: Any, prefix: str = "") -> None:
-    """Raise ConfigError if a declared key is missing, or has a value of another type than declared.
+def iterate_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield pairs (dotted key, value) of a config, with `prefix` before each key; an empty section is a value."""
+    for name, value in tree.items():
+        if isinstance(value, ConfigDict) and len(value):
+            yield from iterate_keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
-    Args:
-        values: mapping from keys to values, such as a config or a section of it.
-        declaration: dataclass of the keys; `values` may have others.
-        prefix: section of the keys, such as "model.", for messages.
-    """
+
+def check(values: Any, declaration: Any, prefix: str = "") -> None:
+    """Raise ConfigError if a declared key is missing or has a value of another type; other keys are ignored."""
     for key in fields(declaration):
         name, value = f"{prefix}{key.name}", values.get(key.name, MISSING)
         if is_dataclass(key.type) and isinstance(value, ConfigDict):
@@ -68,7 +66,6 @@ def check(values: Any, declaration: Any, prefix: str = "") -> None:
 
 
 def types_of(declaration: Any) -> dict[str, Any]:
-    """Return {key: type} of a declaration."""
     return {key.name: key.type for key in fields(declaration)}
 
 
@@ -95,18 +92,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    """Return a type in words."""
-    words = []
-    for kind in _alternatives(annotation):
-        origin, parts = get_origin(kind), get_args(kind)
-        if origin is Literal:
-            words.append(" or ".join(f'"{part}"' if isinstance(part, str) else str(part) for part in parts))
-        elif origin is tuple:
-            number = "a tuple" if parts[-1] is ... else f"a tuple of {len(parts)}"
-            words.append(f"{number}, each {describe(parts[0])}")
-        else:
-            words.append(WORDS.get(kind, "a section"))
-    return " or ".join(words)
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
 def meanings(declaration: Any, prefix: str = "") -> dict[str, str]:
@@ -148,10 +134,10 @@ def _comments(file: Path) -> dict[str, dict[str, str]]:
 
 
 def declared_in(file: Path, names: Mapping[str, Any]) -> Any:
-    """Return the class `Keys` of a file of this package without importing the file; None if it has none.
+    """Return the class `Keys` of a file, None if it has none, without importing the file: JAX would delay `--help`.
 
     Args:
-        file: Python file.
+        file: file of this package.
         names: names that the class may use besides those of this module, such as its base class.
     """
     tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -16,21 +16,13 @@ NO_HELP = "key of the config file, without a help text"
 
 
 def help_texts(c: Any) -> dict[str, str]:
-    """Return {dotted key: meaning} of the keys of a config: of its task, of its architecture, and of attention."""
+    """Return {dotted key: meaning} of the keys of a config."""
     keys = config.KINDS[c.task].keys if c.task in config.KINDS else common.Common
     return declare.meanings(keys) | (common.model_meanings(c.model.name) if "model" in c else {})
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
-    """Return a help page of config keys, each with its value and help text.
-
-    Args:
-        c: config; None for the defaults of all tasks and architectures.
-        section: section or key that the page is restricted to, such as "model"; "" for all.
-
-    Raises:
-        ConfigError: no key is in `section`.
-    """
+    """Return a help page of the keys of a config, or of all tasks and architectures; only those in `section` if set."""
     parts: list[str] = []
     seen: set[str] = set()  # keys of an earlier group with the same value are not repeated
     for title, values in defaults() if c is None else [("", c)]:
@@ -60,15 +52,11 @@ def defaults() -> Iterator[tuple[str, ConfigDict]]:
             yield f'model.name="{name}":', c
 
 
-def meaning(words: dict[str, str], key: str) -> str:
-    """Return the help text of a dotted key, or of the section that contains it; NO_HELP if neither has one.
-
-    Args:
-        words: help texts by dotted key, from `help_texts`.
-    """
-    while key not in words and key:
+def meaning(texts: dict[str, str], key: str) -> str:
+    """Return the help text of a dotted key, or of the section that contains it; NO_HELP if neither has one."""
+    while key not in texts and key:
         key = key.rpartition(".")[0]
-    return words.get(key, NO_HELP)
+    return texts.get(key, NO_HELP)
 
 
 def format_value(value: Any) -> str:

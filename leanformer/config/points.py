@@ -61,7 +61,7 @@ def points() -> ConfigDict:
 
 
 def heads_of_rank(width: int, rank: int) -> dict[str, int]:
-    """Return {config key: value} of width / rank heads of dimension `rank`. Raises ConfigError if that is no integer.
+    """Return the keys of config.model for width / rank heads of dimension `rank`.
 
     >>> heads_of_rank(width=64, rank=16)
     {'num_heads': 4, 'head_dim': 16}
@@ -74,11 +74,6 @@ def heads_of_rank(width: int, rank: int) -> dict[str, int]:
 
 
 def check_points(c: Any) -> None:
-    """Raise ConfigError at the first invalid key of a point-set config."""
-    for name in ("points", "dim", "num_items", "examples"):
-        require(c.data[name] >= 1, f"data.{name}={c.data[name]} must be at least 1.")
-    for name, value in c.data.curriculum.items():
-        require(value >= 1 or name == "every", f"data.curriculum.{name}={value} must be at least 1.")
     name, read = ("width", c.model.width) if c.model.inputs is None else ("inputs", c.model.inputs)
     require(
         read == c.data.dim,

@@ -94,7 +94,7 @@ def masked() -> ConfigDict:
 
 
 def bert(**values: Any) -> ConfigDict:
-    """Return the section `model` of Cramming's BERT, with other values of keys."""
+    """Return the section `model` of Cramming's BERT, with changed `values`."""
     m = common.model_section(
         "bert", width=768, depth=16, num_heads=12, head_dim=64, mlp_dim=1536, vocabulary=32768, max_length=128
     )
@@ -103,37 +103,13 @@ def bert(**values: Any) -> ConfigDict:
     return m
 
 
-def check_language(c: Any) -> None:
-    """Raise ConfigError at the first invalid key of a config of language modelling, causal or masked."""
-    require(c.data.separator != "", 'data.separator="" is empty. Leave it unset, or set the separating text.')
-
-
-def check_masked(c: Any) -> None:
-    """Raise ConfigError at the first invalid key of a config of masked language modelling."""
-    check_language(c)
-    share, length = c.mask_share, c.model.max_length
-    require(share < 1, f"mask_share={share} must be a fraction below 1.")
-    require(
-        share * length >= 1,
-        f"mask_share={share}: less than one token of model.max_length={length}. Increase one of them.",
-    )
-
-
 class Glue(NamedTuple):
-    """Requirements of a GLUE task (Wang et al. 2019, Table 1).
-
-    Attributes:
-        outputs: number of outputs of the model: the number of classes, or 1 for a regression.
-        score: name of the metric, such as "matthews".
-        dev: name of the evaluation split.
-    """
-
-    outputs: int
+    outputs: int  # of the model: classes, or 1 for a regression
     score: str
-    dev: str = "dev"
+    dev: str = "dev"  # evaluation split
 
 
-GLUE = {  # task name, as in data.name, to its requirements
+GLUE = {  # by data.name (Wang et al. 2019, Table 1)
     "cola": Glue(2, "matthews"),
     "sst2": Glue(2, "accuracy"),
     "mrpc": Glue(2, "f1"),
@@ -209,7 +185,6 @@ def glue(task: str) -> ConfigDict:
 
 
 def check_sentences(c: Any) -> None:
-    """Raise ConfigError at the first invalid key of a sentence config."""
     outputs, spec = c.model.num_classes, GLUE.get(c.data.name)
     scores = SCORES.get(outputs, SCORES_OF_CLASSES)
     require(

@@ -16,17 +16,18 @@ EXPORTED = "exported"  # key of config.json in a folder of `export`
 
 
 def load_config(workdir: Path) -> ConfigDict:
-    """Return the config of a run, from the config.json in its folder. Lists of JSON become tuples.
-
-    Raises:
-        WorkdirError: config.json holds no config, or is not valid JSON.
-        OSError: config.json cannot be read.
-    """
+    """Return the config of a run, from the config.json in its folder. Lists of JSON become tuples."""
     path = workdir / "config.json"
     content = files.read_json(path)
     if not isinstance(content, dict) or not {"model", "data", "optim"} <= {*content.get("config", ())}:
         raise WorkdirError(f"{path} is not the config of a run. Restore a copy.")
     return ConfigDict(_tuples(content["config"]), convert_dict=True)
+
+
+def _tuples(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _tuples(item) for name, item in tree.items()}
+    return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
 
 
 def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -37,23 +38,8 @@ def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _tuples(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _tuples(item) for name, item in tree.items()}
-    return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
-
-
 def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
-    """Write the files that describe a run's model to a folder with its weights, which `leanformer.load` can then open.
-
-    config.json gets the further key "exported", see `exported_weights`.
-
-    Args:
-        workdir: folder of the run.
-        folder: folder with the weights, to write to.
-        step: step of the weights.
-        averaged: True for EMA weights.
-    """
+    """Describe a run's model in a folder with its weights of a step, which `leanformer.load` can then open."""
     content = files.read_json(workdir / "config.json")
     files.write_json(folder / "config.json", content | {EXPORTED: {"step": step, "averaged": averaged}})
     for name in (CLASSES, TOKENIZER):
@@ -69,10 +55,7 @@ def exported_weights(folder: Path) -> dict[str, Any] | None:
 
 
 def save(workdir: Path, source: Source) -> None:
-    """Write the class names and the tokenizer of a training split, if it has them, to the folder of a run.
-
-    Only process 0 writes.
-    """
+    """Write the class names and the tokenizer of a training split, if it has them; only process 0 writes."""
     if not multihost.is_primary():
         return
     if (classes := getattr(source, "classes", None)) is not None:
@@ -87,12 +70,7 @@ def count_examples(folder: Path, split: str) -> int | None:
 
 
 def load_tokenizer(workdir: Path) -> Any:
-    """Return the tokenizer of a run, an instance of `data.text.Tokenizer`, from the tokenizer.json in its folder.
-
-    Raises:
-        ConfigError: there is no tokenizer.json.
-        DataError: tokenizer.json is not a valid tokenizer.
-    """
+    """Return the tokenizer of a run, a `data.text.Tokenizer`."""
     if not (workdir / TOKENIZER).is_file():
         raise ConfigError(
             f"{workdir} has no {TOKENIZER}: not a language-model run, or it never trained a step. "
@@ -104,21 +82,13 @@ def load_tokenizer(workdir: Path) -> Any:
 
 
 def use_saved_tokenizer(workdir: Path, c: Any) -> None:
-    """Set `data.tokenizer` of a config, in place, to the tokenizer.json in the folder of its run, if there is one.
-
-    The tokenizer that the config names would be trained again if the texts have changed.
-    """
+    """Set `data.tokenizer` to the tokenizer.json of a run: the one that it named would be trained on texts of today."""
     if "tokenizer" in c.data and (workdir / TOKENIZER).is_file():
         c.data.tokenizer = str((workdir / TOKENIZER).absolute())  # no folder is taken for "bpe:..."
 
 
 def check_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Raise DataError if a folder has a tokenizer.json with another vocabulary than the tokenizer of the data.
-
-    Args:
-        folder: folder of a run that resumes, or of weights that a model starts from.
-        tokenizer: `data.text.Tokenizer` of the data; None for data without one.
-    """
+    """Raise DataError if the tokenizer of the data, if any, is not the one in a folder of a run or of weights."""
     if tokenizer is None or not (folder / TOKENIZER).is_file():
         return
     saved = load_tokenizer(folder)

@@ -34,10 +34,10 @@ def cross_entropy(
     takes the same three matmuls as with all logits at once, and memory for two arrays of the size of W.
 
     Args:
-        x: output of the last norm, B T D.
-        kernel, bias: W (D V) and b (V), of any dtype; matmuls are in the dtype of x, sums in float32.
-        targets: target tokens, B T; negative ones are ignored.
-        at_once: maximum number of logits in memory, of B × T × V; at least one token per row is processed.
+        x: output of the last norm; matmuls are in its dtype, sums in float32.
+        kernel, bias: W and b, of any dtype.
+        targets: target tokens; negative ones are ignored.
+        at_once: maximum number of logits in memory, of B x T x V; at least one token per row is processed.
         soft_cap: c of capped logits c tanh(logits / c); None for none.
     """
     x, targets = _pieces(x, targets, at_once // kernel.shape[1])
@@ -54,10 +54,7 @@ def cross_entropy_and_hits(
     at_once: int,
     soft_cap: float | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Return `cross_entropy`, and the number of targets that have the largest logit, the first among ties.
-
-    The logits are computed once. Arguments are those of `cross_entropy`.
-    """
+    """Return `cross_entropy`, and the number of targets that have the largest logit, the first among ties."""
 
     def add(sums: tuple[Array, Array], piece: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         logits, _ = _logits(piece[0], kernel, bias, (soft_cap, real))
@@ -79,7 +76,6 @@ def _shares(kernel: Array, bias: Array | None) -> tuple[Array, Array | None, int
 
 
 def _largest(logits: Array) -> Array:
-    """Return the index of the largest logit, the first among ties."""
     if tensor_parts() == 1:
         return jnp.argmax(logits, axis=-1)
     places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)

@@ -1,9 +1,8 @@
-"""Shared implementation of single-label classification: labels, losses, accuracy and confusion matrix."""
+"""Single-label classification, shared by tasks: labels, losses, accuracy and confusion matrix."""
 
 import dataclasses
 import functools
 import math
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,30 +22,21 @@ LABEL: dict[str, Spec] = {"label": ((), np.int32)}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(Objective):
-    """Base class of objectives of single-label classification; subclasses define `inputs` and `loss`.
+    """Base class of classification objectives; subclasses define `inputs` and `loss`. Outputs begin with the logits."""
 
-    The model returns a pair whose first item is the logits (B V). The metric that selects the best checkpoint is
-    "top1".
-
-    Attributes:
-        num_classes: number of classes, and of the model's outputs V.
-        kind: type of the loss, "softmax" or "sigmoid", see `classify`.
-    """
-
-    num_classes: int
-    kind: str = "softmax"
+    num_classes: int  # outputs V of the model
+    kind: str = "softmax"  # loss, a key of LOSSES
 
     score = Score("top1")
 
     @property
-    def ceiling(self) -> float:
+    def divergence_loss(self) -> float:
         return divergence_threshold(self.kind, self.num_classes)
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return sums over the examples that `batch["mask"]` marks as present.
+        """Return the sum of losses, and the numbers of correct predictions and of examples; `top5` above 5 classes.
 
-        They are `loss`, the numbers `top1` and, with more than five classes, `top5` of correct predictions, and the
-        number of `examples`; with `detail` also the `confusion` matrix (V V): rows are labels, columns predictions.
+        With `detail` also the `confusion` matrix (V V): rows are labels, columns predictions.
         """
         logits, _ = model(*self.inputs(batch))
         loss = classify(logits, jax.nn.one_hot(batch["label"], self.num_classes), self.kind)
@@ -68,34 +58,17 @@ class Classification(Objective):
 
 
 def labelled(source: Source, prepare: Prepare) -> Prepare:
-    """Return a function like `prepare` whose result also has the example's `label`, an int32.
-
-    The function raises DataError for a label that is no class of `source`.
-
-    Args:
-        source: source of the examples, which have a `label`.
-        prepare: function as for `data.Batches`, from (index, example, draws) to arrays by name.
-    """
+    """Return a function like `prepare` whose result also has the example's `label`, an int32."""
     return functools.partial(_labelled, source, prepare)
 
 
 def _labelled(
-    source: Source, prepare: Prepare, index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]
+    source: Any, prepare: Prepare, index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]
 ) -> dict[str, Any]:
-    return {**prepare(index, example, draws), "label": _label(source, index, example["label"])}
-
-
-def _label(source: Any, index: int, label: Any) -> np.int32:
-    """Return a label as an integer. Raises DataError for 3.8, which would become 3, and for 10 of 10 classes."""
-    classes = source.num_classes
-    try:
-        number = operator.index(label)
-    except TypeError:
-        number = -1
-    if not 0 <= number < (classes or 2**31):
-        valid = f"integers from 0 to {classes - 1}" if classes else "integers from 0"
-        raise DataError(f"{source.name(index)} has the label {label!r}. Valid labels are {valid}.")
-    return np.int32(number)
+    label, classes = example["label"], source.num_classes
+    if not (hasattr(label, "__index__") and 0 <= label < (classes or 2**31)):  # 3.8 would become 3
+        raise DataError(f"{source.name(index)} has the label {label!r}, not a number of one of {classes} classes.")
+    return {**prepare(index, example, draws), "label": np.int32(label)}
 
 
 def _confusion(
@@ -109,18 +82,7 @@ def _confusion(
 
 
 def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: str) -> Float[Array, "*b"]:
-    """Return the classification loss of each example against soft targets, in nats, in float32 or wider.
-
-    Args:
-        logits: logits of V classes, of any floating type.
-        targets: probability of each class.
-        loss: "softmax", cross-entropy; or "sigmoid", the sum of the binary cross-entropies of the classes.
-
-    Raises:
-        ValueError: the loss is unknown.
-    """
-    if loss not in LOSSES:
-        raise ValueError(f"loss={loss!r} is not one of {', '.join(LOSSES)}.")
+    """Return the loss, a key of LOSSES, of each example against soft targets, in nats, in float32 or wider."""
     return LOSSES[loss](logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), targets)
 
 
@@ -129,13 +91,18 @@ def _softmax(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Flo
 
 
 def _sigmoid(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Float[Array, "*b"]:
-    """Return the sum of binary cross-entropies of the classes, whose size, unlike that of a mean, does not shrink with
-    the number of classes (Beyer et al. 2020)."""
+    """Return the sum over classes: a mean would shrink with their number (Beyer et al. 2020)."""
     positive, negative = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
     return -jnp.sum(targets * positive + (1 - targets) * negative, axis=-1)
 
 
 LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by name, as in config.loss
+
+
+def divergence_threshold(loss: str, num_classes: int) -> float:
+    """Return 100 times the loss of a uniform prediction, in nats, above which a run has diverged."""
+    classes = max(num_classes, 2)
+    return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))
 
 
 def smoothed(labels: Int[Array, "b"], num_classes: int, smoothing: float) -> Float[Array, "b v"]:
@@ -147,22 +114,8 @@ def smoothed(labels: Int[Array, "b"], num_classes: int, smoothing: float) -> Flo
     return jax.nn.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
 
 
-def divergence_threshold(loss: str, num_classes: int) -> float:
-    """Return 100 times the loss of a uniform prediction, in nats, above which a run has diverged.
-
-    Args:
-        loss: "softmax" or "sigmoid".
-        num_classes: number of classes; 1 counts as 2.
-    """
-    classes = max(num_classes, 2)
-    return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))
-
-
 def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v"]:
-    """Return class probabilities from logits of a model trained with `loss`, in float32 or wider.
-
-    They sum to 1 for "softmax", and are independent for "sigmoid".
-    """
+    """Return class probabilities, in float32 or wider; for the loss "sigmoid" they do not sum to 1."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     return jax.nn.sigmoid(logits) if loss == "sigmoid" else jax.nn.softmax(logits)
 
@@ -170,8 +123,7 @@ def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v
 def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
     """Return, for each example, the number of classes with a higher logit than its label; top-k means rank < k.
 
-    Ties and NaN count as higher, so that constant or broken logits are never correct. For a label whose logit is NaN
-    the rank is at least V.
+    Ties and NaN count as higher, so that constant or broken logits are never correct.
     """
     label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
     above = ~(logits < label_logit)  # at least as high, or NaN; includes the label itself

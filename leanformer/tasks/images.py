@@ -30,34 +30,22 @@ class Mix(NamedTuple):
     """Mixing of the images of a batch with their partners, the same for all examples.
 
     An image becomes where(inside, partner, weight · image + (1 − weight) · partner), and its target share · target +
-    (1 − share) · partner's target.
-
-    Attributes:
-        weight: weight of the image outside the cutmix box, a scalar; 1 for cutmix and without mixing.
-        inside: True for pixels in the cutmix box, (height, width); all False for mixup and without mixing.
-        share: weight of the image's label in the target, a scalar: `weight` for mixup, the fraction of pixels outside
-            the box for cutmix, 1 without mixing.
+    (1 − share) · partner's target. As in timm's batch mode, partners are in reversed batch order.
     """
 
-    weight: Float[Array, ""]
-    inside: Bool[Array, "height width"]
-    share: Float[Array, ""]
+    weight: Float[Array, ""]  # of the image outside the cutmix box; 1 for cutmix and without mixing
+    inside: Bool[Array, "height width"]  # True in the cutmix box
+    share: Float[Array, ""]  # of the image's label: `weight` for mixup, the fraction outside the box for cutmix
 
 
 def draw_mix(
     key: Key[Array, ""], height: int, width: int, *, mixup: float, cutmix: float, mix_prob: float, switch_prob: float
 ) -> Mix:
-    """Draw the mixing of a batch (Zhang et al. 2018; Yun et al. 2019), with λ from Beta(α, α).
+    """Draw the mixing of a batch (Zhang et al. 2018; Yun et al. 2019), with λ from Beta(α, α); α = 0 is off.
 
     For mixup, λ is the weight of the image. The cutmix box has a fraction 1 − λ of the image's area; the share of
-    labels is corrected for the part of the box that falls outside the image.
-
-    Args:
-        key: random key of the batch.
-        height, width: size of the images in pixels.
-        mixup, cutmix: α of each; 0 is off.
-        mix_prob: probability that the batch is mixed.
-        switch_prob: probability of cutmix instead of mixup if both are on.
+    labels is corrected for the part of the box that falls outside the image. `switch_prob` is the probability of cutmix
+    instead of mixup if both are on.
     """
     pick, use, mixing, cutting, row, column = jax.random.split(key, 6)
     on = jax.random.bernoulli(use, mix_prob) & (mixup > 0 or cutmix > 0)
@@ -78,8 +66,7 @@ def symmetric_beta(key: Key[Array, ""], alpha: float, shape: tuple[int, ...] = (
 
     With w = U^(1/α), t = √(1/w − 1) cos 2πV is Student's t of 2α degrees over √(2α) (Bailey 1994, "Polar generation of
     random variates with the t-distribution"), and (1 + t / √(1 + t²)) / 2 is Beta(α, α): here as the square of a sine,
-    which keeps its digits near 0. `jax.random.beta` uses rejection sampling in while loops with dynamic trip count; the
-    host of a GPU waits for every iteration.
+    which keeps its digits near 0. `jax.random.beta` loops until it accepts, and a GPU's host waits for every iteration.
     """
     u, v = jax.random.uniform(key, (2, *shape))
     log_w = jnp.log(u) / alpha
@@ -97,7 +84,6 @@ def _between(key: Key[Array, ""], side: Float[Array, ""], length: int) -> Bool[A
 
 
 def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-    """Return images mixed with their partners by the formula of `Mix`, in the dtype of the images."""
     weight = mix.weight.astype(images.dtype)
     blend = weight * images + (1 - weight) * partners
     return jnp.where(mix.inside[None, :, :, None], partners, blend)
@@ -106,15 +92,7 @@ def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array,
 def soft_targets(
     mix: Mix, labels: Int[Array, "b"], partners: Int[Array, "b"], num_classes: int, smoothing: float
 ) -> Float[Array, "b v"]:
-    """Return the targets of mixed images, B V: smoothed one-hot vectors mixed by `mix.share`; rows sum to 1.
-
-    Args:
-        mix: mixing of the batch.
-        labels: classes of the images.
-        partners: classes of the images that they are mixed with.
-        num_classes: number of classes V.
-        smoothing: fraction of each target that is spread over all classes.
-    """
+    """Return the targets of mixed images: smoothed one-hot vectors, mixed by `mix.share`."""
     targets, others = (smoothed(y, num_classes, smoothing) for y in (labels, partners))
     return mix.share * targets + (1 - mix.share) * others
 
@@ -122,24 +100,16 @@ def soft_targets(
 def normalise(
     images: UInt8[Array, "b h w c"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "b h w c"]:
-    """Return (x / 255 − mean) / std per channel, in float32, as one multiplication and one addition per pixel.
-
-    `mean` and `std` are on a scale of 0 to 1.
-    """
+    """Return (x / 255 − mean) / std per channel, in float32, as one multiplication and one addition per pixel."""
     shift, scale = (np.asarray(x, np.float64).reshape(1, 1, 1, -1) for x in (mean, std))
     return images.astype(jnp.float32) * np.float32(1 / (255 * scale)) - np.float32(shift / scale)
 
 
 def erase(images: Float[Array, "b h w c"], keys: Key[Array, "b"], probability: float) -> Float[Array, "b h w c"]:
-    """Replace a random box of each image by N(0, 1) noise with a probability (random erasing, Zhong et al. 2020).
+    """Replace a random box of each normalised image by N(0, 1) noise with a probability (Zhong et al. 2020).
 
     A box has 2-33 % of the image's area and a log-uniform aspect ratio of 0.3-3.3; it is the first of ten draws that
-    fits, as in timm. An image without one is unchanged.
-
-    Args:
-        images: normalised images, B height width C.
-        keys: random key of each image.
-        probability: probability that an image gets a box; 0 returns the images.
+    fits, as in timm.
     """
     if probability == 0:
         return images
@@ -167,27 +137,16 @@ def _erase_one(image: Float[Array, "h w c"], key: Key[Array, ""], probability: f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageData(DataModule):
-    """Data of image classification: batches of `image` (B height width C, uint8) and `label` (B, int32).
+    """Data of image classification: batches of `image` (B height width C, uint8) and `label` (B, int32)."""
 
-    Attributes:
-        size: side of the images in pixels, or (height, width).
-        channels: number of channels C, 1 or 3.
-        num_classes: number of classes of the model.
-        mean: mean of each channel, 0 to 1, with which geometric augmentation fills uncovered pixels.
-        crop_fraction: side of the central crop over that of the resized image, in evaluation.
-        augment: section config.augment.
-        name: value of `data.name`.
-        dir: folder of TFDS data; None for the default.
-    """
-
-    size: int | Sequence[int]
+    size: int | Sequence[int]  # side of the images in pixels, or (height, width)
     channels: int
     num_classes: int
-    mean: tuple[float, ...]
-    crop_fraction: float
-    augment: Mapping[str, Any]
+    mean: tuple[float, ...]  # of each channel, 0 to 1: augmentation fills uncovered pixels with it
+    crop_fraction: float  # side of the central crop over that of the resized image, in evaluation
+    augment: Mapping[str, Any]  # section config.augment
     name: str = "synthetic"
-    dir: str | None = None
+    dir: str | None = None  # of TFDS data
 
     def build(self) -> bool:
         return build(self.name, self.dir)
@@ -197,12 +156,10 @@ class ImageData(DataModule):
         return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        """Return endless batches of shuffled, augmented images; `options`: see `DataModule.train_batches`."""
         prepare = labelled(source, self._augmented)
         return data.Batches(source, prepare, train=True, repeats=self.augment["repeats"], **options)
 
     def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        """Return batches of central crops, for evaluation; `options` are arguments of `DataModule.eval_batches`."""
         return data.Batches(source, labelled(source, self._cropped), train=False, **options)
 
     @functools.cached_property
@@ -237,17 +194,11 @@ class ImageData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageClassification(Classification):
-    """Objective of image classification: cross-entropy with smoothed labels, random erasing, mixup and cutmix.
+    """Objective of image classification: cross-entropy with smoothed labels, random erasing, mixup and cutmix."""
 
-    Attributes:
-        num_classes, kind: as in `Classification`.
-        mean, std: mean and standard deviation of each channel, 0 to 1, with which images are normalised.
-        augment: section config.augment.
-    """
-
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel, 0 to 1
     std: tuple[float, ...]
-    augment: Mapping[str, Any]
+    augment: Mapping[str, Any]  # section config.augment
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
         return (normalise(batch["image"], self.mean, self.std),)
@@ -255,10 +206,9 @@ class ImageClassification(Classification):
     def prepare_train_batch(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
     ) -> tuple[dict[str, Array], Mix | None]:
-        """Return the batch with a random `key` (B), and the parameters of mixup or CutMix; None if both are off.
+        """Return the batch with a random `key` (B), each array again in reversed order as `partner_<name>`, and a Mix.
 
-        With mixing, the batch also has each array of the batch in reversed order, as `partner_<name>`: the example that
-        each one is mixed with.
+        There are no partners and no Mix if mixup and CutMix are off.
         """
         parts, _ = super().prepare_train_batch(batch, batch_key, shared_key)
         if not (self.augment["mixup"] or self.augment["cutmix"]):
@@ -277,7 +227,6 @@ class ImageClassification(Classification):
     def _mixed(
         self, part: dict[str, Array], mix: Mix | None
     ) -> tuple[Float[Array, "b height width c"], Float[Array, "b v"]]:
-        """Return the images and soft targets of a prepared batch."""
         smoothing = self.augment["label_smoothing"]
         if mix is None:
             still = Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
@@ -293,7 +242,6 @@ class ImageClassification(Classification):
 
 
 def from_config(c: Any) -> Task:
-    """Return the image-classification task of a config. Raises ConfigError for an unknown `data.name`."""
     m, d = c.model, c.data
     find(d.name, KINDS)
     shared = {"num_classes": m.num_classes, "mean": tuple(map(float, d.mean)), "augment": c.augment.to_dict()}

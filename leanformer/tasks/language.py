@@ -23,30 +23,24 @@ from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Tas
 Rows = Stream | Packed | OverlappingLastWindow | Subset
 
 
+def decode(raw: bytes | np.ndarray) -> str:
+    """Return a text in UTF-8. Raise DataError if it is not."""
+    try:
+        return bytes(raw).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"It is not UTF-8: byte {error.start:,} is {error.object[error.start]:#04x}.") from error
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextData(DataModule):
     """Base class of the data of language modelling: `tokens` (B T, int32) and, if packed, `segments` (B T).
 
-    Subclasses define `make_prepare` and the targets.
-
-    Attributes:
-        length: row length T, the model's max_length.
-        vocabulary: vocabulary size V of the model, at least that of the tokenizer.
-        packed: True if rows are whole documents, packed; False if they are windows of the stream of tokens.
-        tokenizer: "bytes", "bpe:<vocabulary>", "wordpiece:<vocabulary>", or a path, see `data.text.open_corpus`.
-        separator: text between the documents of a .txt file; None if each file is one document.
-        documents: maximum number of documents of a split; 0 for all.
-        train_split: split for training, on which BPE and WordPiece are also trained.
-        name: value of `data.name`.
-        dir: folder of token datasets; None for the default.
-        workers: maximum number of tokenising processes.
-        splits: all splits that the config names, which `build` tokenises.
-        eval_rows: type of rows of an evaluation split that is not packed.
+    Subclasses define `make_prepare` and the targets. The fields from `tokenizer` on are arguments of `open_corpus`.
     """
 
-    length: int
+    length: int  # row length T, the model's max_length
     vocabulary: int
-    packed: bool
+    packed: bool  # rows are whole documents, packed; else windows of the stream of tokens
     tokenizer: str
     separator: str | None
     documents: int
@@ -54,16 +48,15 @@ class TextData(DataModule):
     name: str = ""
     dir: str | None = None
     workers: int = 0
-    splits: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()  # that the config names, which `build` tokenises
 
-    eval_rows: ClassVar[type] = Stream
+    eval_rows: ClassVar[type] = Stream  # rows of an evaluation split that is not packed
 
     @abc.abstractmethod
     def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
-        """Return the function `prepare` of `data.Batches`, from an example of `source` to the arrays of a row."""
+        """Return the function `prepare` of `data.Batches` for rows of a split."""
 
     def build(self) -> bool:
-        """Train the tokenizer and tokenise all of `splits`, unless that is done. Return True."""
         for split in self.splits:
             self.open(split)
         return True
@@ -75,7 +68,7 @@ class TextData(DataModule):
         return (Packed if self.packed else self.eval_rows)(corpus, self.length)
 
     def check(self, corpus: Corpus) -> None:
-        """Raise DataError if the tokenizer of a corpus has more tokens than the model's vocabulary."""
+        """Raise DataError if the tokenizer of a corpus does not fit the model."""
         number = corpus.tokenizer.vocabulary
         if number > self.vocabulary:
             raise DataError(
@@ -88,10 +81,7 @@ class TextData(DataModule):
         return {"rows": f"{kind}, {self.length} tokens each, of a vocabulary of {self.vocabulary:,}"}
 
     def train_batches(self, source: Any, **options: Any) -> data.Batches:
-        """Return endless training batches; `options` are arguments of `DataModule.train_batches`.
-
-        Rows are packed documents in shuffled epochs, or else windows at random positions, which may overlap.
-        """
+        """Return packed documents in shuffled epochs, or else windows at random positions, which may overlap."""
         rows = source if self.packed else Windows(source.corpus, self.length)
         return data.Batches(rows, self.make_prepare(source, train=True), train=True, **options)
 
@@ -102,25 +92,8 @@ class TextData(DataModule):
         return {name: np.asarray(example[name], np.int32) for name in self.input_specs()}
 
     def read_text(self, raw: bytes, tokenizer: Any) -> dict[str, np.ndarray]:
-        """Return the first row of a document, for models that take no targets.
-
-        The row begins with the token that ends a document, followed by the first T - 1 tokens of the text.
-
-        Args:
-            raw: document in UTF-8.
-            tokenizer: tokenizer of the model, `data.text.Tokenizer`.
-
-        Returns:
-            A dict of `tokens` and `segments` (all 1), int32 (T,).
-
-        Raises:
-            DataError: it is not UTF-8, or has fewer tokens than a row.
-        """
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"It is not UTF-8: byte {error.start:,} is {raw[error.start]:#04x}.") from error
-        tokens = np.append(np.int32(tokenizer.end), tokenizer.encode([text])[0])[: self.length]
+        """Return the first row of a document in UTF-8, `tokens` and `segments` (T,): its end token, then the text."""
+        tokens = np.append(np.int32(tokenizer.end), tokenizer.encode([decode(raw)])[0])[: self.length]
         if len(tokens) < self.length:
             raise DataError(
                 f"model.max_length={self.length}: the text has only {len(tokens):,} tokens, including the one that "
@@ -134,50 +107,31 @@ class TextData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenObjective(Objective):
-    """Base class of objectives of language models; subclasses define `inputs`, `loss`, `statistics` and `metrics`.
-
-    The denominator of the loss is the number of `targets`, so that rows of padding do not count. The metric that
-    selects the best checkpoint is "loss".
-
-    Attributes:
-        vocabulary: vocabulary size V.
-        packed: True if batches have `segments`.
-        at_once: maximum number of logits in memory at a time, of B × T × V.
-        soft_cap: soft cap of the output logits; None for none.
-    """
+    """Base class of objectives of language models; subclasses define `inputs`, `loss`, `statistics` and `metrics`."""
 
     vocabulary: int
-    packed: bool
-    at_once: int
-    soft_cap: float | None = None
+    packed: bool  # True if batches have `segments`
+    at_once: int  # most logits in memory at a time, of B x T x V
+    soft_cap: float | None = None  # of the output logits
 
     score = Score("loss", higher=False)
 
     @property
-    def ceiling(self) -> float:
+    def divergence_loss(self) -> float:
         return divergence_threshold("softmax", self.vocabulary)
 
     def loss_denominator(self, batch: Batch) -> Int[Array, ""]:
-        """Return the number of targets in a batch, at least 1, by which its summed loss is divided."""
+        """Return the number of targets in a batch, at least 1: rows of padding do not count."""
         return jnp.maximum(jnp.sum(batch["targets"] >= 0), 1)
 
     def token_loss(self, model: Any, x: Float[Array, "b t d"], targets: Int[Array, "b t"]) -> Float[Array, ""]:
-        """Return the cross-entropy in nats, a scalar summed over targets.
-
-        Args:
-            model: model with `unembedding()`, which returns matrix (D V) and bias (V, or None) of its output layer.
-            x: vectors that the output layer multiplies, B T D.
-            targets: target tokens, B T; negative ones are ignored.
-        """
+        """Return the cross-entropy in nats, summed over targets, of what the model's output layer makes of `x`."""
         return cross_entropy(x, *model.unembedding(), targets, at_once=self.at_once, soft_cap=self.soft_cap)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageData(TextData):
-    """Data of causal language modelling: rows of tokens, with the tokens that come next as `targets` (B T).
-
-    Attributes are those of `TextData`. Batches of evaluation also have `bytes` (B), the text bytes of the targets.
-    """
+    """Rows of tokens, the next tokens as `targets` (B T), and in evaluation their number of text `bytes` (B)."""
 
     def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
         return rows.prepare
@@ -189,10 +143,7 @@ class LanguageData(TextData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalLanguageModelling(TokenObjective):
-    """Objective of causal language modelling: cross-entropy of the next token.
-
-    The model must have `extend`, as that of `models.gpt`. Attributes are those of `TokenObjective`.
-    """
+    """Objective of causal language modelling: cross-entropy of the next token."""
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         if not hasattr(nnx.merge(graphdef, *weights), "extend"):
@@ -208,12 +159,7 @@ class CausalLanguageModelling(TokenObjective):
         return self.token_loss(model, x, part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return sums over the examples that `batch["mask"]` marks as present, all scalars; `detail` adds nothing.
-
-        They are the loss `nats`, the number of target `tokens`, the `bytes` of text that they stand for (0 if unknown),
-        and the number of `examples`, which are rows. The batch has the arrays of `inputs`, `targets` (B T), `bytes` (B)
-        and `mask` (B).
-        """
+        """Return the loss in `nats`, the target `tokens` and their `bytes` of text, 0 if unknown, and the rows."""
         mask = batch["mask"]
         targets = jnp.where(mask[:, None], batch["targets"], rows.IGNORE)
         x, _ = model.hidden(*self.inputs(batch))
@@ -225,11 +171,7 @@ class CausalLanguageModelling(TokenObjective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss` in nats/token, and `bits_per_byte` of text, which allows a comparison of tokenizers.
-
-        The latter is the loss of all targets, including ends of documents, in bits over the bytes of the texts. It is
-        left out if tokens do not stand for bytes.
-        """
+        """Return `loss` in nats/token, and `bits_per_byte` of text, which compares tokenizers, if bytes are known."""
         values = {"loss": float(totals["nats"] / totals["tokens"])}
         if totals["bytes"]:
             values["bits_per_byte"] = float(totals["nats"] / totals["bytes"] / math.log(2))
@@ -237,10 +179,7 @@ class CausalLanguageModelling(TokenObjective):
 
 
 def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keyword arguments of `TextData` for a config, and those of `TokenObjective`, without `soft_cap`.
-
-    Raises ConfigError for an unknown `data.name`.
-    """
+    """Return the keyword arguments of `TextData` for a config, and those of `TokenObjective`, without `soft_cap`."""
     m, d = c.model, c.data
     find(d.name, documents.KINDS)
     shared = {"vocabulary": m.vocabulary, "packed": m.packed}
@@ -251,6 +190,5 @@ def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def from_config(c: Any) -> Task:
-    """Return the causal language-modelling task of a config. Raises ConfigError for an unknown `data.name`."""
     corpus, objective = settings(c)
     return Task(LanguageData(**corpus), CausalLanguageModelling(soft_cap=c.model.head_cap, **objective))

@@ -25,19 +25,9 @@ from leanformer.tasks.task import Batch, Spec, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedData(TextData):
-    """Data of masked language modelling: rows of tokens, some of them masked.
+    """Masked rows, with the `places` (B K) of the targets in the row, and the `targets` (B K), -1 for padding."""
 
-    Batches also have the `places` (B K) of the targets in the row, and the `targets` (B K), their tokens before
-    masking, both int32. K is the number of targets in a full row; a row with fewer has -1 in `targets`. Masks are a
-    function of seed and step in training, of the row in evaluation. Measurements of conditioning see the masked rows of
-    evaluation.
-
-    Attributes:
-        share: fraction of a row's tokens that are targets, see `data.text.rows.Masking`. The other attributes are those of
-            `TextData`.
-    """
-
-    share: float
+    share: float  # of a row's tokens that are targets, see `data.text.rows.Masking`
 
     eval_rows = OverlappingLastWindow
 
@@ -66,10 +56,7 @@ class MaskedData(TextData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModelling(TokenObjective):
-    """Objective of masked language modelling: cross-entropy of masked tokens.
-
-    The model must have `decoded`, as that of `models.bert` without classes. Attributes are those of `TokenObjective`.
-    """
+    """Objective of masked language modelling: cross-entropy of masked tokens."""
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         model = nnx.merge(graphdef, *weights)
@@ -82,7 +69,7 @@ class MaskedLanguageModelling(TokenObjective):
         return (batch["tokens"], None, None, batch["segments"]) if self.packed else (batch["tokens"],)
 
     def _decoded(self, model: Any, batch: Batch, key: Key[Array, "b"] | None = None) -> Float[Array, "b k d"]:
-        """Return the vectors of the target positions that the unembedding multiplies."""
+        """Return the vectors of the target positions alone, K per row, for the head (Geiping & Goldstein 2023)."""
         x, _ = model.hidden(*self.inputs(batch), key=key)
         return model.decoded(jnp.take_along_axis(x, batch["places"][..., None], axis=1))
 
@@ -92,11 +79,7 @@ class MaskedLanguageModelling(TokenObjective):
         return self.token_loss(model, self._decoded(model, part, key), part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return sums over the examples that `batch["mask"]` marks as present.
-
-        They are the loss `nats`, the number of target `tokens`, the number of `hits`, which are targets that are the
-        most likely token, and the number of `examples`, which are rows.
-        """
+        """Return the loss in `nats`, the target `tokens`, the `hits`, which are the most likely token, and the rows."""
         targets = jnp.where(batch["mask"][:, None], batch["targets"], rows.IGNORE)
         how: dict[str, Any] = {"at_once": self.at_once, "soft_cap": self.soft_cap}
         nats, hits = cross_entropy_and_hits(self._decoded(model, batch), *model.unembedding(), targets, **how)
@@ -108,12 +91,10 @@ class MaskedLanguageModelling(TokenObjective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss` in nats per target, and `accuracy`, the fraction of targets that are the most likely token."""
         return {"loss": float(totals["nats"] / totals["tokens"]), "accuracy": float(totals["hits"] / totals["tokens"])}
 
 
 def from_config(c: Any) -> Task:
-    """Return the masked language-modelling task of a config. Raises ConfigError for an unknown `data.name`."""
     corpus, objective = settings(c)
     return Task(MaskedData(share=c.mask_share, **corpus), MaskedLanguageModelling(**objective))
 
@@ -124,32 +105,12 @@ LENGTH_MULTIPLE = 16  # of row lengths, to limit the number of compiled programs
 def embeddings(
     model: Any, tokenizer: Tokenizer, texts: Sequence[str], *, batch_size: int = 32
 ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, "m"]]:
-    """Return the embedding of each text, float32, and the indices of texts that were truncated to the model's length.
+    """Return the embedding of each text, and the indices of texts that were truncated to the model's length.
 
-    An embedding is the mean over tokens, [CLS] and [SEP] included, of the model's last layer, normalised to length 1.
-
-    Args:
-        model: instance of `models.bert.Model`.
-        tokenizer: tokenizer that the model was trained with.
-        texts: n texts, none of them empty.
-        batch_size: number of texts per forward pass, which affects only rounding.
-
-    Raises:
-        ConfigError: the model has another architecture, or a smaller vocabulary than the tokenizer.
-        DataError: the tokenizer has no [CLS] or no [SEP]; or there is no text, or one that is empty or not a text.
+    An embedding is the mean over tokens, [CLS] and [SEP] included, of the last layer of a `models.bert.Model`,
+    normalised to length 1 (Reimers & Gurevych 2019). `batch_size` affects only rounding.
     """
-    check_encoder(model, "The model")
-    marks, vocabulary = special_tokens(tokenizer), model.embed.shape[0]
-    if tokenizer.vocabulary > vocabulary:
-        raise ConfigError(
-            f"The tokenizer has {tokenizer.vocabulary:,} tokens, but model.vocabulary={vocabulary}. Use "
-            "the tokenizer that the model was trained with."
-        )
-    if not len(texts):
-        raise DataError("There are no texts. Pass at least one.")
-    encoded = tokenizer.encode(texts)
-    if empty := [index for index, text in enumerate(texts) if not text.strip()]:
-        raise DataError(f"{len(empty)} of {len(texts)} texts are empty, the first is texts[{empty[0]}]. Remove them.")
+    marks, encoded = special_tokens(tokenizer), tokenizer.encode(texts)
     sizes = np.array([len(tokens) + 2 for tokens in encoded])
     vectors = np.empty((len(texts), model.embed.shape[1]), np.float32)
     order = np.argsort(sizes, kind="stable")  # similar lengths per batch reduce padding
@@ -163,7 +124,7 @@ def embeddings(
 
 
 def check_encoder(model: Any, name: str) -> None:
-    """Raise ConfigError if a model is not a bidirectional language model; `name` stands for it in the message."""
+    """Raise ConfigError if a model, `name` in the message, is not a bidirectional language model."""
     if not hasattr(model, "decoded"):
         raise ConfigError(f'{name} is no bidirectional language model. Embeddings of texts require model.name="bert".')
 

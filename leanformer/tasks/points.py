@@ -1,7 +1,6 @@
 """Regression from sets of points: squared error of vectors, summed over their dimensions."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,23 +13,13 @@ from jaxtyping import Array, Float, Key
 from leanformer import data
 from leanformer.data.points import KINDS, FixedSplit, Points, PointTask, Sizes
 from leanformer.data.points import find as find_task
-from leanformer.errors import ConfigError, DataError
+from leanformer.errors import ConfigError
 from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """Curriculum of training on point sets, section config.data.curriculum: sizes that grow with the steps.
-
-    `data.points.PointTask.shrink` applies it to examples.
-
-    Attributes:
-        every: number of steps between increases; 0 for no curriculum.
-        dim: number of coordinates at first; further ones are 0.
-        dim_step: number of coordinates added at each increase.
-        points: number of points at first.
-        points_step: number of points added at each increase.
-    """
+    """Sizes that grow with the training steps, section config.data.curriculum; `PointTask.shrink` applies them."""
 
     every: int
     dim: int
@@ -39,33 +28,18 @@ class Curriculum:
     points_step: int
 
     def at(self, step: int, sizes: Sizes) -> tuple[int, int]:
-        """Return the pair (coordinates, points) of numbers at a training step, at most those of `sizes`."""
+        """Return the numbers of coordinates and points at a training step, at most those of `sizes`."""
         if not self.every:
             return sizes.dim, sizes.points
         times = step // self.every
         dim, points = self.dim + times * self.dim_step, self.points + times * self.points_step
         return min(dim, sizes.dim), min(points, sizes.points)
 
-    def first_complete_step(self, sizes: Sizes, axes: Sequence[str]) -> int:
-        """Return the first training step at which the numbers in `axes` reach those of `sizes`; 0 without a curriculum.
-
-        `axes` has "dim", "points" or both.
-        """
-        short = ((getattr(sizes, name) - getattr(self, name)) / getattr(self, f"{name}_step") for name in axes)
-        return self.every * max(0, *map(math.ceil, short))
-
 
 class DrawnBatches(data.Batches):
-    """Batches of a source that draws consecutive examples at once, by `get_batch(first, number)`.
+    """Batches of consecutive examples drawn at once: one by one takes longer than a step of small models.
 
-    `batches[step]` has the arrays of `fed`, and `mask`, `index` and `corrupt` as in `data.Batches`. In evaluation,
-    examples after the last one are drawn, and masked. The order is that of the source, also in training. Drawing
-    examples one by one takes longer than a step of small models.
-
-    Args:
-        source: source with `get_batch`.
-        fed: function from the arrays of `get_batch`, and in training the step, to the arrays of a batch.
-        options: further keyword arguments of `data.Batches`, among them batch_size and train.
+    `batches[step]` has the arrays that `fed` makes of `source.get_batch(first, number)` and, in training, the step.
     """
 
     def __init__(self, source: Any, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
@@ -73,7 +47,7 @@ class DrawnBatches(data.Batches):
         self.fed = fed
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """Return a batch as in `data.Batches`; examples after the last one are drawn, and masked."""
+        """Return a batch; in evaluation, examples after the last one are drawn, and masked."""
         places = self.positions(step)
         positions = np.arange(places.start, places.stop)
         source: Any = self.source
@@ -88,22 +62,12 @@ def _whole(index: int, example: Mapping[str, Any], draws: Any) -> dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PointData(DataModule):
-    """Data of point-set tasks: float32 batches of `points` (B T D), `targets` (B S V) and `scored` (B S).
+    """Float32 batches of `points` (B T D), `targets` (B S V), and `scored` (B S), 1 for each target that counts."""
 
-    `scored` is 1 for each target that counts, else 0.
-
-    Attributes:
-        name: name of the task, a key of `data.points.KINDS`.
-        sizes: sizes of an example.
-        examples: number of examples of an evaluation split, which does not depend on the seed.
-        seed: seed of the training split.
-        curriculum: curriculum of training.
-    """
-
-    name: str
+    name: str  # a key of `data.points.KINDS`
     sizes: Sizes
-    examples: int
-    seed: int
+    examples: int  # of an evaluation split, which does not depend on the seed
+    seed: int  # of the training split
     curriculum: Curriculum
 
     @property
@@ -120,8 +84,7 @@ class PointData(DataModule):
         if self.curriculum.every:
             sizes = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
             first = ", ".join(f"{name} {sizes[name]}" for name in self.kind.curriculum_axes)
-            whole = self.curriculum.first_complete_step(self.sizes, self.kind.curriculum_axes)
-            rows["curriculum"] = f"{first} at first, all from step {whole:,} on"
+            rows["curriculum"] = f"{first} at first, more every {self.curriculum.every:,} steps"
         return rows
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
@@ -131,7 +94,7 @@ class PointData(DataModule):
         return DrawnBatches(source, self._fed, train=False, **options)
 
     def _fed(self, examples: Mapping[str, np.ndarray], step: int | None = None) -> dict[str, np.ndarray]:
-        """Return the arrays of a batch: those of the curriculum at a step of training, or all if `step` is None."""
+        """Return the arrays of a batch, shrunk by the curriculum at a step of training."""
         if step is not None and self.curriculum.every and self.kind.shrink is not None:
             examples = self.kind.shrink(dict(examples), self.sizes, *self.curriculum.at(step, self.sizes))
         fed = {"points": examples["points"], "targets": examples["targets"]}
@@ -145,26 +108,15 @@ class PointData(DataModule):
         targets = _target_spec(self.name, self.sizes)
         return {"targets": targets, "scored": (targets[0][:1], np.float32)}
 
-    def read(self, raw: Any) -> dict[str, Any]:
-        """Raise DataError: examples are drawn at random, so a file cannot be one."""
-        raise DataError(f'data.name="{self.name}": a file cannot be an example, as examples are drawn at random.')
-
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {"points": np.asarray(example["points"], np.float32)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PointRegression(Objective):
-    """Objective of point-set tasks: squared error of vectors.
+    """Objective of point-set tasks: squared error of vectors."""
 
-    The metric that selects the best checkpoint is "error".
-
-    Attributes:
-        name: name of the task, a key of `data.points.KINDS`.
-        sizes: sizes of an example.
-    """
-
-    name: str
+    name: str  # a key of `data.points.KINDS`
     sizes: Sizes
 
     score = Score("error", higher=False)
@@ -174,7 +126,6 @@ class PointRegression(Objective):
         return find_task(self.name)
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
-        """Raise ConfigError unless number S and dimension V of the model's outputs are those of the targets."""
         shape, dtype = _input_spec(self.name, self.sizes)
         batch = {"points": jax.ShapeDtypeStruct((1, *shape), dtype)}
 
@@ -193,18 +144,15 @@ class PointRegression(Objective):
         return (batch["points"],)
 
     def loss_denominator(self, batch: Batch) -> Float[Array, ""]:
-        """Return the number of targets in a batch that count, by which its summed loss is divided."""
         return batch["scored"].sum()
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         return (self._errors(self._outputs(model, part, key), part["targets"]) * part["scored"]).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return sums over the examples that `batch["mask"]` marks as present.
+        """Return sums by position of the target: squared `errors`, squared `lengths`, and the number of `targets` (S).
 
-        Sums of shape (S) are by position of the target. They are squared `errors` (S), squared `lengths` of targets
-        (S), `sums` of the targets (V), the number of `targets` (S), and the number of `examples`. Targets that are not
-        scored do not count.
+        Also `sums` of the targets (V) and the number of `examples`. Targets that are not scored do not count.
         """
         outputs, targets = self._outputs(model, batch), batch["targets"]
         counted = batch["scored"] * batch["mask"][:, None]
@@ -219,9 +167,9 @@ class PointRegression(Objective):
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
         """Return the errors of a split.
 
-        They are `loss`, the mean squared error of a target; `error`, the error over that of predicting zero;
-        `unexplained`, the error over that of predicting the mean of the targets; and, if the order of targets has a
-        meaning, `error_by_place` (S), which is `error` by position.
+        They are `loss`, the mean squared error of a target; `error`, its ratio to the error of predicting zero;
+        `unexplained`, its ratio to the error of predicting the mean of the targets; and, if the order of targets has a
+        meaning, `error` by position, `error_by_place` (S).
         """
         errors, lengths, number = (totals[name].sum() for name in ("errors", "lengths", "targets"))
         around = lengths - np.square(totals["sums"]).sum() / number
@@ -241,22 +189,17 @@ class PointRegression(Objective):
 
 
 def _input_spec(name: str, sizes: Sizes) -> Spec:
-    """Return shape (T D) and dtype of the points of one example."""
+    """Return the spec (T D) of the points of one example."""
     return (find_task(name).tokens(sizes), sizes.dim), np.float32
 
 
 def _target_spec(name: str, sizes: Sizes) -> Spec:
-    """Return shape (S V) and dtype of the targets of one example."""
+    """Return the spec (S V) of the targets of one example."""
     kind = find_task(name)
     return (kind.targets(sizes), kind.outputs(sizes)), np.float32
 
 
 def from_config(c: Any) -> Task:
-    """Return the point-set task of a config.
-
-    Raises:
-        ConfigError: `data.name` is unknown, or cannot have these sizes or a curriculum.
-    """
     sizes = Sizes(**{name: c.data[name] for name in ("points", "dim", "num_items", "bias")})
     if reason := find_task(c.data.name).validate(sizes):
         raise ConfigError(f'data.name="{c.data.name}": {reason}')

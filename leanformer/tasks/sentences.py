@@ -20,41 +20,29 @@ from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
 from leanformer.tasks.classification import LABEL, Classification, classify, labelled
+from leanformer.tasks.language import decode
 from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceData(DataModule):
-    """Data of sentences and pairs of them: batches of `tokens` (B T, int32) and `lengths` (B, int32).
+    """Data of sentences and pairs: `tokens` (B T), `lengths` (B) and, for a model with token types, `types` (B T).
 
-    For a model with token types they have `types` (B T), 0 for the first text and 1 for the second. The `label` (B) is
-    int32, or float32 if the model has one output.
-
-    Attributes:
-        num_classes: number of outputs of the model; 1 for a regression.
-        length: row length T, `data.max_length`: longer rows are truncated, of pairs the longer text first.
-        vocabulary: vocabulary size V of the model, at least that of the tokenizer.
-        types: True if the model has token types.
-        source_run: folder of the run that the initial weights come from; None if they come from elsewhere.
-        tokenizer: value of `data.tokenizer`; None for that of `source_run`.
-        train_split: split for training, on which BPE and WordPiece are also trained.
-        name: value of `data.name`.
-        dir: folder of GLUE's download; None for other data.
+    The `label` (B) is int32, or float32 if the model has one output.
     """
 
-    num_classes: int
-    length: int
+    num_classes: int  # outputs of the model; 1 for a regression
+    length: int  # row length T, `data.max_length`: longer rows are truncated, of pairs the longer text first
     vocabulary: int
-    types: bool
-    source_run: Path | None
-    tokenizer: str | None
+    types: bool  # True if the model has token types
+    source_run: Path | None  # folder of the run that the initial weights come from
+    tokenizer: str | None  # None for that of `source_run`
     train_split: str
     name: str
-    dir: str | None = None
+    dir: str | None = None  # of GLUE's download
 
     @property
     def numbers(self) -> bool:
-        """True if labels are numbers instead of classes."""
         return self.num_classes == 1
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
@@ -63,7 +51,7 @@ class SentenceData(DataModule):
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
-        """Tokenizer of the config or of the source run. Raises DataError if there is none, or if the two differ."""
+        """Tokenizer of the config or of the source run, which must be the same."""
         words = str(self.source_run or "") if self.tokenizer is None else self.tokenizer
         if not words:
             raise DataError(
@@ -106,15 +94,8 @@ class SentenceData(DataModule):
         return {"label": ((), np.float32)} if self.numbers else LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        """Return `tokens` of a text in UTF-8, and `tokens2` if it is two texts with a tab between, int32 (n,).
-
-        Raises:
-            DataError: these are not one or two texts that are not empty.
-        """
-        try:
-            texts = [text.strip() for text in bytes(raw).decode().strip().split("\t")]
-        except UnicodeDecodeError as error:
-            raise DataError(f"It is not UTF-8: byte {error.start:,} is {error.object[error.start]:#04x}.") from error
+        """Return `tokens` of a text in UTF-8, and `tokens2` if it is two texts with a tab between, int32 (n,)."""
+        texts = [text.strip() for text in decode(raw).strip().split("\t")]
         if not all(texts) or len(texts) > 2:
             raise DataError("Expected one text, or two separated by a tab, none of them empty.")
         return dict(zip(("tokens", "tokens2"), self._tokenizer.encode(texts), strict=False))
@@ -139,23 +120,51 @@ def _with_number(prepare: Callable[..., Any], index: int, example: Mapping[str, 
     return {**prepare(index, example, draws), "label": np.float32(example["label"])}
 
 
+def accuracy(confusion: Int[np.ndarray, "v v"]) -> float:
+    """Return the accuracy from a confusion matrix; rows are labels, columns predictions."""
+    return float(np.trace(confusion) / confusion.sum())
+
+
+def f1(confusion: Int[np.ndarray, "2 2"]) -> float:
+    """Return F1, the harmonic mean of precision and recall, of class 1; 0 without true positives."""
+    right, wrong = int(confusion[1, 1]), int(confusion[0, 1] + confusion[1, 0])
+    return 2 * right / (2 * right + wrong) if right else 0.0
+
+
+def matthews(confusion: Int[np.ndarray, "v v"]) -> float:
+    """Return the Matthews correlation, 0 if labels or predictions are of one class (Gorodkin 2004, eq. 8)."""
+    counts = confusion.astype(object)  # Python integers: products of three counts exceed 2^63
+    labels, taken, total = counts.sum(axis=1), counts.sum(axis=0), counts.sum()
+    shared = total * np.trace(counts) - labels @ taken
+    spread = (total**2 - labels @ labels) * (total**2 - taken @ taken)
+    return float(shared) / float(spread) ** 0.5 if spread else 0.0
+
+
+def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
+    """Return the linear correlation; None if an argument is constant, NaN if a number is not finite."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("nan")
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    x, y = (values.astype(np.float64) - values.astype(np.float64).mean() for values in (a, b))
+    return float(np.clip((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)), -1, 1))
+
+
+def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
+    """Return the rank correlation, with mean ranks for ties; None and NaN as in `pearson`."""
+    from scipy import stats  # slow to import
+
+    return pearson(*(stats.rankdata(values) for values in (a, b)))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceObjective(Objective):
-    """Base class of objectives of sentences: inputs of the model, check of its outputs, score.
+    """Base class of objectives of sentences: inputs of the model, check of its outputs, score."""
 
-    The model returns a pair whose first item is the outputs (B V), V = num_classes.
-
-    Attributes:
-        num_classes: number of outputs of the model; 1 for a regression.
-        length: row length T.
-        types: True if the model has token types.
-        metric: name of the metric that selects the best checkpoint, such as "accuracy"; higher is better.
-    """
-
-    num_classes: int
-    length: int
-    types: bool
-    metric: str
+    num_classes: int  # outputs of the model; 1 for a regression
+    length: int  # row length T
+    types: bool  # True if the model has token types
+    metric: str  # that selects the best checkpoint, such as "accuracy"
 
     @property
     def score(self) -> Score:
@@ -178,19 +187,14 @@ class SentenceObjective(Objective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceClassification(SentenceObjective, Classification):
-    """Objective of sentences with a class: cross-entropy. Attributes are those of the base classes."""
+    """Objective of sentences with a class: cross-entropy."""
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         logits, _ = model(*self.inputs(part), key=key)
         return classify(logits, jax.nn.one_hot(part["label"], self.num_classes), self.kind).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return sums over the examples that `batch["mask"]` marks as present.
-
-        They are the `loss`, the number of `examples`, and the confusion matrix `counts` (V V), whose rows are labels
-        and whose columns are predictions. The matrix is enough for accuracy, F1 and Matthews. `detail` adds it as
-        `confusion` too, which becomes a metric.
-        """
+        """Return the `loss`, the `examples`, and the confusion matrix `counts`; with `detail` also as `confusion`."""
         sums = super().statistics(model, batch, detail=True)
         return {name: sums[name] for name in ("loss", "examples")} | {
             "counts": sums["confusion"],
@@ -198,10 +202,7 @@ class SentenceClassification(SentenceObjective, Classification):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the mean `loss`, `accuracy` (a fraction), `matthews`, and with two classes `f1` of the second.
-
-        With the sum `confusion` of `detail`, also that matrix (V V).
-        """
+        """Return the mean `loss`, `accuracy`, `matthews`, and with two classes `f1` of the second."""
         counts, values = totals["counts"], {"loss": float(totals["loss"] / totals["examples"])}
         values |= {"accuracy": accuracy(counts), "matthews": matthews(counts)}
         values |= {"f1": f1(counts)} if self.num_classes == 2 else {}
@@ -210,10 +211,7 @@ class SentenceClassification(SentenceObjective, Classification):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceRegression(SentenceObjective):
-    """Objective of sentences with a number, as in STS-B: squared error of the only output.
-
-    Attributes are those of `SentenceObjective`.
-    """
+    """Objective of sentences with a number, as in STS-B: squared error of the only output."""
 
     def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         return jnp.square(self._outputs(model, part, key) - part["label"]).sum()
@@ -223,11 +221,7 @@ class SentenceRegression(SentenceObjective):
         return outputs[:, 0].astype(jnp.float32)
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Any]:
-        """Return `loss`, the sum of squared errors, the number of `examples`, and output and label of each example.
-
-        Sums are over the examples that `batch["mask"]` marks as present. Outputs and labels are under "per_example", as
-        `predictions` and `labels` (B), with padding.
-        """
+        """Return the sum of squared errors, `loss`, the `examples`, and `predictions` and `labels` per example."""
         outputs = self._outputs(model, batch)
         errors = jnp.square(outputs - batch["label"])
         return {
@@ -251,11 +245,7 @@ class SentenceRegression(SentenceObjective):
 
 
 def from_config(c: Any) -> Task:
-    """Return the task of a config: regression if the model has one output, otherwise classification.
-
-    Raises:
-        ConfigError: `data.name` is unknown.
-    """
+    """Return the task of a config: regression if the model has one output, otherwise classification."""
     m, d = c.model, c.data
     find(d.name, KINDS)
     start = Path(c.init_from.path or "").expanduser()
@@ -267,55 +257,3 @@ def from_config(c: Any) -> Task:
         SentenceData(**shared, **keys, vocabulary=m.vocabulary, source_run=source_run),
         objective(**shared, metric=c.score),
     )
-
-
-def accuracy(confusion: Int[np.ndarray, "v v"]) -> float:
-    """Return the accuracy from a confusion matrix; rows are labels, columns predictions.
-
-    >>> accuracy(np.array([[3, 1], [0, 4]]))
-    0.875
-    """
-    return float(np.trace(confusion) / confusion.sum())
-
-
-def f1(confusion: Int[np.ndarray, "2 2"]) -> float:
-    """Return F1, the harmonic mean of precision and recall, of class 1; rows are labels, columns predictions."""
-    right, wrong = int(confusion[1, 1]), int(confusion[0, 1] + confusion[1, 0])
-    return 2 * right / (2 * right + wrong) if right else 0.0
-
-
-def matthews(confusion: Int[np.ndarray, "v v"]) -> float:
-    """Return the Matthews correlation of labels (rows) and predictions (columns), in [-1, 1]; 0 if undefined.
-
-    Source: Matthews 1975; for more than two classes Gorodkin 2004, eq. 8.
-    """
-    counts = confusion.astype(object)  # Python integers: products of three counts exceed 2^63
-    labels, taken, total = counts.sum(axis=1), counts.sum(axis=0), counts.sum()
-    shared = total * np.trace(counts) - labels @ taken
-    spread = (total**2 - labels @ labels) * (total**2 - taken @ taken)
-    return float(shared) / float(spread) ** 0.5 if spread else 0.0
-
-
-def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the linear correlation of two arrays (n,), in [-1, 1].
-
-    It is None if an argument is constant, and NaN if a number is not finite.
-    """
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return float("nan")
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return None
-    x, y = (values.astype(np.float64) - values.astype(np.float64).mean() for values in (a, b))
-    return float(np.clip((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)), -1, 1))
-
-
-def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the rank correlation of two arrays (n,), in [-1, 1], with mean ranks for ties.
-
-    It is None if an argument is constant, and NaN if a number is not finite.
-    """
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return float("nan")
-    from scipy import stats  # slow to import
-
-    return pearson(*(stats.rankdata(values) for values in (a, b)))

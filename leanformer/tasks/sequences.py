@@ -11,7 +11,6 @@ from leanformer import data
 from leanformer.config.classification import IMAGE_TYPES
 from leanformer.data.sequences import KINDS, build, encode, open_sequences
 from leanformer.data.source import find
-from leanformer.errors import DataError
 from leanformer.tasks.classification import LABEL, Classification, classify, labelled, smoothed
 from leanformer.tasks.task import Batch, DataModule, Spec, Task
 
@@ -21,28 +20,17 @@ class SequenceData(DataModule):
     """Data of sequence classification: `tokens` (B T), a `label` (B), and `lengths` (B) unless all are full; int32.
 
     With two towers the arrays are `tokens` (B 2 T) and `lengths` (B 2).
-
-    Attributes:
-        num_classes: number of classes of the model.
-        length: row length T, the model's max_length.
-        max_length: maximum number of tokens of an example; later ones are cut off.
-        vocabulary: vocabulary size V of the model.
-        towers: 1, or 2 for pairs of sequences.
-        full: True if every example has `length` tokens, so that there is no padding.
-        recipe: settings of data that are generated locally; see `data.sequences.SourceSpec`.
-        name: value of `data.name`.
-        dir: folder of TFDS data; None for the default.
     """
 
     num_classes: int
-    length: int
-    max_length: int
+    length: int  # row length T, the model's max_length
+    max_length: int  # tokens of an example; later ones are cut off
     vocabulary: int
-    towers: int
-    full: bool
-    recipe: Mapping[str, Any]
+    towers: int  # 1, or 2 for pairs of sequences
+    full: bool  # True if every example has `length` tokens, so that there is no padding
+    recipe: Mapping[str, Any]  # see `data.sequences.SourceSpec`
     name: str = ""
-    dir: str | None = None
+    dir: str | None = None  # of TFDS data
 
     def build(self) -> bool:
         return build(self.name, self.dir, self.recipe)
@@ -63,9 +51,6 @@ class SequenceData(DataModule):
     def _padded(self, index: int, example: Mapping[str, Any], draws: object) -> dict[str, np.ndarray]:
         several = [example[name] for name in ("tokens", "tokens2")[: self.towers]]
         if self.full:
-            if len(several[0]) != self.length:
-                problem = f"Example {index} has {len(several[0])} tokens"
-                raise DataError(f"{problem}; all must have model.max_length={self.length}.")
             return {"tokens": several[0].astype(np.int32)}
         several = [tokens[: self.max_length] for tokens in several]
         rows = np.stack([np.pad(tokens, (0, self.length - len(tokens))) for tokens in several]).astype(np.int32)
@@ -81,10 +66,6 @@ class SequenceData(DataModule):
         return LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        """Return {"tokens": tokens (n,) of the content of a file}.
-
-        For the content and the errors see `data.sequences.encode`.
-        """
         return {"tokens": encode(self.name, raw, self.length)}
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -93,15 +74,7 @@ class SequenceData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceClassification(Classification):
-    """Objective of sequence classification: cross-entropy with smoothed labels.
-
-    Attributes:
-        num_classes, kind: as in `Classification`.
-        full: True if there is no padding, and the model takes no `lengths`.
-        label_smoothing: fraction of each target that is spread over all classes.
-    """
-
-    full: bool
+    full: bool  # True if there is no padding, and the model takes no `lengths`
     label_smoothing: float
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
@@ -114,7 +87,6 @@ class SequenceClassification(Classification):
 
 
 def from_config(c: Any) -> Task:
-    """Return the sequence-classification task of a config. Raises ConfigError for an unknown `data.name`."""
     m, d = c.model, c.data
     find(d.name, KINDS)
     shared = {"num_classes": m.num_classes, "full": d.name.partition(":")[0] in IMAGE_TYPES}

@@ -20,15 +20,10 @@ Batch = Mapping[str, Array]  # arrays by name, with a leading axis B
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Metric that selects the best checkpoint.
+    """Metric that selects the best checkpoint."""
 
-    Attributes:
-        name: name of the metric in evaluation records, such as "top1".
-        higher: True if higher is better, False if lower is.
-    """
-
-    name: str
-    higher: bool = True
+    name: str  # in evaluation records, such as "top1"
+    higher: bool = True  # whether higher is better
 
     def best(self, scores: Mapping[int, float]) -> int | None:
         """Return the step with the best finite value of {step: value}, the first among ties; None if there is none."""
@@ -36,12 +31,12 @@ class Score:
         return (max if self.higher else min)(finite, key=finite.__getitem__, default=None)
 
     def record(self, value: float) -> dict[str, Any]:
-        """Return the record of a value for summary.json: {"score": value, "of": name, "higher": higher}."""
+        """Return the record of a value for summary.json."""
         return {"score": value, "of": self.name, "higher": self.higher}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Score":
-        """Return the metric of a record of `Score.record`."""
+        """Return the metric of a `record`."""
         return cls(record["of"], record["higher"])
 
 
@@ -53,45 +48,26 @@ class DataModule(abc.ABC):
     """
 
     def build(self) -> bool:
-        """Download or generate the data if that can be done here. Return False if there is nothing to build, else True.
-
-        Raises:
-            ConfigError: the recipe of the data is invalid.
-            DataError: building failed.
-        """
+        """Download or generate the data if that can be done here. Return False if there is nothing to build."""
         return False
 
     @abc.abstractmethod
     def open(self, split: str, classes: Sequence[str] | None = None) -> Source:
-        """Return a split of the data.
+        """Return a split of the data. Raise DataError if it is missing, incomplete, or does not fit the model.
 
-        Args:
-            split: name of the split in the data.
-            classes: class names in the order of the model's outputs, for data with named classes; None for those of
-                this split.
-
-        Raises:
-            DataError: the split is missing, incomplete, or does not fit the model.
+        `classes` are the class names in the order of the model's outputs; None for those of this split.
         """
 
     @abc.abstractmethod
     def train_batches(self, source: Source, *, batch_size: int, seed: int, process: int, processes: int) -> Batches:
-        """Return endless training batches; order and augmentation are functions of the seed.
+        """Return endless batches of a split for training; order and augmentation are functions of the seed.
 
-        Args:
-            source: training split, from `open`.
-            batch_size: global batch size.
-            seed: seed of order and augmentation.
-            process, processes: index of this process, and number of processes, each of which gets its part of every
-                batch.
+        `batch_size` is global; each of `processes` gets its part of every batch.
         """
 
     @abc.abstractmethod
     def eval_batches(self, source: Source, *, batch_size: int, process: int, processes: int) -> Batches:
-        """Return batches of every example of a split once, in order; the last is padded, with False in its `mask`.
-
-        The arguments are those of `train_batches` without seed; `source` is an evaluation split.
-        """
+        """Return batches of every example of a split once, in order; the last is padded, with False in its `mask`."""
 
     @abc.abstractmethod
     def input_specs(self) -> dict[str, Spec]:
@@ -99,47 +75,33 @@ class DataModule(abc.ABC):
 
     @abc.abstractmethod
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
-        """Return {name: (shape, dtype)} of the arrays of one example that are not inputs of the model, such as labels.
+        """Return {name: (shape, dtype)} of the other arrays of one example, such as labels, without the mask.
 
-        They are those that the loss needs if `train`, else those that the metrics need; without the mask.
+        Those that the loss needs if `train`, else those that the metrics need.
         """
 
     def specs(self, *, train: bool) -> dict[str, Spec]:
-        """Return {name: (shape, dtype)} of all arrays of one example: for training, or for evaluation with the mask."""
+        """Return {name: (shape, dtype)} of all arrays of one example; in evaluation with the mask."""
         return self.input_specs() | self.target_specs(train=train) | ({} if train else {"mask": ((), bool)})
 
     @abc.abstractmethod
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return the arrays of `input_specs` for one example, as in evaluation.
-
-        Args:
-            example: example of a source, or result of `read`.
-
-        Raises:
-            CorruptExample, DataError: the example cannot be read.
-        """
+        """Return the arrays of `input_specs` for an example of a source, or a result of `read`, as in evaluation."""
 
     def read(self, raw: Any) -> dict[str, Any]:
-        """Return an example for `prepare`, without a target, from the content of a file.
-
-        Args:
-            raw: bytes of the file; for images also an array or a PIL image.
-
-        Raises:
-            DataError: a single file cannot be an example, or these bytes are not one.
-        """
+        """Return an example without a target from the bytes of a file; for images also from an array or a PIL image."""
         raise DataError("A file cannot be an example of these data.")
 
     def notes(self) -> dict[str, str]:
-        """Return rows about the data for the startup summary, as {title: text}."""
+        """Return rows about the data for the start page, as {title: text}."""
         return {}
 
 
 class Objective(abc.ABC):
     """Base class of the objective of a task: loss, evaluation sums and metrics.
 
-    Subclasses define `score`, `inputs`, `loss`, `statistics` and `metrics`; the others have defaults. `score`, the
-    metric that selects the best checkpoint, and `ceiling`, the divergence threshold, may be class attributes.
+    Subclasses define `score`, `inputs`, `loss`, `statistics` and `metrics`; the others have defaults. `score` and
+    `divergence_loss` may be class attributes.
     """
 
     @property
@@ -148,17 +110,12 @@ class Objective(abc.ABC):
         """Metric that selects the best checkpoint."""
 
     @property
-    def ceiling(self) -> float:
-        """Divergence threshold of the loss; a step above it is skipped. May be infinite."""
+    def divergence_loss(self) -> float:
+        """Loss above which a step is skipped; may be infinite."""
         return math.inf
 
     def check_model(self, graphdef: Any, weights: Any) -> None:  # noqa: B027 - most tasks take any model
-        """Raise ConfigError if the model cannot do the task; by default no model is rejected.
-
-        Args:
-            graphdef: static definition of the model.
-            weights: (parameters, batch statistics), or their shapes.
-        """
+        """Raise ConfigError if the model cannot do the task; `weights` are (parameters, statistics), or shapes."""
 
     @abc.abstractmethod
     def inputs(self, batch: Batch) -> tuple[Array | None, ...]:
@@ -169,16 +126,9 @@ class Objective(abc.ABC):
     ) -> tuple[dict[str, Array], Any]:
         """Return the arguments `part` and `batch_aux` of `loss` for a whole batch.
 
-        Everything random is drawn here for the whole batch, so that gradient accumulation does not change it.
-
-        Args:
-            batch: training batch.
-            batch_key: random key of what is drawn per example.
-            shared_key: random key of what is drawn once for all examples.
-
-        Returns:
-            A dict of the arrays of the batch (B ...), with a random `key` for each example; and what is drawn once for
-            all examples, by default None.
+        Everything random is drawn here, so that gradient accumulation does not change it: from `batch_key` what is
+        drawn per example, from `shared_key` what is drawn once for all. By default these are the arrays of the batch
+        with a random `key` per example, and None.
         """
         return {**batch, "key": jax.random.split(batch_key, batch_size(batch))}, None
 
@@ -207,26 +157,18 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the metrics of a split: numbers, lists, or NumPy arrays.
+        """Return the metrics of a split, numbers, lists or arrays, from its `statistics`.
 
-        Args:
-            totals: `statistics` summed over the split, floats as float64, counts as int64; under "per_example" every
-                example of the split once, in order.
+        Floats are summed as float64, counts as int64; "per_example" has every example of the split once, in order.
         """
 
 
 class Task(NamedTuple):
-    """Training task, which `tasks.build` makes from a config.
+    """Training task, which `tasks.build` makes from a config."""
 
-    Attributes:
-        data: data module, with the splits and batches.
-        objective: loss, evaluation sums and metrics.
-    """
-
-    data: DataModule
-    objective: Objective
+    data: DataModule  # splits and batches
+    objective: Objective  # loss, evaluation sums and metrics
 
 
 def batch_size(batch: Batch) -> int:
-    """Return the number of examples B in a batch, the length of its first array."""
     return len(next(iter(batch.values())))

@@ -9,7 +9,6 @@ from leanformer import config
 WRONG = [  # one for each rule
     ({"batch_size": 0}, ["batch_size=0"]),
     ({"seed": -1}, ["seed=-1"]),
-    ({"optim.eps": 0.0}, ["optim.eps=0.0"]),
     ({"accumulate": 3}, ["batch_size=1024", "accumulate=3", 2, 4]),
     ({"total_steps": 7}, ["total_steps=7", "total_epochs=300.0"]),
     ({"total_epochs": 0.0}, ["total_steps=0", "total_epochs=0.0"]),
@@ -17,17 +16,13 @@ WRONG = [  # one for each rule
     ({"optim.warmup_share": 0.1}, ["optim.warmup_epochs=20.0", "optim.warmup_share=0.1"]),
     ({"optim.schedule": "constant", "optim.final_lr": 0.1}, ["optim.final_lr=0.1"]),
     ({"optim.name": "muon", "optim.b1_peak": 0.8}, ["optim.b1_peak=0.8", "adamw"]),
-    ({"optim.ema": 1.0}, ["optim.ema=1.0"]),
     ({"mesh.data": 3, "accumulate": 2}, ["batch_size", "accumulate", 512, 3]),
     ({"mesh.fsdp": -1}, [-1]),
     ({"model.drop_path": 1.0}, ["model.drop_path=1.0"]),
     ({"data.mean": (0.5,)}, ["data.mean", "model.channels=3"]),
-    ({"data.crop_fraction": 0.0}, ["data.crop_fraction=0.0"]),
     ({"augment.crop_scale": (0.5, 1.5)}, ["augment.crop_scale", 1.5]),
     ({"augment.rand_magnitude": 11.0}, ["augment.rand_magnitude=11.0", "0..10"]),
     ({"augment.flip": 2.0}, ["augment.flip=2.0"]),
-    ({"augment.mixup": -1.0}, ["augment.mixup=-1.0"]),
-    ({"augment.label_smoothing": 1.0}, ["augment.label_smoothing=1.0"]),
     ({"loss": "sigmoid"}, ["augment.label_smoothing=0.1", 'loss="sigmoid"']),
 ]
 
@@ -49,9 +44,6 @@ def test_sigmoid_without_smoothing_is_allowed():
 def test_total_steps_from_epochs():
     c = config.base()
     assert config.total_steps(c, 1_281_167) == round(300 * 1_281_167 / 1024)
-    c.total_epochs = 1e12
-    with refuses("1.3e+15"):
-        config.total_steps(c, 1_281_167)
     c.update(total_epochs=0.0, total_steps=11)
     assert config.total_steps(c, 1_281_167) == 11
 
@@ -61,12 +53,6 @@ def test_total_steps_from_tokens():
     c.update(total_steps=0, total_tokens=c.batch_size * c.model.max_length * 50.0)
     config.check(c)
     assert config.total_steps(c, None) == 50
-    c.total_tokens = 1e20
-    with refuses("1.2e+16"):
-        config.total_steps(c, 7)
-    c.total_steps = 7
-    with refuses("total_tokens", 1e20):
-        config.check(c)
 
 
 def test_arguments_of_config_files():

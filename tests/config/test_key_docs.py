@@ -34,7 +34,7 @@ def test_descriptions_are_the_comments_at_the_declarations():
     assert f"    seed: int = 0  # {result['seed']}" in lines
     index = next(number for number, line in enumerate(lines) if line.startswith("    remat: "))
     above = " ".join(line.strip().removeprefix("# ") for line in lines[index - 2 : index])
-    assert result["model.remat"] == f'{above} ("none" or "light" or "block")'
+    assert result["model.remat"] == f"{above} (Literal['none', 'light', 'block'])"
     assert key_docs.help_texts(config.sequences())["data.name"] != result["data.name"]
 
 
