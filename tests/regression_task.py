@@ -61,7 +61,7 @@ class RegressionData(tasks.DataModule):
 
 class Regression(tasks.Objective):
     score = Score("error", higher=False)
-    ceiling = 1e6
+    divergence_loss = 1e6
 
     def inputs(self, batch):
         return (batch["grid"],)

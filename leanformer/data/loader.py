@@ -5,7 +5,6 @@ shuffled epochs, and p is the key of its random augmentation. Both are defined b
 training data do not depend on the number of processes or workers, or on restarts.
 """
 
-import errno
 import functools
 import math
 import os
@@ -18,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data.pool import SHARED_FOLDER, check_main_program, folder_prefix, map_ordered
+from leanformer.data.pool import SHARED_FOLDER, folder_prefix, map_ordered
 from leanformer.data.source import Source, size
 from leanformer.errors import CorruptExample, DataError
 
 
 # function (index, example, draws) -> arrays of one example, see Batches
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # a limit of the process or host, whichever file is opened
 ENDLESS = 2**62  # number of steps, or of examples, that counts as endless
 MAX_UNREADABLE = 16  # consecutive unreadable examples before an error
 
@@ -47,10 +45,6 @@ class Batches:
         seed: seed of order and augmentation.
         repeats: number of consecutive training views of each example (repeated augmentation).
         process, processes: index of this process, and number of processes.
-
-    Raises:
-        DataError: `batch_size` is not divisible by `processes`, or an endless source is used for evaluation; from `[]`,
-            16 consecutive examples are unreadable.
     """
 
     def __init__(
@@ -72,8 +66,6 @@ class Batches:
         self.process, self.processes = process, processes
         self._size: Any = size(source)  # None if endless
         self._orders: dict[int, np.ndarray] = {}  # permutation by epoch, of the last two: a batch may straddle them
-        if self._size is None and not train:
-            raise DataError("An endless source cannot be used for evaluation. Use an evaluation split with a length.")
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_orders": {}}
@@ -82,7 +74,7 @@ class Batches:
         return ENDLESS if self.train else -(-self._size // self.batch_size)
 
     def positions(self, step: int) -> range:
-        """Return the positions, step · batch_size + place in the batch, of this process's part of a step's batch."""
+        """Return the positions of this process's part of a step's batch."""
         local = self.batch_size // self.processes
         first = step * self.batch_size + self.process * local
         return range(first, first + local)
@@ -100,7 +92,6 @@ class Batches:
         return int(self._orders[epoch][place])
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """Return this process's part of the batch of a step."""
         positions = self.positions(step)
         present = [p for p in positions if self.train or p < self._size]
         rows = [self._read(p) for p in present] or [self._read(0)]
@@ -119,8 +110,6 @@ class Batches:
             try:
                 inputs = self.prepare(index, self.source[index], functools.partial(self._generator, position))
             except (CorruptExample, OSError) as error:
-                if getattr(error, "errno", None) in EXHAUSTED:
-                    raise  # the example is not to blame
                 reason = error
                 continue
             return {**inputs, "index": np.int64(index), "corrupt": np.int64(first if shift else -1)}
@@ -144,16 +133,13 @@ class Batches:
 def batches(
     source: Batches, *, start: int = 0, stop: int | None = None, workers: int = 0, prefetch: int = 2
 ) -> Generator[dict[str, np.ndarray], None, None]:
-    """Yield the batches of the steps from `start` to before `stop`, which are read in advance.
-
-    The result does not depend on the number of workers, to which the source is sent by pickle. The worker processes
-    stay for later calls, and end with this process.
+    """Yield the batches of the steps from `start` to before `stop`, all if None, read in advance.
 
     Args:
-        source: batches by step, see `Batches` for their arrays.
+        source: batches by step, which do not depend on the number of workers.
         start: first step.
-        stop: step after the last; None for all.
-        workers: number of processes that read; 0 for a thread of this process.
+        stop: step after the last.
+        workers: number of processes that read, which stay for later calls; 0 for a thread of this process.
         prefetch: number of batches that each worker, or the thread, reads in advance.
     """
     steps = range(start, len(source) if stop is None else stop)
@@ -164,7 +150,6 @@ def batches(
         every = grain.MapDataset.source(source)  # ty: ignore[invalid-argument-type] - it has __getitem__
         yield from every[steps.start : steps.stop].to_iter_dataset(options)
         return
-    check_main_program(workers)
     # Through files in memory, as pipes between processes are several times slower.
     with tempfile.TemporaryDirectory(prefix=folder_prefix(os.getpid()), dir=SHARED_FOLDER) as folder:
         path = Path(folder) / "batches"
@@ -196,14 +181,9 @@ def _load(path: Path) -> Batches:
 
 
 class CorruptLog:
-    """Log of unreadable examples, which stops the run if they exceed a fraction of the data.
+    """Log of unreadable examples, which warns of each once, and stops the run if they exceed a fraction of the data.
 
-    Call it with the array `corrupt` of each batch of `Batches`. It warns of each example once, with its name and the
-    reason.
-
-    Args:
-        batches: training batches, whose source names the examples.
-        max_share: largest fraction of unreadable examples, 0 to 1; of an endless source, of those read so far.
+    Call it with the array `corrupt` of each batch. For an endless source, the fraction is of the examples read so far.
     """
 
     def __init__(self, batches: Batches, max_share: float):
@@ -212,7 +192,6 @@ class CorruptLog:
         self._read = 0  # number of examples that all processes have read, for an endless source
 
     def __call__(self, corrupt: np.ndarray) -> None:
-        """Record the array `corrupt` (B) of a batch. Raise DataError if too many examples are unreadable."""
         for index in sorted(set(corrupt[corrupt >= 0].tolist()) - self.seen):
             self.seen.add(index)
             warnings.warn(

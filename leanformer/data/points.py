@@ -21,65 +21,42 @@ Examples = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of an example of a point-set task.
+    """Sizes of an example of a point-set task."""
 
-    Attributes:
-        points: number of points of a set; of "regression", number of pairs x, y.
-        dim: dimension d of a point.
-        num_items: number of directions of "retrieval"; unused by other tasks.
-        bias: number added to the first point's inner product with the query, in tasks with a query.
-    """
-
-    points: int
-    dim: int
-    num_items: int = 1
-    bias: float = 0.0
+    points: int  # number of points of a set; of "regression", number of pairs x, y
+    dim: int  # dimension d of a point
+    num_items: int = 1  # number of directions of "retrieval"
+    bias: float = 0.0  # added to the first point's inner product with the query, in tasks with a query
 
 
 @dataclasses.dataclass(frozen=True)
 class PointTask:
-    """Definition of a task on point sets, for one `data.name`.
+    """Definition of a task on point sets, for one `data.name`."""
 
-    Attributes:
-        what: description for messages.
-        draw: function from standard normal numbers (B, `normals`, d) and the sizes to B examples: `points` (B T d),
-            `targets` (B S V), and arrays that these were computed from.
-        normals: function from the sizes to the number of normal vectors per example.
-        outputs: function from the sizes to the dimension V of a target.
-        tokens: function from the sizes to the number of tokens T of an example.
-        targets: function from the sizes to the number of targets S of an example.
-        read: slice of the model's outputs, one per token, that is compared with the targets.
-        ordered: True if the error depends on the position of a target, and is reported by position.
-        shrink: function from (examples, sizes, number of coordinates, number of points) to the smaller examples of a
-            curriculum, in arrays of the same shapes, with `scored` (S) if not all targets count; None if the task has
-            no curriculum.
-        curriculum_axes: names of the sizes that a curriculum starts small, "dim" and "points".
-        validate: function from the sizes to the reason why there are no such examples; None if there are.
-    """
-
-    what: str
+    what: str  # description for messages
+    # from standard normal numbers (B, `normals`, d) and the sizes to B examples: `points` (B T d), `targets` (B S V),
+    # and arrays that these were computed from
     draw: Callable[[np.ndarray, Sizes], Examples]
-    normals: Callable[[Sizes], int]
-    outputs: Callable[[Sizes], int]
-    tokens: Callable[[Sizes], int]
-    targets: Callable[[Sizes], int]
-    read: slice = slice(None)
-    ordered: bool = False
+    normals: Callable[[Sizes], int]  # number of normal vectors per example
+    outputs: Callable[[Sizes], int]  # dimension V of a target
+    tokens: Callable[[Sizes], int]  # number of tokens T of an example
+    targets: Callable[[Sizes], int]  # number of targets S of an example
+    read: slice = slice(None)  # of the model's outputs, one per token: what is compared with the targets
+    ordered: bool = False  # True if the error depends on the position of a target, and is reported by position
+    # from (examples, sizes, number of coordinates, number of points) to the smaller examples of a curriculum, in arrays
+    # of the same shapes, with `scored` (S) if not all targets count
     shrink: Callable[[Examples, Sizes, int, int], Examples] | None = None
-    curriculum_axes: tuple[str, ...] = ()
-    validate: Callable[[Sizes], str | None] = lambda sizes: None
+    curriculum_axes: tuple[str, ...] = ()  # sizes that a curriculum starts small, "dim" and "points"
+    validate: Callable[[Sizes], str | None] = lambda sizes: None  # reason why there are no such examples
 
 
 def sphere(normals: np.ndarray) -> np.ndarray:
-    """Return points (B P d) that are uniform on the unit sphere, from standard normal numbers of the same shape."""
+    """Return points (B P d) that are uniform on the unit sphere, from standard normal numbers."""
     return normals / np.linalg.norm(normals, axis=-1, keepdims=True)
 
 
 def orthonormal(normals: np.ndarray) -> np.ndarray:
-    """Return random sets of P orthonormal points (B P d), P at most d, from standard normal numbers of the same shape.
-
-    They are uniformly distributed.
-    """
+    """Return uniform random sets of P orthonormal points (B P d), P at most d, from standard normal numbers."""
     q, r = np.linalg.qr(normals.swapaxes(-2, -1))
     return (q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]).swapaxes(-2, -1)
 
@@ -94,7 +71,7 @@ def _nearest(normals: np.ndarray, s: Sizes) -> Examples:
 
 
 def _gather_points(x: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the points (B S d) with indices `chosen` (B S)."""
+    """Return the points (B S d) of indices (B S)."""
     return np.take_along_axis(x, chosen[..., None], axis=1)
 
 
@@ -106,8 +83,7 @@ def _query(
 ) -> Examples:
     """Draw sets with a query y. The target is the point with the largest inner product with y.
 
-    The bias is added to the product of the first point. The last token is −y, so that the query is never its own
-    target, and the target is the one of `_nearest`.
+    The last token is −y, so that the query is never its own target, and the target is the one of `_nearest`.
     """
     x, y = set_of(normals[:, :-1]), query_of(normals[:, -1:])
     products = (y @ x.swapaxes(1, 2)) + s.bias * (np.arange(s.points) == 0)
@@ -123,7 +99,7 @@ def _regression(normals: np.ndarray, s: Sizes) -> Examples:
 
 
 def _interleave(x: np.ndarray, w: np.ndarray) -> Examples:
-    """Return the tokens (B 2N d) and targets (B N 1) of pairs, with x (B N d) and w (B d)."""
+    """Return the tokens (B 2N d) and targets (B N 1) of pairs, from x (B N d) and w (B d)."""
     y = x @ w[..., None]
     values = np.pad(y, ((0, 0), (0, 0), (0, x.shape[2] - 1)))
     tokens = np.stack([x, values], axis=2).reshape(len(x), -1, x.shape[2])
@@ -137,24 +113,17 @@ def _fewer_pairs(examples: Examples, s: Sizes, dim: int, pairs: int) -> Examples
 
 
 def directions(s: Sizes) -> np.ndarray:
-    """Return the orthonormal directions (num_items, d) of the task "retrieval" for examples of sizes `s`.
-
-    They are fixed for given sizes, so that models learn them.
-    """
+    """Return the orthonormal directions (num_items, d) of "retrieval", fixed for given sizes, so that models learn."""
     rng = np.random.Generator(np.random.Philox(key=(s.num_items, s.dim)))
     return orthonormal(rng.standard_normal((s.num_items, s.dim)))
 
 
 def _retrieval(normals: np.ndarray, s: Sizes) -> Examples:
-    """Draw points on the sphere; the target sums the largest inner product with each of D directions.
-
-    Source: Yu et al. 2025, arXiv 2510.06662.
-    """
+    """Draw points on the sphere; the target sums the largest inner product with each direction (Yu et al. 2025)."""
     return _with_retrieval_targets(sphere(normals), s)
 
 
 def _with_retrieval_targets(x: np.ndarray, s: Sizes) -> Examples:
-    """Return points with the targets of "retrieval"."""
     return {"points": x, "targets": (x @ directions(s).T).max(axis=1).sum(axis=1)[:, None, None]}
 
 
@@ -167,13 +136,12 @@ def _fewer_points(examples: Examples, s: Sizes, dim: int, points: int) -> Exampl
 
 
 def _check_dim(number: str, s: Sizes) -> str | None:
-    """Return a message if there are more orthonormal vectors than dimensions, else None."""
+    """Return a message if there are more orthonormal vectors than dimensions."""
     value, problem = getattr(s, number), "orthonormal vectors do not exist in data.dim"
     return f"data.{number}={value} {problem}={s.dim}. Use at most {s.dim}." if value > s.dim else None
 
 
 def _check_two_points(s: Sizes) -> str | None:
-    """Return a message if there are fewer than two points, else None."""
     return None if s.points > 1 else f"data.points={s.points}: a nearest point needs other points. Use at least 2."
 
 
@@ -239,7 +207,6 @@ KINDS: Mapping[str, PointTask] = MappingProxyType(
 
 
 def find(name: str) -> PointTask:
-    """Return the definition of the point-set task for a `data.name`. Raise ConfigError for an unknown name."""
     if name not in KINDS:
         choices = "".join(f"\n  {word}: {kind.what}" for word, kind in KINDS.items())
         raise ConfigError(f'data.name="{name}": unknown name. Choose one of:{choices}')
@@ -247,7 +214,7 @@ def find(name: str) -> PointTask:
 
 
 def _normals(key: int, first: int, number: int, count: int) -> np.ndarray:
-    """Return standard normal numbers (examples, numbers per example) of the examples from `first` (Box & Muller 1958).
+    """Return `count` standard normal numbers of each of `number` examples from `first` on (Box & Muller 1958).
 
     Example i uses the i-th block of the random words of the key, so that examples have random access.
     """
@@ -262,18 +229,13 @@ def _normals(key: int, first: int, number: int, count: int) -> np.ndarray:
 class Points:
     """Endless split of a point-set task, with random access to examples.
 
-    An example has the float64 arrays of `PointTask.draw` without axis B: `points` (T d), `targets` (S V), and others.
-
-    Args:
-        name: name of the task, a key of KINDS.
-        sizes: sizes of an example.
-        split: name of the split; splits of different names have different examples, also with the same seed.
-        seed: seed of the examples, 0 <= seed < 2^32.
+    An example has the float64 arrays of `PointTask.draw` without axis B. Splits of different names have different
+    examples, also with the same seed, which is from 0 and below 2^32.
     """
 
     def __init__(self, name: str, sizes: Sizes, split: str, seed: int):
         self.kind, self.sizes, self.split, self.seed = name, sizes, split, seed
-        self._stream = zlib.crc32(split.encode(errors="surrogatepass")) << 32 | seed
+        self._stream = zlib.crc32(split.encode()) << 32 | seed
 
     def __getitem__(self, index: int) -> Examples:
         return {name: array[0] for name, array in self.get_batch(index, 1).items()}
@@ -289,12 +251,7 @@ class Points:
 
 
 class FixedSplit(Points):
-    """Split of fixed length for evaluation: the first examples of an endless split.
-
-    Args:
-        args: positional arguments of `Points`: name, sizes, split and seed.
-        examples: number of examples.
-    """
+    """Split of fixed length for evaluation: the first examples of an endless split."""
 
     def __init__(self, *args: Any, examples: int):
         super().__init__(*args)

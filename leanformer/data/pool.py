@@ -17,10 +17,7 @@ from typing import Any
 from leanformer.errors import ConfigError, DataError
 
 
-# Only the parent handles them.
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # for the parent only
 SHARED_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()  # in memory, if there is one
 
 
@@ -46,17 +43,13 @@ def check_main_program(workers: int) -> None:
 def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int, *, ahead: int = 2) -> Iterator[Any]:
     """Yield function(item) for each item, in order, computed in advance by worker processes.
 
-    With workers, function, items and results must be picklable. An error of `function` is raised in place of its
-    result.
+    With workers, function, items and results are pickled. An error of `function` is raised in place of its result.
 
     Args:
         function: function of one item; with workers it is sent with every item.
         items: items, also endless.
         workers: number of processes, which stay for later calls; 0 for this process.
         ahead: number of results per worker that are computed in advance.
-
-    Raises:
-        DataError: a worker was killed, or could not start.
     """
     if not workers:
         yield from map(function, items)

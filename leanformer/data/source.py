@@ -1,4 +1,8 @@
-"""Sources of examples, which have random access and usually a length, and their selection by `data.name`."""
+"""Sources of examples, which have random access and usually a length, and their selection by `data.name`.
+
+Sources are picklable, since worker processes have copies. A class has the same number in every split, and throughout a
+run: classes are those of the training split, sorted, or those in `classes.txt` beside the splits, one per line.
+"""
 
 import json
 import os
@@ -17,6 +21,7 @@ CLASSES_FILE = "classes.txt"
 EXAMPLE_TYPES = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)  # of one example that a user passes
 FORWARDED = ("classes", "num_classes", "vocabulary", "tokenizer")  # attributes of a source that its subsets have
 NAMES_SHOWN = 8  # in a message
+RECORD = "recipe.json"  # in the folder of a generated dataset
 
 
 @runtime_checkable
@@ -43,12 +48,7 @@ class Finite(Source, Protocol):
 
 @runtime_checkable
 class Labelled(Finite, Protocol):
-    """Protocol of a source of labelled examples with a length.
-
-    Attributes:
-        num_classes: number of classes; None if unknown.
-        classes: class names in the order of the labels; None if the classes have no names.
-    """
+    """Protocol of a source of labelled examples with a length."""
 
     @property
     def num_classes(self) -> int | None: ...
@@ -63,25 +63,15 @@ def size(source: Source) -> int | None:
 
 
 class Kind(NamedTuple):
-    """Type of source, the part of a `data.name` before the colon.
+    """Type of source, the part of a `data.name` before the colon."""
 
-    Attributes:
-        shown: pattern of the name for messages, with <...> for the user's part, such as "folder:<path>".
-        open: function (part after the colon, split, `SourceSpec` of the package) -> source.
-        about: description for messages.
-    """
-
-    shown: str
-    open: Callable[[str, str, Any], Any]
-    about: str = ""
+    shown: str  # pattern of the name for messages, with <...> for the user's part, such as "folder:<path>"
+    open: Callable[[str, str, Any], Any]  # (part after the colon, split, `SourceSpec` of the package) -> source
+    about: str = ""  # description for messages
 
 
 def find(name: str, kinds: Mapping[str, Kind]) -> tuple[Kind, str]:
-    """Return the registry entry of a `data.name`, and the part after its colon.
-
-    Raises:
-        ConfigError: the type is unknown, or the name is incomplete.
-    """
+    """Return the registry entry of a `data.name`, and the part after its colon."""
     word, _, what = name.partition(":")
     kind = kinds.get(word)
     if kind is None or (not what if "<" in kind.shown else name != kind.shown):
@@ -91,14 +81,7 @@ def find(name: str, kinds: Mapping[str, Kind]) -> tuple[Kind, str]:
 
 
 class Subset:
-    """Evenly spaced subset of a source, which represents all classes equally if the source is sorted by class.
-
-    Has the attributes in FORWARDED that the source has.
-
-    Args:
-        source: source with a length.
-        examples: number of examples, at most those of the source.
-    """
+    """Evenly spaced subset of a source, which represents all classes equally if the source is sorted by class."""
 
     def __init__(self, source: Finite, examples: int):
         self.source: Any = source
@@ -127,19 +110,13 @@ def take_subset(source: Finite, examples: int) -> Finite:
 
 
 def read_names(path: Path) -> list[str]:
-    """Return the lines of a text file of names without surrounding spaces and blank lines.
-
-    Bytes that are not UTF-8 are decoded like file names, so that they equal names of folders with the same bytes.
-    """
+    """Return the lines of a text file of names, decoded like file names, without blank lines and surrounding spaces."""
     lines = path.read_text("utf-8-sig", errors="surrogateescape").split("\n")
     return [line.strip() for line in lines if line.strip()]
 
 
 def listed_classes(folder: Path) -> list[str] | None:
-    """Return the names in `<folder>/classes.txt`, one per line; None if there is no such file.
-
-    Raises DataError if a name is repeated.
-    """
+    """Return the names in `<folder>/classes.txt`, one per line; None if there is no such file."""
     path = folder / CLASSES_FILE
     names = read_names(path) if path.is_file() else None
     if names is not None and len({*names}) < len(names):
@@ -148,16 +125,7 @@ def listed_classes(folder: Path) -> list[str] | None:
 
 
 def number_classes(names: Iterable[str], classes: Sequence[str], about: str) -> dict[str, int]:
-    """Return {class name: number} for all of `classes`, in their order.
-
-    Args:
-        names: class names found in the data.
-        classes: class names of the training split.
-        about: place of the data, for the message.
-
-    Raises:
-        DataError: one of `names` is not in `classes`.
-    """
+    """Return {class name: number} for all of `classes`. Raise DataError if one of `names`, in the data, is missing."""
     if unknown := sorted(set(names) - set(classes)):
         raise DataError(
             f"{about} has unknown classes: {quote(unknown)}. Known: {quote(classes)}, from the training split or from "
@@ -173,15 +141,9 @@ def quote(names: Sequence[str]) -> str:
 
 
 def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
-    """Return the content of an example that a user passed: the bytes of a file, or an array or PIL image unchanged.
+    """Return the bytes of an example that a user passed, as bytes or as the path of a file, as every str is.
 
-    Args:
-        example: content of a file as bytes; path of a file, as every str is; or with `images` also a PIL image, or a
-            non-empty uint8 array (height, width) or (height, width, channels) of at most 4 channels.
-        images: True for images, False for texts.
-
-    Raises:
-        DataError: the example has another type, or the file cannot be read.
+    For images, a PIL image or a uint8 array (height, width[, channels]) is returned unchanged.
     """
     if isinstance(example, bytes | bytearray | memoryview):
         return bytes(example)
@@ -207,47 +169,32 @@ def no_example_error(value: Any, *, images: bool) -> DataError:
     return DataError(f"{type(value).__name__} {shown} is not an example: expected a path, bytes, {kinds}, or a list.")
 
 
-RECORD = "recipe.json"  # in the folder of a dataset
-
-
 def make_dataset(
     folder: str | Path, recipe: Mapping[str, Any], fill: Callable[[Path], Mapping[str, Any]] = lambda folder: {}
 ) -> Path:
     """Build a dataset if the folder is missing or empty, and return the absolute folder.
 
-    A new folder appears when it is complete, with the files that `fill` writes and the record, see `read_record`.
-    A killed process leaves a hidden folder beside it.
+    A new folder appears when it is complete, so a kill leaves none.
 
     Args:
         folder: folder of the dataset; "~" is expanded.
         recipe: settings that determine the data, ready for JSON.
-        fill: function that writes the files to a folder, and returns further entries of the record.
-
-    Raises:
-        DataError: the folder has other content or a dataset of another recipe, or cannot be written.
+        fill: function that writes the files to a folder, and returns further entries of the record, see `read_record`.
     """
     folder = Path(folder).expanduser().resolve()
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         try:
             with files.atomic_folder(folder) as draft:
                 files.write_json(draft / RECORD, {"recipe": dict(recipe), **fill(draft)})
-        except OSError as error:
+        except OSError:
             if not (folder / RECORD).is_file():  # else another process has built it meanwhile
-                raise DataError(f"A dataset cannot be written to {folder}: {error}") from error
+                raise
     read_record(folder, recipe)
     return folder
 
 
 def read_record(folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record that `make_dataset` wrote for a dataset: its "recipe", and the entries that `fill` returned.
-
-    Args:
-        folder: folder of the dataset.
-        expected: required settings of the recipe by name; others may have any value.
-
-    Raises:
-        DataError: the record is missing, or has another recipe.
-    """
+    """Return the record of `make_dataset`: "recipe", which must agree with `expected`, and the entries of `fill`."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

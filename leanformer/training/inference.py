@@ -221,7 +221,7 @@ class LoadedModel:
 
         Raises:
             ConfigError: the model is not a bidirectional language model (BERT), or the run has no tokenizer for it.
-            DataError: there is no text, or one that is empty or not a text.
+            DataError: one is not a text.
         """
         check_encoder(self.model, str(self.workdir))
         several: list[Any] = (
@@ -257,7 +257,6 @@ class LoadedModel:
             DataError: the prompt is not a text.
         """
         self.check_causal()
-        generation.check_numbers(seed, tokens)
         tokenizer, how = self.tokenizer, generation.Sampling(temperature, top_k, top_p)
         given = np.append(np.int32(tokenizer.end), tokenizer.encode([prompt])[0])
         number = generation.tokens_available({"prompt": given}, self.config.model.max_length, tokens)

@@ -61,7 +61,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     schedule: Callable[[Array], tuple[Array, Any]],
     *,
-    ceiling: float,
+    divergence_loss: float,
     clip_norm: float,
     ema: float,
     log_every: int,
@@ -70,9 +70,9 @@ def make_train_step(
 
     `batch` has the inputs and targets of the task; `key` is the key of the run, the same at every step.
 
-    A step whose loss or gradient is not finite, or whose loss is above `ceiling`, is skipped: it changes no weights,
-    moments or statistics. A step after which a parameter is above LARGEST or not finite also counts as skipped, and so
-    do the steps after it, because the state is not healthy.
+    A step whose loss or gradient is not finite, or whose loss is above `divergence_loss`, is skipped: it changes no
+    weights, moments or statistics. A step after which a parameter is above LARGEST or not finite also counts as
+    skipped, and so do the steps after it, because the state is not healthy.
 
     Metrics are scalars on the device: loss and grad_norm, means over the steps since the last multiple of `log_every`
     without skipped ones; lr; skipped, the number of skipped steps so far; skipped_in_row, of consecutive ones;
@@ -83,7 +83,7 @@ def make_train_step(
         gradient: result of `make_gradient`.
         optimizer: optimizer without learning rate.
         schedule: function from the step to (learning rate, beta1).
-        ceiling: divergence threshold of the loss.
+        divergence_loss: divergence threshold of the loss.
         clip_norm: maximal norm of the gradient; 0 for no limit.
         ema: decay of the EMA weights; 0 for none.
         log_every: interval of train records in steps, over which metrics are averaged.
@@ -94,7 +94,7 @@ def make_train_step(
 
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
-        finite = jnp.isfinite(norm) & (loss <= ceiling)
+        finite = jnp.isfinite(norm) & (loss <= divergence_loss)
         # The barrier makes XLA compute scalars once, and not inside the loops over all parameters.
         rate, b1 = schedule(state.step)
         rate, norm, finite = jax.lax.optimization_barrier((rate, norm, finite))

@@ -167,7 +167,7 @@ def build(
         gradient,
         optimizer,
         schedule,
-        ceiling=task.objective.ceiling,
+        divergence_loss=task.objective.divergence_loss,
         clip_norm=optim.clip_norm,
         ema=optim.ema,
         log_every=config.log_every,

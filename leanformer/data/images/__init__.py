@@ -1,4 +1,4 @@
-"""Sources of labelled images, and their transforms on the host.
+"""Sources of labelled images, selected by `data.name`, and their transforms on the host.
 
 A source of images maps 0 ≤ i < len to `{"image": bytes or uint8 array, "label": int}`.
 """
@@ -16,21 +16,13 @@ from leanformer.errors import DataError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Requirements of a model on a source of images.
+    """Requirements of a model on a source of images."""
 
-    Attributes:
-        image_size: side of the model's images in pixels, or (height, width); the size of images of `synthetic`.
-        channels: number of channels of the model's images, 1 or 3.
-        num_classes: largest allowed number of classes, None for any; the number of classes of `synthetic`.
-        classes: class names in the order of the model's outputs; None for those of the split.
-        dir: folder of TFDS data; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-    """
-
-    image_size: int | Sequence[int]
-    channels: int
-    num_classes: int | None
-    classes: Sequence[str] | None = None
-    dir: str | None = None
+    image_size: int | Sequence[int]  # side of the model's images in pixels, or (height, width)
+    channels: int  # of the model's images, 1 or 3
+    num_classes: int | None  # most classes, None for any
+    classes: Sequence[str] | None = None  # names in the order of the model's outputs; None for those of the split
+    dir: str | None = None  # folder of TFDS data; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets
 
 
 KINDS = {  # by the part of `data.name` before the colon
@@ -51,10 +43,7 @@ def build(name: str, dir: str | None) -> bool:
 
 
 def count_classes(name: str, split: str, dir: str | None = None) -> int | None:
-    """Return the number of classes of one split of a `data.name`, without listing all files; None if it is unknown.
-
-    Raises the errors of `open_images`.
-    """
+    """Return the number of classes of one split, without listing all files; None if it is unknown."""
     _, what = find(name, KINDS)
     folder = Path(what).expanduser()
     if name.startswith("folder:") and (folder / split).is_dir():
@@ -63,17 +52,9 @@ def count_classes(name: str, split: str, dir: str | None = None) -> int | None:
 
 
 def open_images(name: str, split: str, **requirements: Any) -> Labelled:
-    """Return the source of images of one split of a `data.name`.
+    """Return the source of one split of a `data.name`, `<type>:<what>` with a type of KINDS.
 
-    Args:
-        name: value of `data.name`, `<type>:<what>` with a type of KINDS.
-        split: TFDS split, or name of a folder or stem of a file.
-        requirements: attributes of `SourceSpec` as keyword arguments.
-
-    Raises:
-        ConfigError: the type is unknown, or the name is incomplete.
-        DataError: the data are missing or incomplete, or do not fit the model. The message names the place and the
-            command that gets them.
+    Keyword arguments are fields of `SourceSpec`.
     """
     (kind, what), spec = find(name, KINDS), SourceSpec(**requirements)
     source, about = kind.open(what, split, spec), f'data.name="{name}", split "{split}"'

@@ -1,4 +1,4 @@
-"""Image decoding by OpenCV or Pillow, and folders of smaller images."""
+"""Image decoding by OpenCV or Pillow, and folders of smaller images, which load faster than large originals."""
 
 import functools
 import io
@@ -16,10 +16,12 @@ from leanformer.errors import CorruptExample, DataError
 from leanformer.runtime import files
 
 
-# Worker processes already use all cores: threads inside OpenCV would only compete with them.
-cv2.setNumThreads(0)
+cv2.setNumThreads(0)  # worker processes already use all cores: threads inside OpenCV would only compete with them
 
+MODES = {1: "L", 3: "RGB"}  # of Pillow, by number of channels
 MAX_PIXELS = 89_478_485  # a larger claim is a decompression bomb; Pillow warns from here on
+QUALITY = 90  # JPEG quality of smaller images
+IMAGES_PER_CALL = 1024  # images that a worker process writes per call
 
 
 class CorruptImage(CorruptExample):
@@ -32,9 +34,6 @@ def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.n
     Args:
         image: content of a file, uint8 array (height, width[, channels]), or PIL image. Alpha is dropped.
         channels: 1 for grey or 3 for RGB, to which other images are converted.
-
-    Raises:
-        CorruptImage: the image is not complete, has no known format, or more than MAX_PIXELS pixels.
     """
     if isinstance(image, bytes):
         jpeg_size(image)  # raises for truncated JPEGs, which Pillow accepts without the last two bytes
@@ -45,39 +44,25 @@ def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.n
             raise
         except Exception as error:  # malformed bytes, decoded only now, make Pillow's parsers raise almost anything
             what = f"these {len(image)} bytes" if isinstance(image, bytes) else f"this image of mode {image.mode}"
-            raise CorruptImage(f"Pillow cannot decode {what}: {explain(error)}") from error
+            # Pillow's message for an unknown format has the address of an object.
+            reason = "not an image in a known format" if isinstance(error, UnidentifiedImageError) else str(error)
+            raise CorruptImage(f"Pillow cannot decode {what}: {reason}") from error
     image = image[..., 0] if image.shape[2:] == (1,) else image
     if image.shape[2:] == {1: (), 3: (3,)}[channels]:
         return image
-    return np.asarray(Image.fromarray(image).convert({1: "L", 3: "RGB"}[channels]))
-
-
-def explain(error: Exception) -> str:
-    """Return the reason why Pillow cannot decode an image, from the error that it raised."""
-    if isinstance(error, UnidentifiedImageError):  # its message has the address of an object
-        return "not an image in a known format"
-    if isinstance(error, Image.DecompressionBombError):
-        return f"more than {MAX_PIXELS:,} pixels. Shrink the image"
-    return str(error)
+    return np.asarray(Image.fromarray(image).convert(MODES[channels]))
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:
-    """Return the pixels of an image of any mode; alpha is dropped, and 16-bit grey keeps its high byte.
-
-    Raises CorruptImage for numbers of 32 bits that are not from 0 to 255.
-    """
+    """Return the pixels of an image of any mode; alpha is dropped, and 16-bit grey keeps its high byte."""
     _check_size(*image.size)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):  # of 16 bits
         image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        numbers = np.asarray(image)
-        low, high = numbers.min(), numbers.max()
-        if not 0 <= low <= high <= 255 or (image.mode == "F" and 0 < high <= 1):
-            raise CorruptImage(f"It has {numbers.dtype} from {low:g} to {high:g}: white is unknown. Store 8 or 16 bits")
-        image = Image.fromarray(numbers.astype(np.uint8))
+        raise CorruptImage("It has numbers of 32 bits, of which white is unknown. Store 8 or 16 bits")
     elif image.mode == "P":
         image = image.convert("RGBA")  # in a direct conversion to RGB, Pillow warns about transparent palettes
-    return np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
+    return np.asarray(image.convert(MODES[channels]))
 
 
 def _check_size(width: int, height: int) -> None:
@@ -86,11 +71,7 @@ def _check_size(width: int, height: int) -> None:
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return (width, height) of a JPEG that OpenCV decodes like Pillow; None for all that Pillow must decode.
-
-    Raises:
-        CorruptImage: the JPEG has no end, or more than MAX_PIXELS pixels.
-    """
+    """Return (width, height) of a JPEG that OpenCV decodes like Pillow; None for all that Pillow must decode."""
     at, size = 2, None
     if not data.startswith(b"\xff\xd8"):
         return None
@@ -112,16 +93,7 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
-    """Decode a JPEG with OpenCV, ignoring its EXIF orientation; return uint8 (height, width[, 3]), as RGB.
-
-    Args:
-        data: content of the file.
-        channels: 1 for grey or 3 for RGB.
-        shrink: 1, 2, 4 or 8; the result has 1 / shrink of the width and height.
-
-    Raises:
-        CorruptImage: OpenCV cannot decode the bytes.
-    """
+    """Decode a JPEG with OpenCV, at 1 / shrink (1, 2, 4 or 8) of its size, ignoring its EXIF orientation."""
     # The REDUCED_COLOR flags mean BGR. The grey ones only set the scale, and combine with RGB.
     scale = 0 if shrink == 1 else getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{shrink}")
     order = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
@@ -131,31 +103,13 @@ def decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
     return pixels
 
 
-QUALITY = 90  # JPEG quality
-IMAGES_PER_CALL = 1024  # images that a worker process writes per call
-
-
 def shrink_images(
     source: Labelled, folder: Path, split: str, *, short_side: int | None, channels: int, workers: int
 ) -> int:
-    """Write the images of a split to `<folder>/<split>/<class>/`, to be read as `folder:<folder>`.
+    """Write the images of a split to `<folder>/<split>/<class>/`, to be read as `folder:<folder>`; return their number.
 
-    Larger images are resized to `short_side`, bicubic as in Pillow, and stored as JPEGs; others, and unreadable ones,
-    keep their bytes. Files that exist are kept, so a killed call can be repeated.
-
-    Args:
-        source: source of encoded images.
-        folder: folder to write to; `classes.txt` in it keeps the order of the classes.
-        split: name of the split.
-        short_side: largest length of the short side in pixels; None keeps all images.
-        channels: channels of the model, 1 or 3, which resized images have.
-        workers: number of worker processes; 0 for this process.
-
-    Returns:
-        The number of images that were written or existed.
-
-    Raises:
-        DataError: the source has pixels instead of encoded images.
+    Larger images are resized to `short_side`, bicubic as in Pillow, and stored as JPEGs of `channels`; others, and
+    unreadable ones, keep their bytes. Files that exist are kept, so a killed call can be repeated.
     """
     if not isinstance(source[0]["image"], bytes):
         raise DataError("The data are pixels in memory, not encoded images: smaller ones would save no time.")

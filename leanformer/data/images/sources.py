@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import re
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -19,27 +18,15 @@ from leanformer.errors import DataError
 BUNDLED = Path(__file__).parents[1] / "bundled"
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
-# Up to the last suffix of an image that ends a word.
-PATH_WITH_SPACES = re.compile(rf"(.*(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?: |$)", re.IGNORECASE)
 
 
 class Folder:
     """Image files in one folder per class, `<root>/<split>/<class>/<file>`, or listed in a split file.
 
-    An example is {"image": content of the file, "label": number of the class}. Files that are not images in the folder
-    of a class are ignored with a warning.
+    A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a tab and the
+    class, or by a space and a class without spaces. The default class is the name of the file's folder.
 
-    A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a tab, or a
-    space, and the class. Without a tab, the file ends with the last suffix of an image, so that it may have spaces. The
-    default class is the name of the file's folder.
-
-    Args:
-        root: folder of the dataset.
-        split: name of the split.
-        classes: class names in order; None for those in `<root>/classes.txt`, else those of this split, sorted.
-
-    Raises:
-        DataError: there is no image, or an image has no class, or one that is not in `classes`.
+    Classes are `classes`, else those in `<root>/classes.txt`, else those of this split, sorted.
     """
 
     def __init__(self, root: Path, split: str, classes: Sequence[str] | None = None):
@@ -106,43 +93,26 @@ def count_classes(root: Path, split: str) -> int:
 
 
 def _is_image(name: str) -> bool:
-    """Return whether a file is an image by its name, and not hidden, such as `._x.jpg` beside `x.jpg`."""
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _read_split_file(listing: Path) -> list[tuple[str, str]]:
-    """Return (file relative to root, class) per line of a split file."""
+    """Return (file relative to root, class) per line."""
     pairs = []
     for line in read_names(listing):
-        file, label = _split_line(line)
+        file, _, label = line.partition("\t")
+        if not label and not file.lower().endswith(IMAGE_SUFFIXES):
+            file, _, label = file.rpartition(" ")
         if not (name := label.strip() or Path(file).parent.name):
             raise DataError(f"{listing}: {file!r} has no class, and is in no folder that would name one.")
         pairs.append((Path(file).as_posix(), name))
     return pairs
 
 
-def _split_line(line: str) -> tuple[str, str]:
-    """Return the file and the class, "" if there is none, in a line of a split file."""
-    if "\t" not in line and (match := PATH_WITH_SPACES.match(line)):
-        return match[1], line[match.end(1) :]
-    file, _, label = line.partition("\t" if "\t" in line else " ")
-    return file, label
-
-
 class Idx:
     """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory.
 
-    An example is {"image": uint8 array (height, width), "label": int}.
-
-    Args:
-        folder: folder of the files.
-        split: beginning of the file names, such as "train".
-        classes: class names by label; None for those in `<folder>/classes.txt`. Without either, classes have no names,
-            and their number is the largest label plus 1.
-
-    Raises:
-        DataError: a file is missing or damaged, images and labels differ in number, or a label is not among the
-            classes.
+    Without `classes` or `<folder>/classes.txt`, classes have no names, and their number is the largest label plus 1.
     """
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):
@@ -189,15 +159,7 @@ def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
 class Tfds:
     """Prepared TensorFlow dataset in a random-access format, read without TensorFlow.
 
-    An example is {"image": encoded bytes, "label": int}.
-
-    Args:
-        dataset: name in the catalogue of TensorFlow Datasets, such as "imagenet2012".
-        split: split of the dataset, also a part such as "train[:90%]".
-        dir: folder of prepared datasets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-
-    Raises:
-        DataError: the dataset is unknown or not prepared, or lacks the split, random access, images or labels.
+    `split` may be a part, such as "train[:90%]".
     """
 
     def __init__(self, dataset: str, split: str, dir: str | None):
@@ -213,8 +175,6 @@ class Tfds:
                 f"{about} cannot be read: {error}\nPrepare it once with\n  python -m leanformer.prepare build "
                 f"--config=FILE --config.data.name=tfds:{dataset}\nor set --config.data.dir or TFDS_DATA_DIR."
             ) from error
-        if not {"image", "label"} <= set(builder.info.features):
-            raise DataError(f"{about} has the features {', '.join(builder.info.features)}, not image and label.")
         label = builder.info.features["label"]
         self.num_classes, self.classes = label.num_classes, label.names
 
@@ -230,15 +190,7 @@ class Tfds:
 
 
 def prepare_tfds(dataset: str, dir: str | None) -> bool:
-    """Download a TensorFlow dataset and prepare it in a random-access format, which needs a network. Return True.
-
-    Args:
-        dataset: name in the catalogue of TensorFlow Datasets.
-        dir: folder of prepared datasets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-
-    Raises:
-        DataError: the dataset cannot be prepared; the message has the reason.
-    """
+    """Download a TensorFlow dataset and prepare it in a random-access format. Return True."""
     import tensorflow_datasets as tfds
 
     try:
@@ -255,14 +207,7 @@ def prepare_tfds(dataset: str, dir: str | None) -> bool:
 class Synthetic:
     """Synthetic images: one random picture per class plus noise. They can be learned and need no files.
 
-    An example is {"image": uint8 array (height, width, channels), "label": index modulo the number of classes}. From 65
-    classes on, several share a picture.
-
-    Args:
-        split: "train", with 65,536 examples, or any other name, with 2,048.
-        image_size: side of the images in pixels, or (height, width).
-        channels: number of channels.
-        num_classes: number of classes, at least 1.
+    The split "train" has 65,536 examples, any other 2,048. From 65 classes on, several share a picture.
     """
 
     classes = None

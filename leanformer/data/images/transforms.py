@@ -1,9 +1,7 @@
 """Image transforms on the host: crop, flip, RandAugment and jitter for training, resize and crop for evaluation.
 
-Every step is defined as in timm. Images are encoded bytes or uint8 arrays (height, width[, channels]), and colours are
-RGB. Results are uint8 (height, width, channels) of `size`, which is (height, width) or the side of a square. A result
-may share memory with an input array that needed no change. EXIF orientation is ignored, as in timm. Bytes that are not
-a complete image raise CorruptImage.
+Every step is defined as in timm, which ignores EXIF orientation too. Images are encoded bytes or uint8 arrays (height,
+width[, channels]), and colours are RGB. Results may share memory with an input array that needed no change.
 """
 
 import dataclasses
@@ -17,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from leanformer.config.rules import image_sides
-from leanformer.data.images.decoding import MAX_PIXELS, CorruptImage, decode_jpeg, decode_whole, jpeg_size
+from leanformer.data.images.decoding import decode_jpeg, decode_whole, jpeg_size
 
 
 BYTE = np.arange(256)
@@ -25,30 +23,17 @@ BYTE = np.arange(256)
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Random transformations of training images.
+    """Random transformations of training images."""
 
-    Attributes:
-        crop_scale: range of the crop's fraction of the image's area.
-        crop_ratio: range of the crop's width / height, drawn log-uniformly.
-        flip: probability of the horizontal flip.
-        rand_magnitude: mean strength of RandAugment's operations, 0 to 10; 0 is off.
-        rand_std: standard deviation of that strength.
-        rand_layers: number of operations that RandAugment draws per image.
-        rand_prob: probability that a drawn operation is applied.
-        color_jitter: half-width of the range around 1 from which the factors of brightness, contrast and saturation are
-            drawn; 0 is off.
-        fill: colour, 0 to 255 per channel, of pixels that rotation, shear and translation uncover.
-    """
-
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-    rand_magnitude: float = 0.0
-    rand_std: float = 0.5
-    rand_layers: int = 2
-    rand_prob: float = 0.5
-    color_jitter: float = 0.0
-    fill: Sequence[int] = (124, 116, 104)
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # range of the crop's fraction of the image's area
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height, drawn log-uniformly
+    flip: float = 0.5  # probability of the horizontal flip
+    rand_magnitude: float = 0.0  # mean strength of RandAugment's operations, 0 to 10; 0 is off
+    rand_std: float = 0.5  # standard deviation of that strength
+    rand_layers: int = 2  # operations that RandAugment draws per image
+    rand_prob: float = 0.5  # probability that a drawn operation is applied
+    color_jitter: float = 0.0  # half-width of the range around 1 of the factors of brightness, contrast and saturation
+    fill: Sequence[int] = (124, 116, 104)  # colour of pixels that rotation, shear and translation uncover
 
 
 def train_transform(
@@ -59,21 +44,8 @@ def train_transform(
     channels: int,
     augmentation: Augmentation = Augmentation(),
 ) -> np.ndarray:
-    """Apply random resized crop, flip, RandAugment and colour jitter; return uint8 (height, width, channels).
-
-    Args:
-        image: content of a file, or uint8 array (height, width[, channels]).
-        rng: random generator, which alone determines the transformations of an image.
-        size: side of the result in pixels, or its (height, width).
-        channels: 1 for grey or 3 for RGB.
-        augmentation: settings of the transformations.
-
-    Raises:
-        CorruptImage: the bytes are not a complete image.
-        ValueError: `channels`, or the dtype or number of axes of an array, is invalid.
-    """
+    """Apply random resized crop, flip, RandAugment and colour jitter; return uint8 (height, width, channels)."""
     a = augmentation
-    _check(image, channels)
     height, width = image_sides(size)
     shrink = 1
     if isinstance(image, bytes) and (of_jpeg := jpeg_size(image)):
@@ -108,29 +80,11 @@ def eval_transform(
     """Resize to cover floor(size / crop_fraction) with the aspect ratio kept, then crop `size` from the centre.
 
     Pillow decodes and resizes, so that the pixels equal those of timm. The result is uint8 (height, width, channels).
-
-    Args:
-        image: content of a file, uint8 array (height, width[, channels]), or PIL image.
-        size: side of the result in pixels, or its (height, width).
-        channels: 1 for grey or 3 for RGB.
-        crop_fraction: side of the crop over that of the resized image, above 0 and at most 1.
-
-    Raises:
-        CorruptImage: the image cannot be decoded, or has more than MAX_PIXELS pixels when it is resized.
-        ValueError: `channels`, `crop_fraction`, or the dtype or number of axes of an array, is invalid.
     """
-    _check(image, channels)
-    if not 0 < crop_fraction <= 1:
-        raise ValueError(f"{crop_fraction=} must lie in (0, 1].")
     pixels = decode_whole(image, channels)
     rows, columns = image_sides(size)
     least = (math.floor(side / crop_fraction) for side in (rows, columns))
     height, width = _covering_size(*pixels.shape[:2], *least)
-    if height * width > MAX_PIXELS:
-        raise CorruptImage(
-            f"{pixels.shape[1]} x {pixels.shape[0]} pixels: resized to a shorter side of {min(height, width)} it would "
-            f"have {width} x {height}, more than {MAX_PIXELS:,}. Crop it"
-        )
     if (height, width) != pixels.shape[:2]:
         pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
     top, left = round((height - rows) / 2), round((width - columns) / 2)
@@ -146,28 +100,12 @@ def _covering_size(height: int, width: int, rows: int, columns: int) -> tuple[in
     return (long, rows) if width <= height else (rows, long)
 
 
-def _check(image: bytes | np.ndarray | Image.Image, channels: int) -> None:
-    """Raise ValueError for an unsupported array or number of channels."""
-    if channels not in (1, 3):
-        raise ValueError(f"{channels=} must be 1 (grey) or 3 (RGB).")
-    if isinstance(image, np.ndarray) and (image.dtype != np.uint8 or image.ndim not in (2, 3)):
-        raise ValueError(f"An image array is uint8 (height, width[, channels]), not {image.dtype} {image.shape}.")
-
-
 def random_view(
     width: int, height: int, rng: np.random.Generator, scale: Sequence[float], ratio: Sequence[float], flip: float
 ) -> tuple[tuple[int, int, int, int], bool]:
     """Draw a random crop of an image. Return its edges (left, top, right, bottom) in pixels, and True if it is flipped.
 
-    Right and bottom are exclusive. If none of ten drawn crops fits into the image, the crop is the largest central one
-    with an aspect ratio in range.
-
-    Args:
-        width, height: size of the image in pixels.
-        rng: random generator.
-        scale: range of the crop's fraction of the area.
-        ratio: range of the crop's width / height, drawn log-uniformly.
-        flip: probability of a flip.
+    If none of ten drawn crops fits into the image, the crop is the largest central one with an aspect ratio in range.
     """
     for _ in range(10):
         area = rng.uniform(scale[0], scale[1]) * width * height
@@ -207,13 +145,7 @@ def _cubic_kernel(length: int, size: int) -> np.ndarray:
 def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any]) -> np.ndarray:
     """Return an image whose value at (x, y) is that of the input at (a x + b y + c, d x + e y + f).
 
-    Here x is the column and y the row, in pixels; centres of pixels are at halves. The shape is that of the input, and
-    the interpolation nearly bicubic.
-
-    Args:
-        pixels: uint8 (height, width[, 3]).
-        matrix: a, b, c, d, e, f.
-        fill: colour, one value per channel, of output pixels whose input is outside the image.
+    Here x is the column and y the row, in pixels; centres of pixels are at halves. The interpolation is nearly bicubic.
     """
     a, b, c, d, e, f = matrix
     fx, fy = 1 if (a, b, c) == (1, 0, 0) else 2, 1 if (d, e, f) == (0, 1, 0) else 2
@@ -228,13 +160,7 @@ def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any
 
 
 def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[Any]) -> np.ndarray:
-    """Return an image of the same shape, rotated counter-clockwise about its centre, with nearly bicubic interpolation.
-
-    Args:
-        pixels: uint8 (height, width[, 3]).
-        degrees: angle in degrees.
-        fill: colour, one value per channel, of uncovered pixels.
-    """
+    """Return an image of the same shape, rotated counter-clockwise about its centre."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
     return affine(pixels, (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y), fill)
@@ -254,7 +180,6 @@ def _lut_by_histogram(pixels: np.ndarray, table: Callable[[np.ndarray], np.ndarr
 
 
 def _stretch_table(histogram: np.ndarray) -> np.ndarray:
-    """Return the table that stretches the values of a histogram to 0..255."""
     low, high = np.flatnonzero(histogram)[[0, -1]]
     scale = 255.0 / max(high - low, 1)
     return BYTE * scale + -low * scale if low < high else BYTE
@@ -266,30 +191,18 @@ def _equalize_table(histogram: np.ndarray) -> np.ndarray:
 
 
 def brightness(pixels: np.ndarray, factor: float, around: int = 0) -> np.ndarray:
-    """Return a uint8 image with values v replaced by around + factor (v - around), clipped to 0-255.
-
-    Args:
-        pixels: uint8 (height, width[, 3]).
-        factor: above 1 to move values away from `around`, below 1 to move them towards it.
-        around: value that does not change.
-    """
+    """Return an image with values v replaced by around + factor (v - around), clipped to 0-255."""
     return _lut(pixels, around + np.float32(factor) * (BYTE - around).astype(np.float32))
 
 
 def contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Return a uint8 image with values moved away from its mean grey (factor above 1) or towards it (below 1).
-
-    `pixels` is uint8 (height, width[, 3]).
-    """
+    """Return an image with values moved away from its mean grey (factor above 1) or towards it (below 1)."""
     grey = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
     return brightness(pixels, factor, around=int(cv2.mean(grey)[0] + 0.5))
 
 
 def color(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Return a uint8 image with pixels moved away from their grey (factor above 1: more saturated) or towards it.
-
-    `pixels` is uint8 (height, width, 3); a grey image (height, width) is returned unchanged.
-    """
+    """Return an image with pixels moved away from their grey (factor above 1: more saturated) or towards it."""
     if pixels.ndim == 2:
         return pixels
     grey = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
@@ -297,10 +210,7 @@ def color(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Return a uint8 image moved away from its smoothed version (factor above 1, sharper) or towards it (below 1).
-
-    `pixels` is uint8 (height, width[, 3]). The outermost pixels do not change, as in Pillow.
-    """
+    """Return an image moved away from its smoothed version (factor above 1, sharper) or towards it (below 1)."""
     kernel = np.full((3, 3), (1 - factor) / 13)
     kernel[1, 1] += factor + 4 * (1 - factor) / 13
     result = pixels.copy()  # Pillow does not change the outermost pixels

@@ -21,41 +21,22 @@ from leanformer.errors import ConfigError, CorruptExample, DataError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Requirements of a model on a source of sequences.
-
-    Attributes:
-        vocabulary: largest allowed vocabulary size, the model's.
-        num_classes: largest allowed number of classes, the model's.
-        towers: 1, or 2 for pairs of sequences.
-        max_length: maximum number of tokens of an example; sources of texts truncate longer ones.
-        length: number of tokens that all examples must have; None if they may differ.
-        recipe: arguments of `listops.Recipe`, or `contour` and `seed` of `Pathfinder`.
-        classes: class names in the order of the model's outputs; None for those of the split.
-        dir: folder of TFDS data; None for the default of `images.SourceSpec`.
-    """
+    """Requirements of a model on a source of sequences."""
 
     vocabulary: int
     num_classes: int
-    towers: int
-    max_length: int
-    length: Any
-    recipe: Mapping[str, Any]
-    classes: Sequence[str] | None = None
-    dir: str | None = None
+    towers: int  # 1, or 2 for pairs of sequences
+    max_length: int  # most tokens of an example; sources of texts truncate longer ones
+    length: Any  # number of tokens that all examples must have; None if they may differ
+    recipe: Mapping[str, Any]  # arguments of `listops.Recipe`, or `contour` and `seed` of `Pathfinder`
+    classes: Sequence[str] | None = None  # names in the order of the model's outputs; None for those of the split
+    dir: str | None = None  # folder of TFDS data
 
 
 def open_sequences(name: str, split: str, **requirements: Any) -> Source:
-    """Return the source of sequences of one split of a `data.name`.
+    """Return the source of one split of a `data.name`, `<type>:<what>` with a type of KINDS.
 
-    Args:
-        name: value of `data.name`, `<type>:<what>` with a type of KINDS.
-        split: name of the split, such as "train".
-        requirements: attributes of `SourceSpec` as keyword arguments.
-
-    Raises:
-        ConfigError: the type or a key of the recipe is unknown, the name is incomplete, a value of the recipe is
-            invalid, or the length of `pixels:` is not a square.
-        DataError: the data are missing or incomplete, have another recipe, or do not fit the model.
+    Keyword arguments are fields of `SourceSpec`.
     """
     (kind, what), spec = find(name, KINDS), SourceSpec(**requirements)
     source = kind.open(what, split, spec)
@@ -74,16 +55,9 @@ def open_sequences(name: str, split: str, **requirements: Any) -> Source:
 
 
 def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
-    """Return the tokens of one example in a file, int32 or uint8 (n,).
+    """Return the tokens (n,) of a text, an expression, or an image, which is resized to `length` pixels, a square.
 
-    Args:
-        name: value of `data.name`, which determines the type of example: a text, an expression, or an image.
-        raw: content of the file; for an image, also its pixels as uint8 array.
-        length: number of tokens to which an image is resized, a square; not used for texts and expressions.
-
-    Raises:
-        DataError: files cannot be examples of this type of source, or this one is not a valid expression.
-        CorruptImage: the bytes are not an image.
+    The type of a `data.name` says which; `raw` is the content of a file, or the pixels of an image.
     """
     word = name.partition(":")[0]
     if word not in ENCODERS:
@@ -97,13 +71,7 @@ def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
 
 
 def build(name: str, dir: str | None, recipe: Mapping[str, Any]) -> bool:
-    """Generate ListOps expressions, or download the TFDS images of a `data.name`; return False if nothing is to do.
-
-    Args:
-        name: value of `data.name`.
-        dir: folder of TFDS data; None for the default.
-        recipe: arguments of `listops.Recipe`.
-    """
+    """Generate ListOps expressions, or download the TFDS images of a `data.name`; return False if nothing is to do."""
     kind, _, what = name.partition(":")
     if kind == "listops" and not listops.is_published(Path(what).expanduser()):
         listops.write(what, _recipe(recipe))
@@ -143,6 +111,7 @@ def _open_pixels(name: str, split: str, spec: SourceSpec) -> Pixels:
 
 
 def _side(length: int) -> int:
+    """Return the side of the square of pixels."""
     size = round(length**0.5)
     if size * size != length:
         raise ConfigError(f"model.max_length={length}: must be a square for pixels:, such as 1024 for 32 x 32.")

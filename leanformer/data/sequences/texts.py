@@ -1,6 +1,6 @@
 """Texts as sequences of bytes: the Long Range Arena's text and retrieval tasks (Tay et al. 2021, 2.2.2 and 2.2.3).
 
-Byte b is token b + 1. Id 0 is padding. Examples are not padded; the batch pads them.
+Byte b is token b + 1. Id 0 is padding, which the batch adds.
 """
 
 import csv
@@ -29,19 +29,9 @@ def encode(text: bytes) -> np.ndarray:
 
 
 class Imdb:
-    """Reviews in files, `<folder>/<split>/{neg,pos}/*.txt`, the layout of `aclImdb`.
+    """Reviews in files, `<folder>/<split>/{neg,pos}/*.txt`, the layout of `aclImdb`, cut to `max_length` bytes.
 
-    An example has `tokens` of the bytes, int32 (n,), and `label`, 0 for neg and 1 for pos. LRA's text task has 25,000
-    `train` examples, and uses the 25,000 of `test` both to select a checkpoint and to score it. `unsup` is ignored.
-    Files are in the order of their names, negative ones first.
-
-    Args:
-        folder: folder of the reviews.
-        split: "train" or "test".
-        max_length: number of bytes of a review that are read; 4,000 in the paper.
-
-    Raises:
-        DataError: a folder is missing or has no reviews, or an empty one.
+    LRA's text task uses `test` both to select a checkpoint and to score it.
     """
 
     num_classes, classes, vocabulary = 2, ("neg", "pos"), BYTES
@@ -52,8 +42,8 @@ class Imdb:
         files, labels = [], []
         for label, kind in enumerate(self.classes):
             texts = sorted((root / kind).glob("[!.]*.txt"))  # without ._1_2.txt of macOS
-            if not texts or not all(path.stat().st_size for path in texts):
-                raise DataError(f"{root / kind} has no reviews, or empty ones. Unpack aclImdb again.")
+            if not texts:
+                raise DataError(f"{root / kind} has no reviews. Unpack aclImdb again.")
             files += [os.fsencode(f"{kind}/{path.name}") for path in texts]
             labels += [label] * len(texts)
         self._files, self._labels = np.array(files), np.array(labels)
@@ -70,31 +60,17 @@ class Imdb:
 
 
 class LabelledText:
-    """Texts with labels from a .tsv, .csv or .jsonl file, in memory.
+    """Texts with labels from a .tsv, .csv or .jsonl file, in memory, cut to `max_length` bytes.
 
-    An example has `tokens` of the bytes, int32 (n,), and `label`, the index in `classes`.
-
-    .tsv and .csv have a header; .csv quotes with ", .tsv has no quotes. .jsonl has one object per line. Texts are
-    encoded as UTF-8; bytes of .tsv and .csv are not changed, valid or not. Blank lines are skipped. The columns or keys
-    are `text` and `label`, a word or an integer.
-
-    Args:
-        path: path of the file.
-        max_length: number of bytes of a text that are read.
-        classes: all labels, in order. By default those of this file, sorted, as numbers if all are; pass the `classes`
-            of the training file for the others.
-
-    Raises:
-        DataError: the file is missing or has another suffix, or a label is not in `classes`; or a row, named by its
-            line, is malformed or has an empty text or label.
+    .tsv and .csv have a header; .csv quotes with ", .tsv has no quotes. .jsonl has one object per line. The columns or
+    keys are `text` and `label`, a word or an integer. Classes are by default the labels of this file, sorted, as
+    numbers if all are.
     """
 
     vocabulary = BYTES
 
     def __init__(self, path: str | Path, *, max_length: int = 4_000, classes: Sequence[str] | None = None):
         self.path = Path(path).expanduser()
-        if self.path.suffix not in READERS or not self.path.is_file():
-            raise DataError(f"{self.path} is not a file with the suffix {', '.join(READERS)}.")
         parsed = parse_rows(self.path, READERS[self.path.suffix](self.path), _labelled)
         lines, rows = zip(*parsed, strict=True)
         texts, labels = zip(*((text[:max_length], label) for text, label in rows), strict=True)
@@ -118,7 +94,6 @@ class LabelledText:
 
 
 def _labelled(row: tuple[Any, Any]) -> tuple[bytes, str]:
-    """Return text and label of a row. Raise ValueError with a readable message if it is invalid."""
     text, label = (value.encode() if isinstance(value, str) else value for value in row)
     label = str(label).encode() if isinstance(label, int) else label
     if not (isinstance(text, bytes) and isinstance(label, bytes) and text and label.strip()):
@@ -134,33 +109,18 @@ def sorted_labels(labels: set[str]) -> list[str]:
         return sorted(labels)
 
 
-def _tsv(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    rows = lines(path)
-    header = next(rows, (1, b""))[1].decode("utf-8", "replace").split("\t")
-    text, label = find_columns(path, header, COLUMNS)
-    for line, row in rows:
-        if row:
-            try:
-                cells = split(row, len(header))
-            except ValueError as error:
-                raise line_error(path, line, str(error)) from error
-            yield line, (cells[text], cells[label])
-
-
 def _csv(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
+    csv.field_size_limit(2**31 - 1)  # a text may be longer than 128 KiB
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = csv.reader(file, strict=True)
-        csv.field_size_limit(2**31 - 1)  # a text may be longer than 128 KiB
-        try:
-            header = next(rows, [])
-            text, label = find_columns(path, header, COLUMNS)
-            for row in filter(None, rows):
-                if len(row) != len(header):
-                    raise line_error(path, rows.line_num, f"has {len(row)} columns, the header {len(header)}")
-                cells = [row[place].encode("utf-8", "surrogateescape") for place in (text, label)]
-                yield rows.line_num, (cells[0], cells[1])
-        except csv.Error as error:
-            raise line_error(path, rows.line_num, f"is no CSV ({error})") from error
+        rows = csv.reader(file, strict=True, **form)
+        header = next(rows, [])
+        text, label = find_columns(path, header, COLUMNS)
+        for row in filter(None, rows):
+            if len(row) != len(header):
+                raise line_error(path, rows.line_num, f"has {len(row)} columns, the header {len(header)}")
+            cells = [row[place].encode("utf-8", "surrogateescape") for place in (text, label)]
+            yield rows.line_num, (cells[0], cells[1])
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
@@ -174,24 +134,14 @@ def _jsonl(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
             yield line, cells
 
 
-READERS = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
+READERS = {".tsv": _csv, ".csv": _csv, ".jsonl": _jsonl}
 
 
 class Pairs:
     """Pairs of papers, label 1 if one cites the other: LRA's `new_aan_pairs.{train,eval,test}.tsv`.
 
-    An example has `tokens` and `tokens2` of the bytes, int32 (n,), and `label`.
-
-    A line has five columns and no header: label (0 or 1, also as 0.0 or 1.0), two ids, two texts. The bytes of texts
-    are not changed, quotes and escapes included, as in LRA. At the first use, the whole file is read and checked. Later
-    only the requested lines are read.
-
-    Args:
-        path: path of the file.
-        max_length: number of bytes of a text that are read, 4,000 in the paper; values above 10,000 count as 10,000.
-
-    Raises:
-        DataError: the file does not exist, or, at the first use, a line has another form; the message names the line.
+    A line has five columns and no header: label (0 or 1, also as 0.0 or 1.0), two ids, two texts, cut to `max_length`
+    bytes. At the first use, the whole file is read and checked. Later only the requested lines are read.
     """
 
     num_classes, classes, vocabulary = 2, None, BYTES
@@ -229,7 +179,7 @@ class Pairs:
 
 
 def _pair(row: bytes) -> tuple[int, bytes, bytes]:
-    """Return label and both texts of a line. Raise ValueError with a readable message if it is invalid."""
+    """Return label and both texts of a line."""
     label, _, _, first, second = split(row.rstrip(b"\r\n"), 5)
     if label not in (b"0", b"1", b"0.0", b"1.0"):
         raise ValueError(f"has the label {shorten(label)} instead of 0 or 1")

@@ -29,7 +29,7 @@ TRAINED = {"bpe": train_bpe, "wordpiece": train_wordpiece}
 
 
 def dtype(vocabulary: int) -> type[np.unsignedinteger]:
-    """Return the integer type of tokens on disk: uint16 for a vocabulary of up to 65,536 tokens, else uint32."""
+    """Return the integer type of tokens on disk."""
     return np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
@@ -39,24 +39,16 @@ class Corpus:
 
     `corpus[start:stop]` is an int32 array; indices count from the split's first token. With start = -1 it begins with
     the end token, the input of the first token. The slice must have both ends.
-
-    Attributes:
-        folder: folder of the token dataset, which may contain other splits.
-        name: name of text and split, for messages.
-        tokenizer_json: content of the `tokenizer.json` that the tokens are of.
-        first: index of the split's first token in the dataset.
-        last: index after the split's last token.
     """
 
-    folder: Path
-    name: str
+    folder: Path  # of the token dataset, which may contain other splits
+    name: str  # of text and split, for messages
     tokenizer_json: str = dataclasses.field(repr=False)
-    first: int
-    last: int
+    first: int  # index of the split's first token in the dataset
+    last: int  # index after the split's last token
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer that the tokens are of."""
         return parse(self.tokenizer_json, self.name)
 
     @functools.cached_property
@@ -65,10 +57,7 @@ class Corpus:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """Index after the end token of each document, int64, counted from the split's first token.
-
-        The last one is the length of the split, which may end within a document.
-        """
+        """Index after the end token of each document, int64; the last is that of the split, maybe inside one."""
         every = np.load(self.folder / ENDS) - self.first
         inside = every[(every > 0) & (every < len(self))]
         return np.append(inside, len(self))
@@ -77,14 +66,12 @@ class Corpus:
         return self.last - self.first
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """Return tokens from `start` to `stop`, int32. The token before the first is the end of a document."""
         start, stop = places.start, min(places.stop, len(self))
         values = self._mapped_tokens[self.first + max(start, 0) : self.first + stop].astype(np.int32)
         return np.concatenate([[np.int32(self.tokenizer.end)], values]) if start < 0 else values
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields without open files, which worker processes open themselves."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # workers open files again
 
 
 def open_corpus(
@@ -109,10 +96,6 @@ def open_corpus(
         separator, documents: separator and maximum number (0 for all), as in `documents.Documents`.
         dir: folder in which tokens and trained tokenizers are saved and looked up; CACHE if None.
         workers: maximum number of tokenising processes; fewer are used for small texts. The tokens do not depend on it.
-
-    Raises:
-        ConfigError: the type of the name is unknown.
-        DataError: texts or tokenizer are missing, incomplete or empty, or the tokens cannot be written.
     """
     folder = Path(dir or CACHE).expanduser()
     part = Split.of(split)
@@ -144,21 +127,11 @@ class Texts(Protocol):
     def __iter__(self) -> Iterator[str]: ...
 
     def identity(self) -> dict[str, Any]:
-        """Return a dict of settings and digests, ready for JSON, that changes if the texts change."""
+        """Return a dict, ready for JSON, that changes if the texts change."""
 
 
 def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
-    """Return the tokenizer of a `data.tokenizer`. A BPE or WordPiece that is not in `folder` is trained and saved.
-
-    Args:
-        words: value of `data.tokenizer`: "bytes", "bpe:<vocabulary>", "wordpiece:<vocabulary>", or a path for
-            `tokenizer.read`.
-        texts: texts to train a BPE or WordPiece on.
-        folder: folder in which trained tokenizers are saved and looked up.
-
-    Raises:
-        DataError: the tokenizer is missing, incomplete, or cannot be trained on these texts.
-    """
+    """Return the tokenizer of a `data.tokenizer`. A BPE or WordPiece that is not in `folder` is trained and saved."""
     kind, _, size = words.partition(":")
     if words == "bytes":
         return byte_tokenizer()
@@ -176,17 +149,8 @@ def _digest(recipe: Mapping[str, Any]) -> str:
 
 
 def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folder: Path) -> dict[str, Any]:
-    several = iter(texts)
-    if (first := next(several, None)) is None:
-        raise _no_text_error(texts)
-    tokenizer = train(itertools.chain([first], several), vocabulary)
-    (folder / FILE).write_text(tokenizer.json(), encoding="utf-8")
+    (folder / FILE).write_text(train(texts, vocabulary).json(), encoding="utf-8")
     return {}
-
-
-def _no_text_error(texts: Any) -> DataError:
-    files = ", ".join(file.name for file in texts.files[:3])
-    return DataError(f"{texts.name} has no text: its files ({files}) are empty. Add text, or set another split.")
 
 
 def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> dict[str, int]:
@@ -200,7 +164,8 @@ def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> d
             size += read
     ends = np.cumsum(np.concatenate(counts), dtype=np.int64)
     if not len(ends):
-        raise _no_text_error(texts)
+        files = ", ".join(file.name for file in texts.files[:3])
+        raise DataError(f"{texts.name} has no text: its files ({files}) are empty. Add text, or set another split.")
     np.save(folder / ENDS, ends)
     return {"documents": len(ends), "tokens": int(ends[-1]), "bytes": size}
 
@@ -219,8 +184,9 @@ def _pieces(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _encode(chosen: Tokenizer | str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the tokens of documents with end tokens, the number of tokens per document, and the bytes of text. In a
-    worker process, `chosen` is the JSON of the tokenizer.
+    """Return the tokens of documents with end tokens, the number of tokens per document, and the bytes of text.
+
+    In a worker process, `chosen` is the JSON of the tokenizer.
     """
     chosen = _parse_cached(chosen) if isinstance(chosen, str) else chosen
     arrays, kind = [], dtype(chosen.vocabulary)

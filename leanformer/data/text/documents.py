@@ -23,29 +23,23 @@ BUNDLED = Path(__file__).parents[1] / "bundled"
 FORM_FEED = "\f"  # between the chapters of the bundled text
 # Number of the shard, number of shards, and hash of the Hugging Face hub.
 SHARD = re.compile(r"-\d+(-of-\d+(-[0-9a-f]+)?)?$")
-SLICE = re.compile(r"(?P<stem>.+?)(?:\[(?:(?P<start>\d+)%)?:(?:(?P<stop>\d+)%)?\])?")
-RANGE = re.compile(r".*\[[^\[\]]*:[^\[\]]*\]")  # also one that is not in percent
+SLICE = re.compile(r"(?P<stem>[^\[\]]+)(?:\[(?:(?P<start>\d+)%)?:(?:(?P<stop>\d+)%)?\])?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Split of a text: some files, and a part of their tokens.
+    """Split of a text: some files, and a part of their tokens."""
 
-    Attributes:
-        stem: stem of the file names, name of a folder of files, or "all".
-        start, stop: start and end of the part, in percent of the tokens.
-    """
-
-    stem: str
-    start: int = 0
+    stem: str  # of the file names, name of a folder of files, or "all"
+    start: int = 0  # of the part, in percent of the tokens
     stop: int = 100
 
     @classmethod
     def of(cls, text: str) -> "Split":
-        """Parse a split such as "train", "all[:90%]" or "all[90%:]". Raise DataError for an invalid one."""
+        """Parse a split such as "train", "all[:90%]" or "all[90%:]"."""
         match = SLICE.fullmatch(text)
         start, stop = (int((match and match[name]) or other) for name, other in (("start", 0), ("stop", 100)))
-        if match is None or RANGE.fullmatch(match["stem"]) or not 0 <= start < stop <= 100:
+        if match is None or not 0 <= start < stop <= 100:
             raise DataError(
                 f'The split "{text}" is invalid. Use a name, or a name with a range in percent, such as all[:90%].'
             )
@@ -57,27 +51,15 @@ class Documents:
     """Documents of text files, an iterable of str in the order of the files.
 
     White space around a document is removed, and empty documents are left out. A .jsonl has one object per line with
-    its text under "text"; a .parquet, as on the Hugging Face hub, has a column "text". Iteration raises DataError if a
-    file is not UTF-8 or is incomplete, or a line or row has no text.
-
-    Attributes:
-        name: name of the texts, for messages.
-        files: paths with one of SUFFIXES.
-        separator: text between the documents of a .txt; None if each .txt is one document.
-        most: maximum number of documents; 0 for all.
+    its text under "text"; a .parquet, as on the Hugging Face hub, has a column "text".
     """
 
     name: str
     files: tuple[Path, ...]
-    separator: str | None = None
-    most: int = 0
+    separator: str | None = None  # between the documents of a .txt; None if each .txt is one document
+    most: int = 0  # maximum number of documents; 0 for all
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the documents without surrounding white space; empty ones are left out.
-
-        Raises:
-            DataError: a file is not UTF-8 or is incomplete, or a line or row has no text.
-        """
         documents = itertools.chain.from_iterable(map(self._read_file, self.files))
         documents = filter(None, (document.strip() for document in documents))
         return itertools.islice(documents, self.most or None)
@@ -92,11 +74,7 @@ class Documents:
         return sum(file.stat().st_size for file in self.files)
 
     def identity(self) -> dict[str, Any]:
-        """Return a dict, ready for JSON, that changes if the texts change.
-
-        Its keys are `texts` (the name), `files` (digest of the names, sizes and modification times of the files),
-        `separator` and `documents` (their maximum number). Raises OSError if a file is missing.
-        """
+        """Return a dict, ready for JSON, that changes if names, sizes or modification times of the files change."""
         stats = [(file.name, file.stat()) for file in self.files]
         named = json.dumps([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
         digest = hashlib.sha256(named.encode()).hexdigest()[:16]
@@ -104,18 +82,13 @@ class Documents:
 
 
 def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -> Documents:
-    """Return the documents of a `data.name` with a type of KINDS.
+    """Return the documents of a split of a `data.name`.
 
     Args:
         name: value of `data.name`.
         stem: stem of the files <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, ...; name of a folder
-            of files; or "all" for every file in the folder. Hidden files and those of other types are ignored, with a
-            warning.
+            of files; or "all" for every file in the folder.
         separator, most: as in `Documents`; a bundled text has a separator of its own.
-
-    Raises:
-        ConfigError: the type of the name is unknown.
-        DataError: there is no folder, or no file of the split.
     """
     kind, rest = find_kind(name, KINDS)
     return kind.open(rest, stem, {"separator": separator, "most": most})
@@ -147,8 +120,7 @@ def _folder(path: str, stem: str, how: Mapping[str, Any]) -> Documents:
 
 
 def _is_text(file: Path, folder: Path) -> bool:
-    """Return whether a file is a text by its name, and not hidden, such as `._x.txt` beside `x.txt`."""
-    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)  # such as `._x.txt` beside `x.txt`
     return not hidden and file.name.endswith(SUFFIXES)
 
 
@@ -170,19 +142,16 @@ def _pieces(file: Path, separator: str | None) -> Iterator[str]:
     """Yield the documents of a .txt or .txt.xz file."""
     mark, left, done = (separator or "").encode(), b"", 0
     with (lzma.open if file.suffix == ".xz" else Path.open)(file, "rb") as content:
-        try:
-            while block := content.read(BLOCK_BYTES):
-                *whole, left = (left + block).split(mark) if mark else (left + block,)
-                for piece in whole:
-                    yield _decode(file, piece, done)
-                    done += len(piece) + len(mark)
-        except (lzma.LZMAError, EOFError) as error:
-            raise DataError(f"{file} is not a complete .xz file ({error}). Download it again.") from error
+        while block := content.read(BLOCK_BYTES):
+            *whole, left = (left + block).split(mark) if mark else (left + block,)
+            for piece in whole:
+                yield _decode(file, piece, done)
+                done += len(piece) + len(mark)
     yield _decode(file, left, done)
 
 
 def _decode(file: Path, raw: bytes, start: int) -> str:
-    """Decode bytes that start at a position of a file, without byte-order mark. Raise DataError if not UTF-8."""
+    """Decode bytes that start at a position of a file, without byte-order mark."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -211,15 +180,10 @@ def _rows(file: Path) -> Iterator[str]:
     """Yield the documents of a .parquet file, with one batch of rows in memory at a time."""
     import pyarrow.parquet  # takes half a second, so only if needed
 
-    number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as content:
-            content.schema_arrow.field("text")  # raises KeyError for a missing column, also without rows
+            content.schema_arrow.field("text")  # raises KeyError for a missing column
             for batch in content.iter_batches(columns=["text"]):
-                for text in batch.column("text").to_pylist():
-                    number += 1
-                    if not isinstance(text, str):
-                        raise DataError(f'{file}, row {number}: "text" is {type(text).__name__}, not a string. Fix it.')
-                    yield text
-    except (KeyError, pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+                yield from batch.column("text").drop_null().to_pylist()
+    except (KeyError, pyarrow.ArrowException) as error:
         raise DataError(f'{file} is not a complete .parquet file with a column "text": {error}') from error

@@ -1,4 +1,8 @@
-"""Rows of fixed length from a corpus: windows of its token stream, or packed documents, and their masking."""
+"""Rows of fixed length from a corpus: windows of its token stream, or packed documents; and their masking.
+
+Every target is a token of the corpus, and its input is the token before it. The token before a document is the end
+token. IGNORE marks positions excluded from the loss.
+"""
 
 import dataclasses
 import functools
@@ -30,7 +34,7 @@ def _pad(row: Row, length: int, lengths: np.ndarray | None) -> dict[str, Any]:
 
 
 class _Rows:
-    """Base class of sources of rows. Raises DataError if `fills_rows` and the corpus has fewer tokens than a row."""
+    """Base class of sources of rows of `length` tokens T, of which `fills_rows` says whether none is padded."""
 
     fills_rows = False
 
@@ -55,12 +59,7 @@ class Stream(_Rows):
     """Consecutive rows of a corpus's token stream, for evaluation: every token is a target once.
 
     Rows are dicts of `tokens` and `targets`, int32 (T,), and `bytes`, the number of text bytes of the targets, 0 if
-    unknown. A row may contain the ends of documents, across which attention is not masked. The last row is padded, with
-    0 in `tokens` and IGNORE in `targets`.
-
-    Args:
-        corpus: tokens of the split.
-        length: row length T.
+    unknown. Attention is not masked across the ends of documents. The last row is padded.
     """
 
     def __len__(self) -> int:
@@ -75,18 +74,7 @@ class Stream(_Rows):
 
 
 class OverlappingLastWindow(Stream):
-    """Consecutive rows of a corpus's token stream without padding, for evaluation.
-
-    Rows have the entries of `Stream`, and `old`: the number of first tokens that the previous row has too. It is 0 for
-    all rows but the last.
-
-    Args:
-        corpus: tokens of the split.
-        length: row length T.
-
-    Raises:
-        DataError: the corpus has fewer tokens than a row.
-    """
+    """Rows of `Stream` without padding: the last has `old` first tokens of the previous row."""
 
     fills_rows = True
 
@@ -97,17 +85,9 @@ class OverlappingLastWindow(Stream):
 
 
 class Windows(_Rows):
-    """Rows from random positions of a corpus's token stream, for training.
+    """Rows from random positions of a corpus's token stream, endless, for training.
 
-    It has no length, and the index of an example is ignored. Each example is {"window": function that draws a row}, the
-    method `window`.
-
-    Args:
-        corpus: tokens of the split.
-        length: row length T.
-
-    Raises:
-        DataError: the corpus has fewer tokens than a row.
+    Every example is {"window": function that draws a row of `Stream`}.
     """
 
     fills_rows = True
@@ -116,7 +96,6 @@ class Windows(_Rows):
         return {"window": self.window}
 
     def window(self, draw: np.random.Generator) -> dict[str, Any]:
-        """Return the row at a random position: `tokens` and `targets`, int32 (T,), and `bytes`, as in `Stream`."""
         start = int(draw.integers(len(self.corpus) - self.length + 1))
         return self._cut(start, start + self.length)
 
@@ -127,13 +106,8 @@ class Windows(_Rows):
 class Packed(_Rows):
     """Rows of packed documents, in order, as many per row as fit; documents do not attend to one another.
 
-    Rows are dicts of `tokens`, `targets` and `segments`, int32 (T,), and `bytes`, the number of text bytes of the
-    targets, 0 if unknown. `segments` numbers the documents of a row from 1, and 0 is padding. A document longer than a
-    row is split into pieces, each of which begins with the token before it.
-
-    Args:
-        corpus: tokens of the split.
-        length: row length T.
+    Rows have the entries of `Stream` and `segments`, int32 (T,), which numbers the documents of a row from 1; 0 is
+    padding. A document longer than a row is split into pieces, each of which begins with the token before it.
     """
 
     @functools.cached_property
@@ -170,49 +144,34 @@ class Packed(_Rows):
 
 
 def prepare(index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]) -> dict[str, Any]:
-    """Return the arrays of a row, by name.
-
-    They are those of an example of `Stream`, `OverlappingLastWindow` or `Packed`, or of a row drawn from `Windows`. A
-    row of `Windows` is drawn with `draws()`, so it depends on the position in training.
-
-    Args:
-        index: index of the example; not used.
-        example: example of one of these sources.
-        draws: function that returns the random generator of the position.
-    """
+    """Return the arrays of a row by name; that of `Windows` depends on the position in training."""
     return example["window"](draws()) if "window" in example else dict(example)
 
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Masking of rows of tokens, a function: `masking(text, old, draw)` returns a masked row and its targets.
+    """Choice of the targets of masked language modelling (Devlin et al. 2019), and their replacement.
 
-    The result is a dict of `tokens`, `places` and `targets`, see `__call__`.
-
-    Attributes:
-        share: fraction of a row's tokens that are targets, above 0 and below 1.
-        mask: mask token.
-        vocabulary: vocabulary size V, from which random tokens are drawn.
-        length: row length T.
+    Of n tokens exactly ⌊share · n⌋ are targets, at least one, chosen uniformly, including ends of documents. A tenth of
+    them, rounded down, is replaced by random tokens, as many are unchanged, and the mask replaces the rest. For 128
+    tokens and a share of a quarter these are 32 targets: 3 random, 3 unchanged, 26 masked, as in Cramming (Geiping &
+    Goldstein 2023).
     """
 
-    share: float
-    mask: int
-    vocabulary: int
-    length: int
+    share: float  # above 0 and below 1
+    mask: int  # mask token
+    vocabulary: int  # from which random tokens are drawn
+    length: int  # row length T
 
     def __call__(self, text: np.ndarray, old: int, draw: np.random.Generator) -> Row:
-        """Return a masked row and its targets.
+        """Return a masked row: `tokens` (T,), 0 for padding, and the `places` and `targets` (K,) in it.
+
+        K is the number of targets in a full row; a row with fewer has IGNORE at the end of `targets`.
 
         Args:
-            text: tokens before masking, int32 (T,), padded with IGNORE (-1) at the end.
+            text: tokens before masking, int32 (T,), padded with IGNORE at the end.
             old: number of first tokens that cannot be targets, since they were in the previous row.
             draw: random generator.
-
-        Returns:
-            A dict of int32 arrays: `tokens` (T,), the model's input, 0 for padding; `places` (K,), the positions of the
-            targets in the row; and `targets` (K,), the tokens before masking at these positions. K is the number of
-            targets in a full row. A row with fewer has padding at the end, 0 in `places` and IGNORE in `targets`.
         """
         real = np.flatnonzero(text[old:] != IGNORE) + old
         number = num_masked(self.share, len(real))
@@ -230,24 +189,16 @@ class Masking:
 
 
 def num_masked(share: float, tokens: int) -> int:
-    """Return the number of targets among `tokens` tokens: the fraction `share` of them, rounded down, at least 1."""
+    """Return the number of targets among `tokens` tokens."""
     return max(1, math.floor(share * tokens + 1e-6))  # 0.29 x 100 is 28.999999999999996
 
 
 def prepare_masked(
     index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator], *, how: Masking, train: bool
 ) -> dict[str, Any]:
-    """Return the masked row of an example: `tokens` (T,), `places` (K,) and `targets` (K,), see `Masking.__call__`.
+    """Return the masked row of an example, with its `segments` (T,) if documents are packed.
 
-    Rows of packed documents also have their `segments` (T,). In training, masks depend on seed and position (step and
-    place in the batch). In evaluation they depend only on the index, so that every evaluation has the same targets.
-
-    Args:
-        index: index of the example.
-        example: example of one of the sources in `data.text.rows`.
-        draws: function that returns the random generator of the position; used in training.
-        how: masking to apply.
-        train: True for training.
+    In training, masks depend on the position; in evaluation on the index, so that every one has the same targets.
     """
     draw = draws() if train else np.random.Generator(np.random.Philox(key=(0, index)))
     row = example["window"](draw) if "window" in example else example

@@ -18,28 +18,15 @@ END = "<|endoftext|>"  # end of a document, so also the token before one, in tok
 ENDS = (END, "<|end_of_text|>", "<|im_end|>", "</s>", "[SEP]")  # its names in other tokenizers
 MASKS = ("[MASK]", "<mask>", "<|mask|>")  # names of the mask token
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # first tokens of a WordPiece trained here
-BYTES, BPE, WORDPIECE = "bytes", "bpe", "wordpiece"
-BYTE_TOKENS = 257  # all bytes, and the end of a document
-# File names of GPT-2's tokenizer from its two publishers.
-PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # GPT-2's files from its two publishers
 
 
 class Tokenizer:
-    """Wrapper of a tokenizer of the `tokenizers` library.
+    """Wrapper of a tokenizer of the `tokenizers` library, without padding and truncation."""
 
-    Args:
-        of_library: tokenizer of the library; its padding and truncation are switched off.
-
-    Attributes:
-        vocabulary: vocabulary size V, one more than the largest token.
-        end: token after a document.
-        mask: mask token, or None.
-        lengths: bytes of text per token, int32 V, 0 for special tokens; None if tokens represent characters instead of
-            bytes (as in WordPiece), so that the bytes are unknown.
-
-    Raises:
-        DataError: there is no token for the end of a document.
-    """
+    vocabulary: int  # V, one more than the largest token
+    end: int  # token after a document
+    mask: int | None  # mask token
 
     def __init__(self, of_library: tokenizers.Tokenizer):
         self._base = of_library
@@ -56,6 +43,7 @@ class Tokenizer:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray | None:
+        """Bytes of text per token, int32 (V,), 0 for special tokens; None if tokens are of characters (WordPiece)."""
         if not isinstance(self._base.decoder, decoders.ByteLevel):
             return None
         sizes = np.zeros(self.vocabulary, np.int32)
@@ -70,17 +58,8 @@ class Tokenizer:
 
         Names of special tokens in a text are text, such as "<|endoftext|>", if tokens are of bytes. In WordPiece they
         are those tokens, so that "[MASK]" can be written.
-
-        Raises:
-            DataError: a value is not a string of valid Unicode.
         """
-        try:
-            if not all(isinstance(text, str) for text in texts):
-                raise TypeError("The library would take a pair of texts for one.")
-            encoded = self._base.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError as error:
-            text = next((text for text in texts if not _is_text(text)), texts)
-            raise DataError(f"{ascii(text)[:60]} is not a text. Pass a str of valid Unicode.") from error
+        encoded = self._base.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int32) for one in encoded]
 
     @property
@@ -101,45 +80,30 @@ class Tokenizer:
         return json.dumps(json.loads(self._base.to_str()), sort_keys=True, ensure_ascii=False)
 
 
-def _is_text(value: Any) -> bool:
-    """Return whether a value is a string without surrogates, which UTF-8 cannot encode."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
 def parse(text: str, name: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json. Raise DataError, with `name` in the message, if it is invalid."""
+    """Return the tokenizer of a tokenizer.json; `name` is for messages."""
     try:
-        return Tokenizer(tokenizers.Tokenizer.from_str(text))
-    except DataError:
-        raise
+        base = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise DataError(f"{name} is not a valid tokenizer.json of the tokenizers library: {error}.") from error
+    return Tokenizer(base)
 
 
 def read(path: Path) -> Tokenizer:
-    """Return the tokenizer of a file or folder.
-
-    Args:
-        path: tokenizer.json, or a folder with one or with GPT-2's vocab.json and merges.txt (or encoder.json and
-            vocab.bpe).
-
-    Raises:
-        DataError: there is none, or it is invalid.
-    """
+    """Return the tokenizer of a tokenizer.json, or of a folder with one or with the files of one of PAIRS."""
     if path.is_dir():
         for names in PAIRS:
             if all((path / name).is_file() for name in names):
-                return _read_pair(*(path / name for name in names))
+                vocabulary, merges = (str(path / name) for name in names)
+                return _add_end(_byte_level(models.BPE.from_file(vocabulary, merges)))
         path /= FILE
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    if not path.is_file():
         raise DataError(
-            f"There is no tokenizer {path} ({error}). Set data.tokenizer to a tokenizer.json, to a folder with one or "
-            f'with {" and ".join(PAIRS[0])}, to "{BYTES}", or to "{BPE}:<vocabulary>" or "{WORDPIECE}:<vocabulary>", '
-            "which are trained on the texts."
-        ) from error
-    return parse(text, str(path))
+            f"There is no tokenizer {path}. Set data.tokenizer to a tokenizer.json, to a folder with one or with "
+            f'{" and ".join(PAIRS[0])}, to "bytes", or to "bpe:<vocabulary>" or "wordpiece:<vocabulary>", which are '
+            "trained on the texts."
+        )
+    return parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -153,24 +117,12 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019); the end of a document is the last token.
-
-    Args:
-        texts: texts to train on.
-        vocabulary: vocabulary size V, with all 256 bytes and the end of a document.
-
-    Raises:
-        DataError: the vocabulary is too small for all bytes, or too large for the pairs in the texts.
-    """
-    if vocabulary <= BYTE_TOKENS:
-        raise DataError(
-            f"data.tokenizer={BPE}:{vocabulary}: must be above {BYTE_TOKENS}, for all bytes and the end of a document."
-        )
+    """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019); the end of a document is the last token."""
     base, alphabet = _byte_level(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary - 1, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=max(vocabulary - 1, 0), initial_alphabet=alphabet, show_progress=False)
     base.train_from_iterator(texts, trainer)
     tokenizer = _add_end(base)
-    _check_size(BPE, vocabulary, tokenizer.vocabulary)
+    _check_size("bpe", vocabulary, tokenizer.vocabulary)
     return tokenizer
 
 
@@ -179,19 +131,12 @@ def train_wordpiece(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
     The tokens of SPECIAL come first, followed by the others in alphabetical order, since the library numbers tokens
     differently in every training.
-
-    Args:
-        texts: texts to train on.
-        vocabulary: vocabulary size V, with the tokens of SPECIAL.
-
-    Raises:
-        DataError: the vocabulary is too small for all letters, or too large for the pairs in the texts.
     """
     trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False)
     base = _wordpiece({token: number for number, token in enumerate(SPECIAL)})
     base.train_from_iterator(texts, trainer)
     learned = sorted(base.get_vocab().keys() - set(SPECIAL))
-    _check_size(WORDPIECE, vocabulary, len(SPECIAL) + len(learned))
+    _check_size("wordpiece", vocabulary, len(SPECIAL) + len(learned))
     return Tokenizer(_wordpiece({token: number for number, token in enumerate([*SPECIAL, *learned])}))
 
 
@@ -209,18 +154,10 @@ def _wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
 
 
 def _check_size(kind: str, vocabulary: int, trained: int) -> None:
-    """Raise DataError unless a trained vocabulary has the configured size."""
-    if trained < vocabulary:
-        fix = (
-            f"Use {trained} or fewer."
-            if (kind, trained) != (BPE, BYTE_TOKENS)
-            else f'Give more text, or use "{BYTES}".'
-        )
-        raise DataError(f"data.tokenizer={kind}:{vocabulary}: the texts have only {trained} tokens. {fix}")
-    if trained > vocabulary:
-        raise DataError(
-            f"data.tokenizer={kind}:{vocabulary}: letters and special tokens are already {trained}. Use more."
-        )
+    """Raise DataError unless a trained vocabulary has the configured size: letters or words of the texts limit it."""
+    if trained != vocabulary:
+        limit = "only" if trained < vocabulary else "at least"
+        raise DataError(f"data.tokenizer={kind}:{vocabulary}: the texts have {limit} {trained} tokens. Use {trained}.")
 
 
 def _byte_level(model: Any, *, words: bool = True) -> tokenizers.Tokenizer:
@@ -241,10 +178,3 @@ def _symbols() -> list[str]:
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = (chr(256 + i) for i in range(256))
     return [chr(byte) if byte in plain else next(others) for byte in range(256)]
-
-
-def _read_pair(vocabulary: Path, merges: Path) -> Tokenizer:
-    try:
-        return _add_end(_byte_level(models.BPE.from_file(str(vocabulary), str(merges))))
-    except Exception as error:  # the library raises nothing narrower
-        raise DataError(f"{vocabulary} and {merges} are not a vocabulary with its merges: {error}.") from error
