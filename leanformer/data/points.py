@@ -141,10 +141,6 @@ def _check_dim(number: str, s: Sizes) -> str | None:
     return f"data.{number}={value} {problem}={s.dim}. Use at most {s.dim}." if value > s.dim else None
 
 
-def _check_two_points(s: Sizes) -> str | None:
-    return None if s.points > 1 else f"data.points={s.points}: a nearest point needs other points. Use at least 2."
-
-
 def _query_task(
     what: str, set_of: Callable[[np.ndarray], np.ndarray], query_of: Callable[[np.ndarray], np.ndarray] = sphere
 ) -> PointTask:
@@ -157,7 +153,7 @@ def _query_task(
         tokens=lambda s: s.points + 1,
         targets=lambda s: 1,
         read=slice(-1, None),
-        validate=lambda s: _check_two_points(s) or (_check_dim("points", s) if set_of is orthonormal else None),
+        validate=lambda s: _check_dim("points", s) if set_of is orthonormal else None,
     )
 
 
@@ -170,7 +166,6 @@ KINDS: Mapping[str, PointTask] = MappingProxyType(
             outputs=lambda s: s.dim,
             tokens=lambda s: s.points,
             targets=lambda s: s.points,
-            validate=_check_two_points,
         ),
         "nearest_query": _query_task("for a query, the nearest point", sphere),
         "nearest_orthonormal": _query_task("for a query, the nearest of orthonormal points", orthonormal),

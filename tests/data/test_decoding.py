@@ -207,7 +207,7 @@ def test_garbage_is_corrupt(data):
             transform(data)
 
 
-@pytest.mark.parametrize(("width", "height"), [(60000, 60000), (11000, 11000), (1500, 60000)])
+@pytest.mark.parametrize(("width", "height"), [(11000, 11000), (1500, 60000)])
 def test_decompression_bombs_are_corrupt(width, height):
     jpeg = bytearray(encode(make_natural_picture(50, 60)))
     frame = jpeg.index(b"\xff\xc0")

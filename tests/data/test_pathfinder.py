@@ -61,7 +61,3 @@ def test_malformed_and_missing_lists_are_refused(release):
         Pathfinder(root, "train")
     with refuses(root / "imgs", error=DataError):
         Pathfinder(root / "imgs", "train")
-    with refuses("validation", *SPLITS, error=DataError):
-        Pathfinder(root, "validation")
-    with refuses("data.recipe.contour=7", 14):
-        Pathfinder(root, "train", contour=7)

@@ -86,5 +86,3 @@ def test_missing_or_invalid_cifar_is_refused(cifar):
     (folder / "data_batch_3.bin").unlink()
     with refuses("data_batch_3.bin", error=DataError):
         Cifar10(folder, "train")
-    with refuses("valid", "train", "val", "test", error=DataError):
-        Cifar10(folder, "valid")

@@ -134,10 +134,8 @@ def test_missing_data_are_refused(tmp_path, name, error, parts):
 
 
 def test_invalid_recipes_are_refused(tmp_path):
-    with refuses("data.recipe", "lenght"):
+    with pytest.raises(TypeError, match="lenght"):
         build_dataset(f"listops:{tmp_path}/x", {"lenght": 3})
-    with refuses("train=300000.0"):
-        build_dataset(f"listops:{tmp_path}/x", {"train": 3e5})
     assert not list(tmp_path.iterdir()) and not build_dataset("imdb:x", {})
 
 

@@ -223,7 +223,6 @@ def test_unreadable_texts_are_refused(texts, file, content, parts):
         ({"split": "train[90%:20%]"}, ("train[90%:20%]",)),
         ({"split": "train[50:]"}, ("train[50:]", "all[:90%]")),
         ({"tokenizer": "gpt5.json"}, ("gpt5.json",)),
-        ({"tokenizer": "bpe:many"}, ("bpe:many", "bpe:<vocabulary>", "bpe:1024")),
         ({"tokenizer": "bpe:100"}, ("bpe:100", 257)),
         ({"tokenizer": "bpe:9999"}, ("bpe:9999",)),
     ],

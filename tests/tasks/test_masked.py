@@ -216,7 +216,6 @@ def test_wordpiece_training_is_deterministic():
     ("changes", "error", "parts"),
     [
         ({"data.tokenizer": "bytes", "model.vocabulary": 257}, DataError, ('data.tokenizer="bytes"', "[MASK]")),
-        ({"data.tokenizer": "wordpiece:x"}, DataError, ("wordpiece:x", "wordpiece:<vocabulary>", "wordpiece:1024")),
         ({"model.vocabulary": 60}, DataError, (61, "model.vocabulary=60", "--config.model.vocabulary=61")),
         ({"mask_share": 1.0}, ConfigError, ("mask_share=1.0",)),
         ({"model.max_length": 600}, DataError, ("test", "model.max_length=600")),

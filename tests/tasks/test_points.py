@@ -216,7 +216,6 @@ def test_training_run_records_its_score(small_config, tmp_path, one_device):
     [
         ("nearest_orthonormal", {"data.points": 12}, ("data.points=12", "data.dim=11")),
         ("retrieval", {"data.num_items": 12}, ("data.num_items=12", "data.dim=11")),
-        ("nearest", {"data.points": 1}, ("data.points=1",)),
         ("nearest", {"data.dim": 13}, ("model.width=11", "data.dim=13")),
         ("nearest", {"data.curriculum.every": 5}, ("data.curriculum.every=5", "regression, retrieval", 0)),
         ("nearest", {"data.curriculum.dim": 0}, ("data.curriculum.dim=0",)),

@@ -58,8 +58,6 @@ def open_images(name: str, split: str, **requirements: Any) -> Labelled:
     """
     (kind, what), spec = find(name, KINDS), SourceSpec(**requirements)
     source, about = kind.open(what, split, spec), f'data.name="{name}", split "{split}"'
-    if len(source) == 0:
-        raise DataError(f"{about} has no examples. Choose another split.")
     if spec.classes and source.classes and list(spec.classes) != list(source.classes):
         raise DataError(f"{about} has the classes {quote(source.classes)}, the model {quote(spec.classes)}.")
     if None not in (source.num_classes, spec.num_classes) and source.num_classes > spec.num_classes:

@@ -193,14 +193,8 @@ def prepare_tfds(dataset: str, dir: str | None) -> bool:
     """Download a TensorFlow dataset and prepare it in a random-access format. Return True."""
     import tensorflow_datasets as tfds
 
-    try:
-        builder: Any = tfds.builder(dataset, data_dir=dir, file_format="array_record")
-        builder.download_and_prepare()
-    except Exception as error:  # network, disk, a missing tensorflow: whatever the dataset's own script raises
-        raise DataError(
-            f"tfds:{dataset} could not be prepared in {dir or 'the default folder'}: {error}. If a library is missing, "
-            "run this command in a separate environment that has it."
-        ) from error
+    builder: Any = tfds.builder(dataset, data_dir=dir, file_format="array_record")
+    builder.download_and_prepare()
     return True
 
 

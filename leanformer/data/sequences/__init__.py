@@ -41,8 +41,6 @@ def open_sequences(name: str, split: str, **requirements: Any) -> Source:
     (kind, what), spec = find(name, KINDS), SourceSpec(**requirements)
     source = kind.open(what, split, spec)
     about = f'data.name="{name}", split "{split}"'
-    if len(source) == 0:
-        raise DataError(f"{about} has no examples.")
     for key, found, allowed in (
         ("vocabulary", source.vocabulary, spec.vocabulary),
         ("num_classes", source.num_classes or 0, spec.num_classes),
@@ -74,23 +72,16 @@ def build(name: str, dir: str | None, recipe: Mapping[str, Any]) -> bool:
     """Generate ListOps expressions, or download the TFDS images of a `data.name`; return False if nothing is to do."""
     kind, _, what = name.partition(":")
     if kind == "listops" and not listops.is_published(Path(what).expanduser()):
-        listops.write(what, _recipe(recipe))
+        listops.write(what, listops.Recipe(**recipe))
         return True
     return kind == "pixels" and images.build(what, dir)
-
-
-def _recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
-    try:
-        return listops.Recipe(**recipe)
-    except TypeError as error:
-        raise ConfigError(f"data.recipe={dict(recipe)}: {error}.") from error
 
 
 def _open_listops(path: str, split: str, spec: SourceSpec) -> Source:
     folder = Path(path).expanduser()
     if listops.is_published(folder):
         return listops.Published(folder, split)
-    return listops.ListOps(folder, split, _recipe(spec.recipe))
+    return listops.ListOps(folder, split, listops.Recipe(**spec.recipe))
 
 
 def _open_text(path: str, split: str, spec: SourceSpec) -> LabelledText:

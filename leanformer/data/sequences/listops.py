@@ -44,15 +44,6 @@ class Recipe:
     max_args: int = 10  # of an operator, at least 2
     seed: int = 0
 
-    def __post_init__(self):
-        values = dataclasses.astuple(self)
-        low = not all(isinstance(x, int) and x >= 0 for x in values) or self.depth < 1 or self.max_args < 2
-        if low or self.seed >= 2**64 or self.max_length < self.min_length + 2:
-            raise ConfigError(
-                f"{self} is invalid: expected whole numbers from 0, max_length at least "
-                "min_length + 2, depth from 1, max_args from 2 and 0 <= seed < 2^64."
-            )
-
 
 class Expressions(NamedTuple):
     """Expressions of ListOps with their values, concatenated in three arrays to save memory."""

@@ -137,8 +137,6 @@ def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
         return byte_tokenizer()
     if kind not in TRAINED:
         return read(Path(words).expanduser())
-    if not size.isdecimal():
-        raise DataError(f'data.tokenizer="{words}": expected {kind}:<vocabulary>, such as {kind}:1024.')
     recipe = texts.identity() | {"vocabulary": int(size), "version": VERSION}
     fill = functools.partial(_train, TRAINED[kind], texts, int(size))
     return read(make_dataset(folder / f"{kind}-{_digest(recipe)}", recipe, fill) / FILE)
