@@ -84,7 +84,8 @@ class DivergenceMonitor:
         loss, bad = float(metrics["last_loss"]), int(metrics["bad_leaf"])
         leaf = self._names[bad] if bad >= 0 else None
         not_finite = leaf or not math.isfinite(loss)
-        problem = "not finite" if not_finite else f"above the divergence threshold (loss over {self._divergence_loss:.3g})"
+        threshold = f"above the divergence threshold (loss over {self._divergence_loss:.3g})"
+        problem = "not finite" if not_finite else threshold
         where = f"first bad gradient: {leaf}" if leaf else f"loss: {loss:.3g}"
         if self.skipped == 1:
             print(f"WARNING: step {step} is {problem} and was skipped; {where}", file=sys.stderr, flush=True)
