@@ -37,6 +37,7 @@ def values() -> Mapping[str, Any]:
     (linear,) = (
         e for e in effects() if (e.table, e.question, e.form, e.at) == (SEARCH, HEADS, "linear", "") and e.dims[1] == 33
     )
+    blocks = [depth[name]["blocks"] for name in DECODERS]
     return {
         "count": _count_models(),
         "heads": {table: {key: _estimate(e) for key, e in x.items()} for table, x in found.items()},
@@ -52,6 +53,9 @@ def values() -> Mapping[str, Any]:
         "encoders": len(encoders),
         "clear": sum(e.p_corrected < 0.05 for e in encoders),
         "depth": depth,
+        "tables": len(blocks),
+        "lose": sum(e.low > 0 for e in blocks),
+        "gain": sum(e.high < 0 for e in blocks),
     }
 
 
@@ -121,6 +125,7 @@ PASSAGES = [
                 "turns the gain of TransXL lm1b into {linear:+.3f}",
                 "{clear} of {encoders} effects are clear",
                 *(f"| {name} | {{depth[{name}][params]:+.3f}} | {{depth[{name}][blocks]:+.3f}} |" for name in DECODERS),
+                "without embeddings {lose} of {tables} tables clearly lose and {gain} gain",
                 "open_lm changes by {depth[open_lm][flops]:+.3f}, Gemstones by "
                 "{depth[Gemstones FineWeb-Edu][flops]:+.3f} and {depth[Gemstones DCLM][flops]:+.3f}",
                 "FlexiBERT without embeddings, {depth[FlexiBERT GLUE][blocks]:.1f %} of the error",
