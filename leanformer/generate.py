@@ -46,7 +46,10 @@ def read_prompts(flags: cli.Values) -> dict[str, str]:
         lines = Path(flags.prompts).expanduser().read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompts={flags.prompts}: the file cannot be read as UTF-8: {error}.") from error
-    return {f"{flags.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    prompts = {f"{flags.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    if not prompts:
+        raise ConfigError(f"--prompts={flags.prompts}: the file is empty. Write one prompt per line.")
+    return prompts
 
 
 @cli.command(
