@@ -24,40 +24,24 @@ from leanformer.training import run_files
 WEIGHTS = ("params", "statistics")  # parts of the training state
 
 
-class OtherState(CheckpointError):
-    """A checkpoint whose arrays differ in name or shape from those of the model."""
-
-
 class Restored(NamedTuple):
-    """Training state of a checkpoint, and what was saved with it.
-
-    Attributes:
-        state: the `TrainState`.
-        seconds: wall-clock seconds by phase until then.
-        examples: number of training examples until then.
-    """
+    """Training state of a checkpoint, and what was saved with it."""
 
     state: Any
-    seconds: dict[str, float]
-    examples: int
+    seconds: dict[str, float]  # wall-clock seconds by phase until then
+    examples: int  # training examples until then
 
 
 class RestoredWeights(NamedTuple):
-    """Weights of a checkpoint.
-
-    Attributes:
-        step: step of the checkpoint.
-        weights: (parameters, batch statistics).
-        ema: EMA of (parameters, batch statistics); None if the run does not keep it.
-    """
+    """Weights of a checkpoint."""
 
     step: int
-    weights: Any
-    ema: Any | None
+    weights: Any  # (parameters, batch statistics)
+    ema: Any | None  # EMA of (parameters, batch statistics); None if the run does not keep it
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """Parameters and statistics, {dotted name: array}, of `ema` if the run keeps it, else of `weights`."""
+        """Parameters and statistics by dotted name, of `ema` if the run keeps it, else of `weights`."""
         return {name: x for tree in self.ema or self.weights for name, x in flatten_names(tree).items()}
 
 
@@ -74,22 +58,14 @@ def is_run(path: str) -> bool:
 class Checkpoints:
     """Checkpoints of one run; a context manager that waits for the last save. All processes must make the same calls.
 
-    Attributes:
-        folder: absolute path of the folder of checkpoints.
-        score: metric that selects the best checkpoint; None if there is no checkpoint and none was given.
-        scores: value of this metric by step, of all evaluations, from metrics.jsonl beside the folder.
-
-    Args:
-        folder: folder of checkpoints, WORKDIR/checkpoints.
-        keep: number of newest checkpoints to keep, in addition to the best by validation score.
-        score: metric that selects the best checkpoint, given only by the run that trains; others read it.
+    `keep` newest checkpoints are kept, and the best by `score`, which only the run that trains passes; others read it.
     """
 
     def __init__(self, folder: Path, keep: int = 2, *, score: Score | None = None):
         self.folder = Path(folder).absolute()
         self._keep, self._trains = keep, score is not None
-        self.score: Any = score or self._read_score()
-        self.scores: dict[int, float] = {}
+        self.score: Any = score or self._read_score()  # None if there is no checkpoint and none was given
+        self.scores: dict[int, float] = {}  # of all evaluations by step, from metrics.jsonl beside the folder
         if self.score is not None:
             scores = [*run_files.read_scores(self.folder.parent, self.score.name).items()]
             self.scores = dict(map(tuple, multihost.broadcast_from_primary(scores)))
@@ -102,10 +78,9 @@ class Checkpoints:
         for step in reversed(self.steps):
             try:
                 saved: Any = ocp.metadata(str(self.folder / str(step))).custom_metadata
-                score = Score(**saved["score"])
-            except Exception:  # Orbax raises errors of many classes for damaged files; `restore` reports them
+                return Score(**saved["score"])
+            except Exception:
                 continue
-            return score
         return None
 
     def __enter__(self) -> "Checkpoints":
@@ -129,14 +104,9 @@ class Checkpoints:
         return self.score.best(evaluated) if evaluated else None
 
     def choose(self, step: int | None = None, *, best: bool = False) -> int:
-        """Return the step of the requested checkpoint. Whether its files are undamaged is not checked.
+        """Return the step of the requested checkpoint, by default the newest, damaged or not.
 
-        Args:
-            step: step of the checkpoint; None for the newest, or with `best` for the best.
-            best: True for the best checkpoint by validation score; not with `step`.
-
-        Raises:
-            CheckpointError: there is no such checkpoint, or both `step` and `best` are given.
+        Raises CheckpointError if there is no such checkpoint, or both `step` and `best` are given.
         """
         if best and step is not None:
             raise CheckpointError(f"--best cannot be combined with --step={step}. Remove one of them.")
@@ -152,15 +122,8 @@ class Checkpoints:
     def save(self, step: int, state: Any, *, seconds: Mapping[str, float] | None = None, examples: int = 0) -> None:
         """Start saving a checkpoint in the background, after the end of an earlier save.
 
-        Args:
-            step: step of the checkpoint.
-            state: tree of arrays to save, a `TrainState`.
-            seconds: wall-clock seconds by phase so far, which `restore` returns.
-            examples: number of training examples so far, which `restore` returns.
-
-        Raises:
-            CheckpointError: an earlier save failed, or this one cannot start. A later failure is raised by the next
-                `poll`, `save` or `wait`.
+        `restore` returns `seconds` and `examples`. Raises CheckpointError if an earlier save failed, or this one cannot
+        start; the next `poll`, `save` or `wait` raises a later failure.
         """
         self.wait()
         self._unreadable.discard(step)
@@ -206,33 +169,21 @@ class Checkpoints:
     def _make_error(self, error: Exception) -> CheckpointError:
         return CheckpointError(
             f"A checkpoint could not be saved in {self.folder}: {first_line(error)}\n"
-            f"Complete checkpoints: {self.steps or 'none'}. Remove the cause, then run the same command "
-            "to resume."
+            f"Complete checkpoints: {self.steps or 'none'}. Remove the cause, then run the same command to resume."
         )
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
-        """Return the state of the newest readable checkpoint, or of `step`, and what was saved with it.
+        """Return the state of the newest readable checkpoint, or of `step`; None only if there is no checkpoint at all.
 
-        If the newest checkpoint cannot be read, an older one is read and a warning is printed. A run that trains also
-        passes over weights that contain NaN or infinity.
-
-        Args:
-            like: `TrainState` of shapes, dtypes and shardings.
-            step: step of the checkpoint; the newest readable one if None.
-
-        Returns:
-            State, {phase: seconds} and number of training examples; None only if there is no checkpoint at all.
-
-        Raises:
-            CheckpointError: no checkpoint can be read, `step` does not exist, or the shapes differ from `like`.
-            WeightsError: the weights are not finite; if the run trains, those of all checkpoints.
+        `like` is a `TrainState` of shapes, dtypes and shardings. If the newest checkpoint cannot be read, an older one
+        is read and a warning is printed. A run that trains also passes over weights that contain NaN or infinity.
+        Raises CheckpointError if no checkpoint can be read or the shapes differ, WeightsError if they are not finite.
         """
         if self._trains and multihost.is_primary():
             for path in (*self.folder.glob("*.orbax-checkpoint-tmp*"), *self.folder.glob("deleted-*")):
                 shutil.rmtree(path)  # of a save or a deletion that was killed
         if not multihost.broadcast_from_primary(self.steps):
             return None
-        self.choose(step)
 
         def load(path: Path) -> Restored:
             content = ocp.metadata(str(path))
@@ -240,27 +191,14 @@ class Checkpoints:
             saved: Any = content.custom_metadata
             return Restored(ocp.load(str(path), like), saved["seconds"], saved["examples_seen"])
 
-        def check(path: Path, content: Restored) -> None:
-            _check_finite(path, content.state.weights, content.state.ema)
-
-        chosen, content = self._load_newest(load, step, check if self._trains else None)
-        if not self._trains:
-            check(self.folder / str(chosen), content)
-        return content
+        return self._load_newest(load, lambda restored: (restored.state.weights, restored.state.ema), step)
 
     def restore_weights(self, like: Any = None, step: int | None = None, *, finite: bool = True) -> RestoredWeights:
         """Return the weights of the newest readable checkpoint, or of `step`, without the rest of the training state.
 
-        Args:
-            like: shapes, dtypes and shardings of (parameters, batch statistics); NumPy arrays as saved if None.
-            step: step of the checkpoint; the newest readable one if None, with a warning about unreadable ones.
-            finite: True to reject weights that contain NaN or infinity.
-
-        Raises:
-            CheckpointError: there is no checkpoint, none can be read, or the shapes differ from `like`.
-            WeightsError: the weights are not finite.
+        `like` has shapes, dtypes and shardings of (parameters, batch statistics); without it, arrays are NumPy's as
+        saved. Errors are as in `restore`; `finite=False` allows weights that are not finite.
         """
-        self.choose(step)
 
         def load(path: Path) -> RestoredWeights:
             saved = ocp.metadata(str(path)).metadata
@@ -275,23 +213,23 @@ class Checkpoints:
             ema = tuple(tree["ema"]) if tree["ema"] else None
             return RestoredWeights(int(path.name), tuple(tree[name] for name in WEIGHTS), ema)
 
-        chosen, restored = self._load_newest(load, step)
-        if finite:
-            _check_finite(self.folder / str(chosen), restored.weights, restored.ema)
-        return restored
+        def weights_of(restored: RestoredWeights) -> tuple[Any, Any]:
+            return (restored.weights, restored.ema) if finite else ((), None)
+
+        return self._load_newest(load, weights_of, step)
 
     def _load_newest[T](
-        self, load: Callable[[Path], T], step: int | None, check: Callable[[Path, T], None] | None = None
-    ) -> tuple[int, T]:
-        """Return the step and content of the newest checkpoint that can be loaded; all processes load the same one.
+        self, load: Callable[[Path], T], weights_of: Callable[[T], tuple[Any, Any]], step: int | None
+    ) -> T:
+        """Return the content of the newest checkpoint that can be loaded; all processes load the same one.
 
-        `check` raises WeightsError for unusable content, in all processes or in none. Process 0 verifies all files.
+        Process 0 verifies all files. The weights and EMA weights that `weights_of` returns must be finite.
         """
+        self.choose(step)
         unreadable: dict[int, str] = {}
         steps = multihost.broadcast_from_primary(self.steps)
         for candidate in reversed(steps) if step is None else [step]:
-            path: Path = self.folder / str(candidate)
-            content: Any = None
+            path, content = self.folder / str(candidate), None
             reason = multihost.broadcast_from_primary(files.find_corruption(path) if multihost.is_primary() else None)
             try:
                 if reason is None:
@@ -301,28 +239,28 @@ class Checkpoints:
             except Exception as error:  # Orbax raises errors of many classes for damaged files
                 reason = first_line(error)
             reason = next(filter(None, multihost.all_gather_host(reason)), None)
-            try:
-                if reason is None and check is not None:
-                    check(path, content)
-            except WeightsError as error:
-                reason = str(error)
-            if reason is not None:
-                unreadable[candidate] = reason
-                continue
-            for bad, why in unreadable.items() if multihost.is_primary() else ():
-                print(
-                    f"\nWARNING: the checkpoint of step {bad} in {self.folder} cannot be read: {why}. Step {candidate} "
-                    "is used instead.\n",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            self._unreadable = {*unreadable}
-            return candidate, content
+            if content is not None and reason is None:
+                try:
+                    _check_finite(path, *weights_of(content))
+                except WeightsError as error:
+                    if not self._trains:
+                        raise
+                    reason = str(error)
+                else:
+                    self._warn_unreadable(unreadable, candidate)
+                    return content
+            unreadable[candidate] = str(reason)
         reasons = "\n  ".join(f"step {candidate}: {reason}" for candidate, reason in unreadable.items())
         remedy = (
             f"Choose another with --step=N: {steps}." if step else "To start from scratch, choose another --workdir."
         )
         raise CheckpointError(f"No checkpoint in {self.folder} can be read:\n  {reasons}\n{remedy}")
+
+    def _warn_unreadable(self, unreadable: Mapping[int, str], chosen: int) -> None:
+        self._unreadable = {*unreadable}
+        for step, reason in unreadable.items() if multihost.is_primary() else ():
+            warning = f"the checkpoint of step {step} in {self.folder} cannot be read: {reason}"
+            print(f"\nWARNING: {warning}. Step {chosen} is used instead.\n", file=sys.stderr, flush=True)
 
 
 def _check_finite(path: Path, weights: Any, ema: Any | None) -> None:
@@ -335,13 +273,7 @@ def _check_finite(path: Path, weights: Any, ema: Any | None) -> None:
 
 
 def check_shapes(path: Path, saved: Any, like: Any) -> None:
-    """Raise OtherState, naming the differing leaves, if the shapes of a checkpoint and of a model differ.
-
-    Args:
-        path: folder of the checkpoint, for the message.
-        saved: tree of the checkpoint's metadata, with shapes.
-        like: tree of arrays or shapes that the model has.
-    """
+    """Raise CheckpointError, naming the differing leaves, if the shapes of a checkpoint and of a model differ."""
     actual, expected = ({name: tuple(x.shape) for name, x in flatten_names(tree).items()} for tree in (saved, like))
     wrong = [
         f"{name}: saved {actual.get(name, 'nothing')}, expected {expected.get(name, 'nothing')}"
@@ -350,4 +282,5 @@ def check_shapes(path: Path, saved: Any, like: Any) -> None:
     ]
     if wrong:
         more = f"\n  and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise OtherState(f"{path} belongs to a different model:\n  " + "\n  ".join(wrong[:5]) + more)
+        leaves, remedy = "\n  ".join(wrong[:5]) + more, "Use the config of this run, or another --workdir."
+        raise CheckpointError(f"{path} belongs to a different model or optimizer:\n  {leaves}\n{remedy}")

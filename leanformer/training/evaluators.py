@@ -36,19 +36,12 @@ MakeEvaluators = Callable[[Trainer], Mapping[str, "Evaluator"]]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """Measurement of the training state at intervals, whose values become records.
+    """Measurement of the training state at intervals, whose values become records."""
 
-    Attributes:
-        every: interval in steps; 0 to measure only at the end of the run.
-        measure: function from the `TrainState` to the values of a record by name.
-        at_start: True to measure the state before the first step too.
-        compile: function that returns its compiled program, compiled once; None if it has none.
-    """
-
-    every: int
-    measure: Callable[[TrainState], Any]
-    at_start: bool = False
-    compile: Callable[[], jax.stages.Compiled] | None = None
+    every: int  # steps; 0 to measure only at the end of the run
+    measure: Callable[[TrainState], Any]  # returns the values of a record by name
+    at_start: bool = False  # measure the state before the first step too
+    compile: Callable[[], jax.stages.Compiled] | None = None  # returns its program, compiled once, if it has one
 
     def due(self, step: int, last: int) -> bool:
         """Return whether to measure at `step`: every `every` steps and at `last`; at step 0 only with `at_start`."""
@@ -63,17 +56,9 @@ def due(step: int, every: int, last: int) -> bool:
 def make(
     trainer: Trainer, between: Callable[[Iterable[Any]], Iterator[Any]] = iter, more: MakeEvaluators | None = None
 ) -> dict[str, Evaluator]:
-    """Return the evaluators of a run by the kind of their records.
+    """Return the evaluators of a run by the kind of their records: "eval", "eval NAME"s, those of `more`, the probe.
 
-    They are "eval", "eval NAME" for each NAME of `eval.more`, those of `more`, and the probe, in this order.
-
-    Args:
-        trainer: open run.
-        between: wrapper of the batches of an evaluation, which may raise `stopping.Stopped` between two of them.
-        more: function of the trainer that returns further evaluators.
-
-    Raises:
-        ConfigError: the probe needs more examples than there are, or `more` has the kind of another record.
+    `between` wraps the batches of an evaluation, and may raise `stopping.Stopped` between two of them.
     """
     setup, held_out = trainer.setup, trainer.held_out
     config, model, task, every = setup.config, setup.model, setup.task, setup.intervals
@@ -119,10 +104,6 @@ def peak_memory(state: TrainState, weights: Any, evaluators: Mapping[str, Evalua
     """Compile the programs of evaluators, and return {evaluator name: peak bytes per device}.
 
     The bytes include the rest of the training state, which stays on the device during an evaluation.
-
-    Args:
-        state, weights: shapes and shardings of the training state, and of its weights.
-        evaluators: evaluators by name; those without a program are left out.
     """
     rest = memory.count_bytes(state) - memory.count_bytes(weights)
     compilers = {name: evaluator.compile for name, evaluator in evaluators.items()}
@@ -132,17 +113,7 @@ def peak_memory(state: TrainState, weights: Any, evaluators: Mapping[str, Evalua
 def evaluation_batches(
     config: ConfigDict, model: ModelSetup, module: DataModule, source: data.Source
 ) -> Generator[dict[str, jax.Array], None, None]:
-    """Yield the global batches of an evaluation on the devices, with every example of a split once, in order.
-
-    Args:
-        config: config of the run, of which `eval.batch_size` and `data` are used.
-        model: set-up of the model, with the mesh.
-        module: data of the task.
-        source: evaluation split.
-
-    Raises:
-        DataError: too many examples are unreadable.
-    """
+    """Yield the global batches of an evaluation on the devices, with every example of a split once, in order."""
     names, process = module.specs(train=False), {"process": multihost.index(), "processes": multihost.count()}
     split = module.eval_batches(source, batch_size=config.eval.batch_size, **process)
     corrupt = data.CorruptLog(split, config.data.max_corrupt)
@@ -152,17 +123,7 @@ def evaluation_batches(
 
 
 def probe_batch(model: ModelSetup, module: DataModule, source: data.Source, examples: int) -> dict[str, jax.Array]:
-    """Return the fixed batch of the probe on the devices, by name: the first examples of a split, as for evaluation.
-
-    Args:
-        model: set-up of the model, with the mesh.
-        module: data of the task.
-        source: evaluation split.
-        examples: number of examples.
-
-    Raises:
-        ConfigError: the split has too few examples, or the devices cannot divide them evenly.
-    """
+    """Return the fixed batch of the probe on the devices: the first examples of a split, as for evaluation."""
     size = data.size(source)
     if size is not None and size < examples:
         raise ConfigError(

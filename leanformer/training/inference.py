@@ -7,6 +7,7 @@ model.probe(images)                   # conditioning of every layer
 
 import dataclasses
 import functools
+import operator
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from PIL import Image
 from leanformer import conditioning, tasks
 from leanformer.data.source import EXAMPLE_TYPES, no_example_error, read_content
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
-from leanformer.runtime import timing
+from leanformer.runtime.timing import announce
 from leanformer.tasks import Task, artifacts, generation
 from leanformer.tasks.classification import probabilities
 from leanformer.tasks.language import TextData
@@ -36,28 +37,15 @@ from leanformer.training.model_setup import ModelSetup
 
 
 class OpenRun(NamedTuple):
-    """Workdir of a run, finished or not, opened for reading.
-
-    Attributes:
-        workdir: folder of the run.
-        config: config of the run, without additional evaluations (`eval.more`).
-        task: data and objective of the run.
-        model: setup of the model on the mesh; its weights are not read yet, see `restore`.
-    """
+    """Workdir of a run, finished or not, opened for reading."""
 
     workdir: Path
-    config: ConfigDict
+    config: ConfigDict  # without additional evaluations (`eval.more`)
     task: Task
-    model: ModelSetup
+    model: ModelSetup  # its weights are not read yet, see `restore`
 
     def restore(self, step: int | None = None, *, best: bool = False, finite: bool = True) -> RestoredWeights:
-        """Return the weights of a checkpoint of the run. Errors are those of `restore_weights`.
-
-        Args:
-            step: step of the checkpoint; None for the newest readable one.
-            best: True for the best checkpoint by validation score; not with `step`.
-            finite: True to reject weights that contain NaN or infinity.
-        """
+        """Return the weights of a checkpoint of the run, as `restore_weights`."""
         return restore_weights(self.workdir, self.model, step, best=best, finite=finite)
 
 
@@ -67,25 +55,15 @@ def restore_weights(
     """Return the weights of a checkpoint: of `step`, the best by validation score, or the newest readable one.
 
     A folder that `convert` wrote from a run has the weights of one checkpoint. If they are EMA weights, both fields
-    `weights` and `ema` of the result are these.
-
-    Args:
-        workdir: folder of the run, or one that `convert` wrote.
-        model: setup of the model, with the shapes and shardings of the weights.
-        step: step of the checkpoint; None for the newest readable one.
-        best: True for the best checkpoint by validation score; not with `step`.
-        finite: True to reject weights that contain NaN or infinity.
-
-    Raises:
-        CheckpointError: the checkpoint does not exist, is damaged, or does not fit the model.
-        WeightsError: the weights are not finite and `finite` is True, or a file of weights does not fit the model.
+    `weights` and `ema` of the result are these. Raises CheckpointError if the checkpoint does not exist, is damaged or
+    does not fit the model, WeightsError if the weights are not finite (allowed by `finite=False`).
     """
     exported = None if is_run(str(workdir)) else artifacts.exported_weights(workdir)
     if exported is None:
         with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as checkpoints:
             chosen = checkpoints.choose(step, best=best)
             only = chosen if best or step is not None else None
-            with timing.announce(f"Reading the checkpoint of {workdir}"):
+            with announce(f"Reading the checkpoint of {workdir}"):
                 return checkpoints.restore_weights(model.weights, only, finite=finite)
     if best or step not in (None, exported["step"]):
         flag = "--best" if best else f"--step={step}"
@@ -95,32 +73,17 @@ def restore_weights(
 
 
 def run_folder(workdir: str | Path) -> Path:
-    """Check that a folder is that of a run, and return its path, with ~ expanded.
-
-    Raises:
-        ConfigError: the folder has no config.json, or its list of classes is corrupted.
-        WorkdirError: the list of classes has changed since it was written.
-    """
+    """Return the path of a run's folder, with ~ expanded. Raises ConfigError if the folder has no config.json."""
     path = Path(workdir).expanduser()
     if not (path / "config.json").is_file():
         raise ConfigError(f"--workdir={workdir} is not the folder of a run: {path / 'config.json'} does not exist.")
-    artifacts.load_classes(path)
     return path
 
 
 def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> OpenRun:
-    """Open the workdir of a run to evaluate, probe or use its model.
+    """Open the workdir of a run to evaluate, probe or use its model, by default on the first device.
 
-    Nothing is written.
-
-    Args:
-        workdir: folder of the run.
-        mesh: devices of the weights; the first device if None.
-        **data: values of the config section `data` to replace.
-
-    Raises:
-        ConfigError: the folder is not that of a run, or the model does not fit the devices.
-        WorkdirError: a file in the folder is broken, or has changed since it was written.
+    `data` replaces values of the config section `data`.
     """
     folder = run_folder(workdir)
     c = artifacts.load_config(folder)
@@ -128,8 +91,7 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
     c.unlock()
     c.eval.more = ConfigDict()  # these splits may no longer exist
     c.data.update(data)
-    task = tasks.build(c)
-    return OpenRun(folder, c, task, model_setup.build(c, mesh=mesh))
+    return OpenRun(folder, c, tasks.build(c), model_setup.build(c, mesh=mesh))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,11 +141,7 @@ class LoadedModel:
     def preprocess(self, examples: Any) -> tuple[jax.Array, ...]:
         """Return the positional arguments of `model` for one or several examples, device arrays with leading axis B.
 
-        Args:
-            examples: examples as in `probabilities`.
-
-        Raises:
-            CorruptExample, DataError: an error of `prepare`.
+        Examples and errors are as in `probabilities`.
         """
         return self._batch(self._prepare_all(examples))
 
@@ -191,21 +149,19 @@ class LoadedModel:
         """Return the probability of each class, one row per example: by softmax, or independent for loss="sigmoid".
 
         Args:
-            examples: one example as in `prepare`, a list of examples, or an array of images (B height width channels).
+            examples: one example as in `prepare` (a path, bytes, or an image), a list of examples, or an array of
+                images (B height width channels).
 
         Raises:
             ConfigError: the model has no classes.
-            CorruptExample, DataError: an error of `prepare`.
+            CorruptExample, DataError: an example has another type, or cannot be read.
         """
         if not self.classes:
             raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no classes. {self.advice}')
         return self.scores(self._prepare_all(examples))
 
     def predict(self, examples: Any) -> list[str]:
-        """Return the name of the most likely class of each example, from `classes`; also a list for a single example.
-
-        Arguments and errors are those of `probabilities`.
-        """
+        """Return the name of the most likely class of each example; also a list for a single example."""
         return [self.classes[i] for i in self.probabilities(examples).argmax(axis=1)]
 
     @functools.cached_property
@@ -214,19 +170,12 @@ class LoadedModel:
         return artifacts.load_tokenizer(self.workdir)
 
     def embed(self, texts: str | Sequence[str]) -> Float[np.ndarray, "n d"]:
-        """Return one vector per text (n D), scaled to norm 1, with a warning if texts are truncated.
+        """Return one vector per text, scaled to norm 1. Warns if texts are truncated to the model's length.
 
-        Args:
-            texts: one text, or several; those longer than the model's length are truncated to it.
-
-        Raises:
-            ConfigError: the model is not a bidirectional language model (BERT), or the run has no tokenizer for it.
-            DataError: one is not a text.
+        Raises ConfigError if the model is not a bidirectional language model (BERT), DataError for a text that is none.
         """
         check_encoder(self.model, str(self.workdir))
-        several: list[Any] = (
-            list(texts) if isinstance(texts, Iterable) and not isinstance(texts, EXAMPLE_TYPES) else [texts]
-        )
+        several = [texts] if isinstance(texts, str) else list(texts)
         vectors, cut = embeddings(self.model, self.tokenizer, several)
         if len(cut):
             message = f"{len(cut)} of {len(several)} texts were truncated to the model's length, the first is texts"
@@ -243,18 +192,10 @@ class LoadedModel:
         top_p: float | None = None,
         seed: int = 0,
     ) -> str:
-        """Return a sampled completion of a text, without the text itself.
+        """Return a sampled completion of a text, of at most `tokens` tokens, without the text itself.
 
-        Args:
-            prompt: beginning of a document.
-            tokens: maximal number of tokens, at least 1; by default up to the model's length.
-            temperature, top_k, top_p: see `tasks.generation.Sampling`.
-            seed: seed of the random draws, at least 0.
-
-        Raises:
-            ConfigError: the model is not a causal language model, the text is too long for it, or a setting is out of
-                range.
-            DataError: the prompt is not a text.
+        For temperature, top_k and top_p see `tasks.generation.Sampling`. Raises ConfigError if the model is not a causal
+        language model, the text is too long for it, or a setting is out of range.
         """
         self.check_causal()
         tokenizer, how = self.tokenizer, generation.Sampling(temperature, top_k, top_p)
@@ -274,16 +215,9 @@ class LoadedModel:
     ) -> dict[str, list[dict[str, Any]]]:
         """Return the conditioning of every layer on examples: {measure: [one dictionary per layer]}.
 
-        The dictionaries are those of `conditioning.digest`, with keys such as "median", "q10" and "q90". If the model
-        has several stacks, such as stages, the measures of each are named "stack.measure".
-
-        Args:
-            examples: one or several examples, as in `probabilities`.
-            measures: name in `conditioning.ACTIVATIONS`, or several.
-
-        Raises:
-            CorruptExample, DataError: an error of `prepare`.
-            ConfigError: a measure is unknown.
+        The dictionaries are `conditioning.digest`'s, with keys such as "median", "q10" and "q90". If the model has
+        several stacks, such as stages, the measures of each are named "stack.measure". Measures are names in
+        `conditioning.ACTIVATIONS`; examples are as in `probabilities`.
         """
         names = (measures,) if isinstance(measures, str) else tuple(measures)
         measured = _measure(self.model, self.preprocess(examples), names)
@@ -300,7 +234,7 @@ class LoadedModel:
         return rows
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
-        """Return the probability of each class (B V) for results of `prepare`, one row per example."""
+        """Return the probability of each class for results of `prepare`, one row per example."""
         return np.asarray(probabilities(_logits(self.model, self._batch(prepared)), self.config.get("loss", "softmax")))
 
     def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[Any, ...]:
@@ -317,8 +251,8 @@ class LoadedModel:
         """Sentence about what to call on a model without classes."""
         if self.regression:
             return "With m = leanformer.load(workdir), its numbers are m.model(*m.preprocess(texts))[0]."
-        how = "generate" if hasattr(self.model, "extend") else "embed"
-        return f"Use python -m leanformer.{how}, or `{how}` of leanformer.load(workdir)."
+        causal = hasattr(self.model, "extend")
+        return "Use python -m leanformer.generate." if causal else "Use `embed` of leanformer.load(workdir)."
 
     @property
     def takes_images(self) -> bool:
@@ -346,19 +280,15 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         best: True for the best checkpoint by validation score; not with `step`.
 
     Raises:
-        ConfigError: the folder is not that of a run, or `step` is not a whole number.
+        ConfigError: the folder is not one of a run.
         CheckpointError: the checkpoint does not exist or is damaged.
         WeightsError: the weights are not finite.
         WorkdirError: a file of the run is broken.
     """
-    if step is not None:
-        if not isinstance(step, int | np.integer):
-            raise ConfigError(f"step={step!r}: expected a whole number, such as step=100.")
-        step = int(step)  # Orbax takes no integers of NumPy
     run = open_run(workdir)
-    restored = run.restore(step, best=best)
-    names = artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0))
+    restored = run.restore(None if step is None else operator.index(step), best=best)  # Orbax takes no NumPy integers
     model = run.model.merge(restored.ema or restored.weights)
-    averaged = restored.ema is not None
-    loaded = LoadedModel(model, run.config, run.task, restored.step, averaged, tuple(names), run.workdir)
-    return dataclasses.replace(loaded, classes=()) if loaded.regression else loaded
+    names: Sequence[str] = ()
+    if not getattr(run.task.data, "numbers", False):
+        names = artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0))
+    return LoadedModel(model, run.config, run.task, restored.step, restored.ema is not None, tuple(names), run.workdir)

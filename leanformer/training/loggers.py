@@ -6,7 +6,7 @@ The config key `loggers` names those of LOGGERS. A config file adds its own with
         return [Console()]  # an object with `log` and `close`, see `Logger`
 """
 
-import importlib.util
+import importlib
 import os
 import statistics
 import sys
@@ -115,12 +115,10 @@ LOGGERS: dict[str, Callable[[Path, int, Any], Logger]] = {"tensorboard": TensorB
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raise ConfigError if a name in the config key `loggers` is unknown, or wandb is named and not installed."""
+    """Raise ConfigError if a name in the config key `loggers` is unknown."""
     for name in names:
         if name not in LOGGERS:
             raise ConfigError(f'loggers={names}: "{name}" is unknown. Choose from {", ".join(LOGGERS)}.')
-        if name == "wandb" and importlib.util.find_spec(name) is None:
-            raise ConfigError(f"loggers={names}: the package wandb is not installed. Run: pip install wandb.")
 
 
 class LoggerGroup:

@@ -24,22 +24,10 @@ def train(
 ) -> tuple[TrainState, int]:
     """Train to the end, or to a stop request. This function defines the order of all events in a run.
 
-    Args:
-        trainer: open run.
-        state: restored state, which is donated.
-        train_step: compiled training step (state, batch, key) -> (state, metrics).
-        batches: host batches from the next step on.
-        evaluators: evaluators by the kind of their records, called in this order.
-        stop: stop request, checked after each step; training then saves the state, if it is healthy, and ends.
-        resume_command: command that resumes the run, for messages.
-
-    Returns:
-        The last state, and the exit status: 0, or the status of the stop request.
-
-    Raises:
-        TrainingError: the run diverged.
-        CheckpointError: a checkpoint could not be saved.
-        DataError: too many examples are unreadable.
+    Returns the last state, and the exit status: 0, or the status of the stop request, which is checked after each step;
+    training then saves the state, if it is healthy, and ends. The restored state is donated; `batches` are host batches
+    from the next step on; evaluators, by the kind of their records, are called in this order. Raises TrainingError if
+    the run diverged, CheckpointError if a save failed, DataError if too many examples are unreadable.
     """
     setup, timer, start, every = trainer.setup, trainer.timer, trainer.first_step, trainer.setup.intervals
     step, logged, last, key = start, start, max(start, every.total), setup.run_key()

@@ -27,11 +27,7 @@ HEAD_WIDTH, TOTAL_WIDTH = "fixed head_dim", "fixed num_heads x head_dim"
 
 
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the given measures of activations, and the given measures of weights, each in the given order.
-
-    Raises:
-        ConfigError: a name is unknown, or there is none.
-    """
+    """Return the measures of activations and those of weights. Raises ConfigError for an unknown name, or for none."""
     unknown = [name for name in names if name not in ACTIVATIONS | WEIGHTS]
     if unknown or not names:
         choices = "\n  ".join([", ".join(ACTIVATIONS), ", ".join(WEIGHTS)])
@@ -45,16 +41,8 @@ def make_reader(
     """Return the jitted function (weights, batch) -> {measure: result}, which also measures weights.
 
     A result is a Reading, or for matrices a pair (singular values, Summary), with a leading axis L; activations also
-    have axes of examples and heads. Names of measures are preceded by that of their stack if the model has several. The
-    batch may be None, for measures of weights alone.
-
-    Args:
-        model: setup of the model.
-        objective: objective that makes the model's inputs from a batch.
-        names: measures of activations or of weights.
-
-    Raises:
-        ConfigError: a name is unknown, or there is none.
+    have axes of examples and heads. If the model has several stacks, the name of one precedes the measure. The batch
+    may be None, for measures of weights alone.
     """
     activations, of_weights = split_names(names)
     probe = make_probe_step(model.graphdef, objective, activations, reduce=conditioning.with_spectrum)
@@ -69,7 +57,7 @@ def make_reader(
 
 
 def projections(model: ModelSetup) -> list[str]:
-    """Return those measures of PROJECTIONS that a model has; latent attention, for example, has no W_K and no W_V."""
+    """Return the measures in PROJECTIONS that a model has; latent attention, for example, has no W_K and no W_V."""
 
     def measure(weights: Any) -> dict[str, Any]:
         return conditioning.weights(
@@ -84,14 +72,7 @@ def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str,
     """Return the changes of config.model that give each number of heads, as pairs (trade, {key: value}).
 
     The trade HEAD_WIDTH, first for all numbers, keeps the head dimension, so num_heads x head_dim grows. TOTAL_WIDTH
-    keeps that product.
-
-    Args:
-        m: section config.model.
-        heads: numbers of heads.
-
-    Raises:
-        ConfigError: heads of the model differ between layers or stages, or a number does not divide the product.
+    keeps that product, which the number must divide.
     """
     several = [key for key in ("num_heads", "head_dim", "value_dim") if isinstance(m.get(key), tuple | list)]
     if heads and several:
@@ -122,22 +103,9 @@ def sweep(
 ) -> dict[str, Any]:
     """Measure SWEPT for models with several numbers of heads, and return the results for the page and JSON.
 
-    The result has the keys measure (SWEPT), what (its description), when, seeds (list) and points (list). A point has
-    trade (see `head_plans`), heads, head_dim, value_dim if the config has it, shape ([rows, columns] of the matrices),
-    pooled (`conditioning.digest` over seeds, layers and examples), by_seed (median of each seed, None without a finite
-    matrix) and theory (reference for Gaussian matrices, None if not comparable).
-
-    Args:
-        c: config of the model to change.
-        mesh: devices of the models.
-        batch: inputs, global arrays.
-        heads: numbers of heads.
-        seeds: number of seeds, from `c.seed` on.
-        weights: function (model, seed) that returns the weights to measure.
-        when: description of these weights.
-
-    Raises:
-        ConfigError: an error of `head_plans`, or a changed config is invalid.
+    A point has trade (see `head_plans`), heads, head_dim, value_dim if the config has it, shape ([rows, columns] of the
+    matrices), pooled (`conditioning.digest` over seeds, layers and examples), by_seed (median of each seed, None
+    without a finite matrix) and theory (reference for Gaussian matrices, None if not comparable).
     """
     chosen, results, points = [c.seed + i for i in range(seeds)], {}, []
     for trade, changes in head_plans(c.model, heads):

@@ -27,16 +27,10 @@ LARGEST = float(np.finfo(np.float32).max) / 16  # largest valid parameter, so th
 def make_gradient(
     graphdef: Any, objective: Objective, *, freeze: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
 ) -> Callable[[tuple[Any, Any], Batch, Key[Array, ""]], tuple[Array, Any, Any]]:
-    """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`, to be jitted.
+    """Return the function `(weights, batch, key of the step) -> (loss, gradients, new statistics)`, to be jitted.
 
-    The key is that of the step, and weights are (parameters, batch statistics). The loss, a number, is the mean over
-    the batch, and its gradients are a tree like the parameters.
-
-    Args:
-        graphdef: static definition of the model.
-        objective: objective with the loss.
-        freeze: function of the parameters that stops the gradients of frozen ones.
-        accumulate: number of micro-batches of a batch, whose gradients are summed.
+    Weights are (parameters, batch statistics); the loss is the mean over the batch. `freeze` stops the gradients of
+    frozen parameters; the gradients of `accumulate` micro-batches are summed.
     """
 
     def loss_of(
@@ -57,18 +51,16 @@ def make_gradient(
 
 
 def make_train_step(
-    gradient: Callable[..., tuple[Array, Any, Any]],
-    optimizer: optax.GradientTransformation,
-    schedule: Callable[[Array], tuple[Array, Any]],
+    gradient: Callable[..., tuple[Array, Any, Any]],  # result of `make_gradient`
+    optimizer: optax.GradientTransformation,  # without learning rate
+    schedule: Callable[[Array], tuple[Array, Any]],  # from the step to (learning rate, beta1)
     *,
-    divergence_loss: float,
-    clip_norm: float,
-    ema: float,
-    log_every: int,
+    divergence_loss: float,  # above which a step is skipped
+    clip_norm: float,  # 0 for no limit
+    ema: float,  # decay; 0 for no EMA weights
+    log_every: int,  # steps
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
-    """Return the training step (state, batch, key) -> (state, metrics), to be jitted with the state donated.
-
-    `batch` has the inputs and targets of the task; `key` is the key of the run, the same at every step.
+    """Return the training step (state, batch, key of the run) -> (state, metrics), to be jitted with the state donated.
 
     A step whose loss or gradient is not finite, or whose loss is above `divergence_loss`, is skipped: it changes no
     weights, moments or statistics. A step after which a parameter is above LARGEST or not finite also counts as
@@ -78,15 +70,6 @@ def make_train_step(
     without skipped ones; lr; skipped, the number of skipped steps so far; skipped_in_row, of consecutive ones;
     last_loss, the loss of this step; and bad_leaf, the index of the first parameter whose gradient is not finite, or
     which has become too large, -1 if there is none.
-
-    Args:
-        gradient: result of `make_gradient`.
-        optimizer: optimizer without learning rate.
-        schedule: function from the step to (learning rate, beta1).
-        divergence_loss: divergence threshold of the loss.
-        clip_norm: maximal norm of the gradient; 0 for no limit.
-        ema: decay of the EMA weights; 0 for none.
-        log_every: interval of train records in steps, over which metrics are averaged.
     """
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
@@ -180,15 +163,10 @@ def _gradient(
 def make_eval_step(
     graphdef: Any, objective: Objective, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """Return the step (weights, batch) -> sums over a batch by name, to be jitted.
+    """Return the step (weights, batch) -> sums of `Objective.statistics`, to be jitted.
 
-    The sums are those of `Objective.statistics`, among them `examples`. Values of single examples under "per_example"
-    have the `mask` of the batch added, False for padding.
-
-    Args:
-        graphdef: static definition of the model.
-        objective: objective with the statistics.
-        detail: True to add statistics that are too expensive for evaluations during training.
+    Values of single examples under "per_example" have the `mask` of the batch added, False for padding. `detail` adds
+    statistics that are too expensive for evaluations during training.
     """
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
@@ -206,17 +184,10 @@ def make_probe_step(
     measures: Sequence[str],
     reduce: Callable[[Array], Any] = conditioning.condition,
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Any]]:
-    """Return the probe step (weights, batch) -> {measure: Summary or Reading}, with leading axes L B.
+    """Return the probe step (weights, batch) -> {measure of activations: Summary or Reading}, with leading axes L B.
 
-    Args:
-        graphdef: static definition of the model.
-        objective: objective that makes the model's inputs from a batch.
-        measures: names in `conditioning.ACTIVATIONS`.
-        reduce: function applied to matrices inside each layer.
-
-    Raises:
-        ConfigError: a measure is unknown; during tracing, a measure applies to no layer, or the names of the model's
-            taps differ from those of its `stacks`.
+    `reduce` is applied to matrices inside each layer. Raises ConfigError if a measure is unknown, or during tracing if
+    one applies to no layer.
     """
     tap = conditioning.tap(measures, reduce)
 
@@ -236,11 +207,8 @@ def make_probe_step(
 def probe_record(summaries: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
     """Return the record of a probe for metrics.jsonl, {measure: {statistic: [one value per layer]}}.
 
-    The statistics are median, q10, q90, singular, not_finite and shape of `conditioning.digest`; a measure of Readings
-    has no singular and shape.
-
-    Args:
-        summaries: Summary or Reading of each measure, with a leading axis L, or a list of them by group of layers.
+    A Summary or Reading has a leading axis L, or is a list of them by group of layers; Readings have no singular and
+    shape.
     """
     layers = {name: conditioning.digest(values) for name, values in summaries.items()}
     statistics = ("median", "q10", "q90", "singular", "not_finite", "shape")
@@ -259,13 +227,8 @@ def evaluate(
     """Return {name: metric} over all examples of a split for each set of weights, and the number of them as "examples".
 
     Sums are fetched once per batch and added in float64, counts in int64, so the result does not depend on the batch
-    size or on padding. At most IN_FLIGHT batches are in flight.
-
-    Args:
-        eval_step: function (weights, batch) -> sums, as from `make_eval_step`.
-        metrics: function from the total sums to the metrics by name, `Objective.metrics`.
-        weights: sets of weights by the prefix of their metrics' names: {"": state.weights, "ema_": state.ema}.
-        batches: global batches of the split.
+    size or on padding.
+    Sets of weights are named by the prefix of their metrics: {"": state.weights, "ema_": state.ema}.
     """
     running: collections.deque[dict[str, Any]] = collections.deque()
     fetched: dict[str, list[dict[str, Any]]] = {prefix: [] for prefix in weights}

@@ -29,33 +29,19 @@ from leanformer.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
-    """Set-up of a training run. It can be lowered, compiled and counted without data; nothing is allocated.
-
-    Attributes:
-        config: config of the run.
-        model: set-up of the model on the mesh.
-        task: data and objective.
-        examples: number of training examples per epoch; None if the data are unlimited.
-        intervals: length of the run and intervals of its events, in steps.
-        schedule: learning rate and beta1 by step.
-        freezing: which parameters are trained.
-        make_state: function from weights to the initial state, for `jit`.
-        state: shapes, dtypes and shardings of the training state.
-        batch: shapes, dtypes and shardings of a global training batch, by name.
-        train_step: function (state, batch, key) -> (state, metrics), for `jit`.
-    """
+    """Set-up of a training run. It can be lowered, compiled and counted without data; nothing is allocated."""
 
     config: ConfigDict
     model: ModelSetup
     task: Task
-    examples: int | None
+    examples: int | None  # training examples per epoch; None if the data are unlimited
     intervals: Intervals
     schedule: Schedule
     freezing: Freezing
-    make_state: Callable[[Any], TrainState]
-    state: TrainState
-    batch: Mapping[str, jax.ShapeDtypeStruct]
-    train_step: Callable[..., tuple[TrainState, Mapping[str, Any]]]
+    make_state: Callable[[Any], TrainState]  # function from weights to the initial state, for `jit`
+    state: TrainState  # shapes, dtypes and shardings
+    batch: Mapping[str, jax.ShapeDtypeStruct]  # global training batch
+    train_step: Callable[..., tuple[TrainState, Mapping[str, Any]]]  # of (state, batch, key), for `jit`
 
     def lower_train_step(self) -> jax.stages.Lowered:
         """Return the training step (state, batch, key) lowered for the device, with the state donated."""
@@ -78,10 +64,7 @@ class Setup:
         return jax.jit(lambda key: jax.random.split(key)[1], out_shardings=replicated)(jax.random.key(self.config.seed))
 
     def initial_state(self) -> TrainState:
-        """Return the state at step 0 on the devices, with weights of `config.init_from` or random ones.
-
-        Raises WeightsError if they cannot be read or do not fit, see `ModelSetup.initial_weights`.
-        """
+        """Return the state at step 0 on the devices, with weights of `config.init_from` or random ones."""
         return states.materialise(self.make_state, self.model.initial_weights(), self.state)
 
     def train_batches(self, source: data.Source) -> data.Batches:
@@ -92,10 +75,7 @@ class Setup:
     def batches(
         self, source: data.Source, start: int, stop: int | None = None
     ) -> Generator[dict[str, np.ndarray], None, None]:
-        """Yield the batches of `train_batches` from number `start`, prepared in other threads or processes.
-
-        `stop` is the number after the last; the length of the run if None.
-        """
+        """Yield the batches of `train_batches` from number `start` to `stop`, by default the run's end, prefetched."""
         stop, options = self.intervals.total if stop is None else stop, self.config.data
         batches = self.train_batches(source)
         return data.batches(batches, start=start, stop=stop, workers=options.workers, prefetch=options.prefetch)
@@ -106,7 +86,7 @@ class Setup:
 
     @functools.cached_property
     def flops_per_example(self) -> tuple[int, int]:
-        """Pair (forward FLOPs, training FLOPs) per example, without rematerialisation; traces the model three times."""
+        """(Forward FLOPs, training FLOPs) per example, without rematerialisation; traces the model three times."""
         return self.model.count_flops(self.task, self.freezing.stop_gradients)
 
     @functools.cached_property
@@ -135,17 +115,10 @@ def build(
     device: Any = None,
     task: Task | None = None,
 ) -> Setup:
-    """Return the set-up of a run, from a validated config.
+    """Return the set-up of a run, from a validated config, for `examples` per epoch (None if the data are unlimited).
 
-    Args:
-        config: validated config.
-        examples: number of training examples, which is the length of an epoch; None if the data are unlimited.
-        mesh: device mesh; None for the first device.
-        device: device to compile for, if not the mesh's.
-        task: task of the config, if it already exists.
-
-    Raises:
-        ConfigError: the attention backend, mesh, schedule, task or an interval is not possible.
+    The mesh is by default the first device; `device` is the one to compile for, if not the mesh's. Raises ConfigError
+    if the attention backend, mesh, schedule, task or an interval is not possible.
     """
     intervals = configs.intervals(config, examples)
     schedule = make_schedule(config, examples=examples, total=intervals.total)
@@ -183,5 +156,5 @@ def build(
         make_state=make_state,
         state=states.with_shardings(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
         batch=model.abstract_batch(config.batch_size, task.data.specs(train=True)),
-        train_step=model.with_mesh(train_step),
+        train_step=meshes.with_mesh(model.mesh, train_step),
     )

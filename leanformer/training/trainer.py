@@ -15,13 +15,13 @@ from ml_collections import ConfigDict
 
 from leanformer import config as configs
 from leanformer import data, tasks
-from leanformer.errors import CheckpointError, ConfigError, TrainingError, WorkdirError
+from leanformer.errors import ConfigError, TrainingError
 from leanformer.runtime import multihost
 from leanformer.runtime.mesh import leaf_names
 from leanformer.runtime.timing import Timer, announce
 from leanformer.tasks import artifacts
 from leanformer.training import loggers, run_files
-from leanformer.training.checkpoint import Checkpoints, OtherState, Restored
+from leanformer.training.checkpoint import Checkpoints, Restored
 from leanformer.training.loggers import MakeLoggers
 from leanformer.training.optimizers import make_schedule
 from leanformer.training.run_files import Recorder
@@ -32,7 +32,6 @@ from leanformer.training.train_setup import Setup
 
 MAIN = "eval"  # kind of the evaluation that selects checkpoints
 TRAIN_METRICS = ("loss", "lr", "grad_norm", "skipped")
-STATE_KEYS = ("optim.ema", "optim.name", "optim.freeze")  # keys beside `model` that decide which arrays a state has
 
 
 class DivergenceMonitor:
@@ -204,11 +203,6 @@ class Trainer:
 
     def save(self, step: int, state: TrainState) -> None:
         """Start saving the state in the background as the checkpoint of `step`."""
-        if multihost.is_primary() and not (self.workdir / "config.json").is_file():
-            raise WorkdirError(
-                f"{self.workdir}/config.json has disappeared: the folder was deleted or moved during training, so step "
-                f"{step} cannot be saved. Pass the folder's present path as --workdir, or start again in a new one."
-            )
         self.checkpoints.save(step, state, seconds=self.timer.seconds(), examples=self.examples_seen(step))
 
 
@@ -239,7 +233,7 @@ def open_trainer(
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config.checkpoint.keep, score=score))
         timer.touch("restore")
         with announce("Reading or initialising the weights"):
-            restored = _restore(setup, checkpoints, workdir, source)
+            restored = _restore(setup, checkpoints, source)
         first_step = int(restored.state.step)
         if restored.examples % config.batch_size:
             raise ConfigError(
@@ -268,16 +262,9 @@ def open_trainer(
         yield trainer, restored.state
 
 
-def _restore(setup: Setup, checkpoints: Checkpoints, workdir: Path, source: data.Source) -> Restored:
+def _restore(setup: Setup, checkpoints: Checkpoints, source: data.Source) -> Restored:
     """Return the newest readable state in the workdir, or the initial state."""
-    try:
-        restored = checkpoints.restore(setup.state)
-    except OtherState as error:
-        changes = run_files.config_changes(workdir, setup.config) if (workdir / "config.json").is_file() else {}
-        keys = [key for key in changes if key.startswith("model.") or key in STATE_KEYS]
-        shown = "; ".join(f"{key}: {changes[key][0]} -> {changes[key][1]} changes the saved state" for key in keys)
-        remedy = "Use the config of this run (config.json in its folder), or choose another --workdir."
-        raise CheckpointError(f"{shown or error}. {remedy}") from error
+    restored = checkpoints.restore(setup.state)
     if restored is None:
         setup.model.check_other_tokenizer(getattr(source, "tokenizer", None))
         restored = Restored(setup.initial_state(), {}, 0)

@@ -135,13 +135,9 @@ def test_logger_that_fails_is_dropped_with_one_warning(tmp_path, tiny, capsys):
     assert [r["step"] for r in run_files.read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"), [("tensorbord", ["tensorboard", "wandb"]), ("wandb", ["pip install wandb"])]
-)
-def test_unknown_or_missing_logger_is_refused(name, parts, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with refuses("loggers", name, *parts):
-        loggers.check((name,))
+def test_unknown_logger_is_refused():
+    with refuses("loggers", "tensorbord", "tensorboard", "wandb"):
+        loggers.check(("tensorbord",))
 
 
 class FakeWandb(types.ModuleType):

@@ -15,8 +15,6 @@ from leanformer.runtime.stopping import StopRequest
 from leanformer.tasks import artifacts
 from leanformer.train import train
 from leanformer.training import run_files
-from leanformer.training.checkpoint import steps_in
-from leanformer.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -103,21 +101,6 @@ def test_run_with_deleted_records_still_ends(two_steps, tmp_path):
     assert train(two_steps, tmp_path) == 0
     summary = files.read_json(tmp_path / "summary.json")
     assert summary["examples_per_s"] is None and summary["steps"] == 2 and summary["final"]["step"] == 2
-
-
-@pytest.mark.slow
-def test_deleted_workdir_stops_the_run(two_steps, tmp_path, monkeypatch):
-    original = Trainer.on_step
-
-    def delete_config(self, step, metrics):
-        (tmp_path / "config.json").unlink(missing_ok=True)
-        original(self, step, metrics)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "on_step", delete_config)
-        with refuses(tmp_path / "config.json", "step 2", error=WorkdirError):
-            train(two_steps, tmp_path)
-    assert not (tmp_path / "summary.json").exists() and not steps_in(tmp_path / "checkpoints")
 
 
 def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_path, capfd):
