@@ -36,13 +36,6 @@ def test_imported_older_versions_require_a_restart(colab, monkeypatch):
     assert mentions(str(caught.value), "Restart", "jax", "numpy")
 
 
-def test_failed_installation_ends_the_cell(colab, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
-    with pytest.raises(RuntimeError) as caught:
-        colab.install(gpu=False)
-    assert mentions(str(caught.value), colab.NUMPY)
-
-
 def test_cpu_backend_on_a_gpu_runtime_is_refused(colab, capsys):
     with pytest.raises(RuntimeError) as caught:
         colab.check(gpu=True)

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [  # a module imports only from its own package and from packages above it in this list
@@ -72,18 +70,12 @@ def find_upward_imports(graph: dict[str, set[str]]) -> list[str]:
 def test_imports_point_down():
     graph = {name: find_imports(path) for name, path in find_modules().items()}
     assert find_upward_imports(graph) == []
-    assert find_upward_imports({"data.loader": {"layers.norms"}, "train": {"evaluate"}, "tasks.task": {"data"}}) == [
-        "data.loader imports layers.norms",
-        "train imports evaluate",
-    ]
 
 
 def test_no_circular_imports():
     """No circular imports between modules, including modules of one package."""
     graph = {name: find_imports(path) & find_modules().keys() - {name} for name, path in find_modules().items()}
-    graphlib.TopologicalSorter(graph).prepare()
-    with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter(graph | {"errors": {"train"}}).prepare()
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_data_package_does_not_import_jax():

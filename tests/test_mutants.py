@@ -30,12 +30,6 @@ def test_mistakes_use_only_names_of_their_files():
         assert after <= before | arguments | {*dir(builtins)}, mutant.name
 
 
-def test_old_text_must_occur_exactly_once():
-    for source in ("", "a = 1\na = 1\n"):
-        with pytest.raises(ValueError, match="a = 1"):
-            mutants.Mutant("name", "file.py", "a = 1", "a = 2").apply(source)
-
-
 @pytest.fixture
 def tree(tmp_path):
     """Return a checkout with one package of two functions, of which only the first is tested."""

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import textwrap
 
 import pytest
 from commands import ROOT, subprocess_environment
@@ -165,32 +164,3 @@ def test_extensions_train_with_the_train_command(package_copy, tmp_path):
     assert summary["final"]["top1"] == 1.0 and "lying" in str(names) and "standing" in str(names)
     program = f"import leanformer; print(type(leanformer.load({str(tmp_path)!r}).model).__module__)"
     assert run_python(package_copy, "-c", program) == "leanformer.models.plain"
-
-
-@pytest.mark.slow
-def test_new_attention_works_in_an_existing_architecture(package_copy):
-    program = """
-        import jax, numpy as np
-        from flax import nnx
-        from leanformer import config, models
-        from leanformer.layers.linear import LinearAttention
-
-        c = config.load("quickstart")
-        c.model.update(attention="linear", depth=1)
-        arguments = {key: value for key, value in c.model.items() if key not in ("name", "backend")}
-        vit = models.build("vit", **arguments, backend="xla", rngs=nnx.Rngs(0))
-        assert type(vit.blocks.layers.attention) is LinearAttention
-        layer, draw = LinearAttention(7, 3, 5, 2, floor=0.25, rngs=nnx.Rngs(1)), np.random.default_rng(0)
-        x = draw.normal(size=(2, 11, 7)).astype(np.float32)
-
-        def project(part):
-            return np.einsum("btd,dnh->btnh", x.astype(np.float64), part.kernel[...]) + np.asarray(part.bias[...])
-
-        q, k, v = map(project, (layer.query, layer.key, layer.value))
-        f = lambda z: 1.25 + np.where(z > 0, z, np.expm1(z))
-        weights = np.einsum("btnh,bsnh->bnts", f(q), f(k))
-        out = np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
-        expected = np.einsum("btnh,nhd->btd", out, layer.out.kernel[...]) + np.asarray(layer.out.bias[...])
-        print(float(np.abs(np.asarray(layer(x)[0]) - expected).max()) < 1e-6)
-    """
-    assert run_python(package_copy, "-c", textwrap.dedent(program)) == "True"

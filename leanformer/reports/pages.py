@@ -20,7 +20,7 @@ from leanformer.training import run_files
 from leanformer.training.checkpoint import steps_in
 from leanformer.training.state import TrainState
 from leanformer.training.train_setup import Setup
-from leanformer.training.trainer import Trainer, describe_schedule_change
+from leanformer.training.trainer import Trainer
 
 
 def start(trainer: Trainer, memory: int) -> str:
@@ -129,11 +129,10 @@ def _format_axes(mesh: jax.sharding.Mesh) -> str:
 
 
 def origin(trainer: Trainer) -> str:
-    """Describe where training starts, and what a resume does to the schedule."""
+    """Describe where training starts: step, initial weights, workdir."""
     path, workdir = trainer.setup.config.init_from.path, trainer.workdir
     if trainer.first_step:
-        lines = [f"Resuming from step {trainer.first_step} in {workdir}.", describe_schedule_change(trainer)]
-        return "\n".join(filter(None, lines))
+        return f"Resuming from step {trainer.first_step} in {workdir}."
     return f"Starting from {f'the weights of {path}' if path else 'scratch'} in {workdir}."
 
 

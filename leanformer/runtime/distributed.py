@@ -19,10 +19,9 @@ SHUTDOWN = 300  # seconds that a process waits at its normal end for the other p
 def start(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None, connect_seconds: int = 300
 ) -> None:
-    """Connect to the other processes, if flags or the environment name any. Call this before anything uses a device.
+    """Connect to the other processes, if flags or the environment name any, before anything uses a device.
 
-    Afterwards only process 0 writes to the standard output. Raises ConfigError if the layout is incomplete, or JAX
-    cannot connect within `connect_seconds`.
+    Afterwards only process 0 writes to the standard output.
     """
     cluster = detect(os.environ, coordinator, processes, process)
     if cluster is None:
@@ -48,7 +47,7 @@ def start(
 def finish(status: int, *, failed: bool) -> None:
     """End a command: disconnect from the other processes, if any, which must end too.
 
-    If it failed, exit with `status` at once: a normal end would wait for the others, and they wait for this one.
+    If it failed, exit at once: a normal end would wait for the others, and they wait for this one.
     """
     if multihost.count() == 1:
         return

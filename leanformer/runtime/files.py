@@ -38,7 +38,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder to fill in a `with` block; at its end the folder is synced to disk and renamed to `folder`.
 
-    A failure leaves nothing. A kill leaves the hidden folder. Raises OSError if `folder` exists and is not empty.
+    Raises OSError if `folder` exists and is not empty.
     """
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -87,10 +87,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in a JSON-lines file, without an unterminated last line; an empty list if there is no file.
-
-    Raises WorkdirError if a terminated line is not a JSON object.
-    """
+    """Return the objects in a JSON-lines file, without an unterminated last line; [] without a file."""
     if not path.is_file():
         return []
     objects = []
@@ -142,7 +139,7 @@ def write_checksums(folder: Path) -> None:
 def find_corruption(folder: Path) -> str | None:
     """Return a description of the first file that does not match the list of `write_checksums`, or cannot be read.
 
-    None if all files match, or there is no list: a save that was killed just before its list was written has none.
+    None if there is no list: a save that was killed just before its list was written has none.
     """
     try:
         entries = json.loads((folder / MANIFEST).read_bytes()) if (folder / MANIFEST).is_file() else {}

@@ -85,10 +85,7 @@ def flatten_names(tree: Any) -> dict[str, Any]:
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh over `devices`, by default all of all processes; a size of -1 takes what the other axes leave.
-
-    Raises ConfigError if the mesh does not fit the devices, or `tensor` spans processes.
-    """
+    """Return a mesh over `devices`, by default all of all processes; a size of -1 takes what the other axes leave."""
     if devices is None:
         devices = jax.devices()
         _warn_unused_gpus(devices[0])
@@ -215,7 +212,7 @@ def constrain_batch(tree: Any) -> Any:
     """Return a tree of activations (B ...), constrained to be sharded over the leading (batch) axis only.
 
     If parameters are split, the compiler must choose between communicating them and communicating activations, and
-    chooses wrong without this constraint. Does nothing without a mesh, or if it has no such axes or one shard.
+    chooses wrong without this constraint.
     """
     mesh = jax.sharding.get_abstract_mesh()  # of `with_mesh`, or the user's, which may have other axes
     axes = tuple(axis for axis in BATCH if axis in mesh.auto_axes)
@@ -225,10 +222,7 @@ def constrain_batch(tree: Any) -> Any:
 
 
 def explicit_mesh(x: jax.Array) -> Mesh | AbstractMesh | None:
-    """Return the mesh of an array that is sharded over Explicit axes, the default of `jax.make_mesh`; else None.
-
-    The sharding is part of its type, and most reshapes and slices of the sharded axes are refused.
-    """
+    """Return the mesh of an array that is sharded over Explicit axes, the default of `jax.make_mesh`; else None."""
     sharding = jax.typeof(x).sharding
     if all(axes is None for axes in sharding.spec):
         return None
@@ -266,10 +260,9 @@ def constrain_layout(tree: Any) -> Any:
 def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
     """Return {option of XLA: value} for a step on this mesh; {} on one device or without GPUs.
 
-    The options overlap communication with computation: they turn on XLA's latency-hiding scheduler, and collectives of
-    UNCOMBINED_BYTES or more are not combined. By default XLA combines all of a scan iteration (one layer) at its end,
-    when there is nothing left to overlap them with; one that is not combined starts when its input is ready.
-    launch/SCALING.md lists the overlap. Options that the environment variable XLA_FLAGS names are left to it.
+    The options overlap communication with computation: XLA's latency-hiding scheduler, and large collectives that are
+    not combined. By default XLA combines all of a scan iteration (one layer) at its end, when there is nothing left to
+    overlap them with. launch/SCALING.md lists the overlap. Options that XLA_FLAGS names are left to it.
     """
     if device.platform != "gpu" or mesh.size == 1:
         return {}

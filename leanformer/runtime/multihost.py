@@ -1,8 +1,7 @@
 """Communication between the processes of a run outside compiled programs.
 
-It uses the key-value store of JAX's coordinator in process 0, which needs no device and works from any thread. It has
-no public name, and `jax.process_index` would start the devices. In a single process every function that exchanges
-values returns at once.
+It uses the key-value store of JAX's coordinator in process 0, which needs no device and works from any thread, but has
+no public name. `jax.process_index` would start the devices.
 """
 
 import itertools
@@ -56,18 +55,12 @@ def _list(folder: str) -> dict[str, Any]:
 
 
 def broadcast_from_primary(content: Any) -> Any:
-    """Return process 0's value in every process, for decisions on values that may differ between processes.
-
-    All processes must call it, in the same order. The value must be JSON; keys of dicts come back as strings.
-    """
+    """Return process 0's value in every process, as `all_gather_host`; keys of dicts come back as strings."""
     return all_gather_host(content if is_primary() else None)[0]
 
 
 def all_gather_host(content: Any) -> list[Any]:
-    """Return the values of all processes, which must be JSON, in the order of their indices.
-
-    All processes must call it, in the same order. Raises TimeoutError after PATIENCE seconds.
-    """
+    """Return the values of all processes, which must be JSON and call this in the same order, by index."""
     if count() == 1:
         return [content]
     call = next(_calls)
@@ -83,9 +76,9 @@ def all_gather_host(content: Any) -> list[Any]:
 
 
 def gather_union(name: str, items: set[int]) -> set[int]:
-    """Publish a set of numbers under `name`, and return the union of those that all processes have published so far.
+    """Publish a set of numbers under `name`, and return the union of all that processes have published so far.
 
-    Each number is sent once. Processes may call it at any time, and need not wait for each other.
+    Processes may call it at any time, and need not wait for each other.
     """
     if count() == 1:
         return items
@@ -96,5 +89,5 @@ def gather_union(name: str, items: set[int]) -> set[int]:
 
 
 def fetch(tree: Any) -> Any:
-    """Return a tree of global arrays as NumPy arrays, from the shards of all processes, which must all call it."""
+    """Return a tree of global arrays as NumPy arrays; all processes must call it."""
     return jax.device_get(tree) if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)

@@ -1,12 +1,9 @@
 """Settings of a process before JAX starts: malloc, and bitwise determinism on GPUs (`config.deterministic=True`).
 
-Without the latter, results on a GPU may differ from run to run, and a resumed run may end slightly differently. XLA
-times several kernels during compilation and picks the fastest, and some kernels (scatter, cuDNN's backward pass of
-attention) add in the order in which their threads arrive. `--xla_gpu_deterministic_ops` excludes both.
-
-Its cost: XLA picks kernels by rule, uses no Triton kernels, and uses slower versions of the kernels named above. The
-slowdown depends on the model; compare `examples_per_s`. CPUs are always deterministic. The number of devices and
-processes, the GPU type and the library versions must still be the same.
+XLA times several kernels during compilation and picks the fastest, and some kernels (scatter, cuDNN's backward pass of
+attention) add in the order in which their threads arrive. `--xla_gpu_deterministic_ops` excludes both, at a cost that
+depends on the model: no Triton kernels, and slower ones of those named. CPUs are always deterministic. The number of
+devices and processes, the GPU type and the library versions must still be the same.
 """
 
 import ctypes
@@ -24,8 +21,7 @@ def keep_freed_memory() -> None:
     """Make malloc reuse freed memory, which on a CPU is the device's memory too. Call this before JAX starts.
 
     glibc returns large blocks to the system at once: a step of vit_b_7x16 at batch 8 allocates 600 MB again, with
-    150,000 page faults. One heap for all threads that never shrinks has no such faults, but the process holds its peak
-    memory until it ends. Does nothing if a plugin of an accelerator with its own memory is installed.
+    150,000 page faults. The process then holds its peak memory until it ends.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt and not metadata.entry_points(group="jax_plugins"):
@@ -34,10 +30,7 @@ def keep_freed_memory() -> None:
 
 
 def require_deterministic(wanted: bool) -> None:
-    """Add the flag of deterministic kernels to XLA_FLAGS if it is wanted, before a device is used.
-
-    Raises ConfigError if devices are already in use, or XLA_FLAGS contains the opposite.
-    """
+    """Add the flag of deterministic kernels to XLA_FLAGS if it is wanted. Raises ConfigError if that is too late."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     current = next((flag for flag in reversed(flags) if flag.partition("=")[0] == FLAG), None)
     if not wanted or current in (FLAG, f"{FLAG}=true", f"{FLAG}=1"):

@@ -1,8 +1,7 @@
 """Stop requests by Ctrl-C and other signals: training stops after the current step and saves.
 
-A second Ctrl-C stops at once. The exit status is 130 after Ctrl-C, as in shells; schedulers should not restart the run.
-After other signals, which schedulers send before a time limit, it is 75 (EX_TEMPFAIL, "try again"): the state is saved.
-It is not 143, the status of a process that SIGTERM killed before it could save.
+The exit status is 130 after Ctrl-C, as in shells; schedulers should not restart the run. After other signals, which
+schedulers send before a time limit, it is 75 (EX_TEMPFAIL, "try again"), and not 143: the state is saved.
 """
 
 import os
@@ -38,11 +37,10 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Context manager that handles stop signals, so that training stops after a step and saves.
+    """Context manager that handles stop signals, after which `now` returns True. A second Ctrl-C interrupts at once.
 
-    A single process stops at the next call of `now`. Several processes stop at the same call of `now`, whichever got
-    the signal: JAX's preemption service, which handles SIGTERM, lets them agree on it. Other signals are passed on to
-    it as SIGTERM. Without a stop request a call is local.
+    Several processes stop at the same call of `now`, whichever got the signal: JAX's preemption service, which handles
+    SIGTERM, lets them agree on it. Other signals are passed on to it as SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -71,10 +69,7 @@ class StopRequest:
         return self.status != 0
 
     def during[T](self, items: Iterable[T], feed: Callable[[str], None]) -> Iterator[T]:
-        """Yield the items, such as batches of an evaluation. Raises Stopped before an item if a stop was requested.
-
-        `feed` tells the watchdog about each item.
-        """
+        """Yield the items, and tell the watchdog by `feed`. Raises Stopped before an item if a stop was requested."""
         for item in items:
             if self.now():
                 raise Stopped

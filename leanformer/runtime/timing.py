@@ -1,8 +1,7 @@
 """Wall-clock time of a run by phase, lines about slow phases, and the watchdog that ends a run without progress.
 
-Phases are start-up, compile, data wait, evaluation, probe and checkpoint; the rest is steps. Every checkpoint contains
-the seconds up to it, and a resumed run adds to them. The time that a killed process spent after its last checkpoint is
-not counted.
+Every checkpoint contains the seconds up to it, and a resumed run adds to them. The time that a killed process spent
+after its last checkpoint is not counted.
 """
 
 import collections
@@ -98,10 +97,7 @@ class Timer:
         return {phase: self._before.get(phase, 0.0) + new.get(phase, 0.0) for phase in [*self._before, *new]}
 
     def lap(self) -> tuple[float, float]:
-        """Return the seconds of training since the last lap, and the part that waited for data; begin a new lap.
-
-        Phases of NOT_TRAINING, such as evaluations, are left out.
-        """
+        """Return the seconds of training since the last lap, and the part that waited for data; begin a new lap."""
         now, new = time.monotonic(), {name: s - self._at_lap.get(name, 0.0) for name, s in self._spent.items()}
         seconds = now - self._lapped - sum(new.get(name, 0.0) for name in NOT_TRAINING)
         self._lapped, self._at_lap = now, dict(self._spent)
@@ -131,9 +127,8 @@ def announce_first[T](items: Iterator[T], phase: str) -> Iterator[T]:
 class Watchdog:
     """Context manager with a thread that ends the process if one activity takes longer than `seconds` (0: no limit).
 
-    The limit is COMPILING times as long when an activity happens for the first time. The thread counts ticks of one
-    second, not the time of a clock: while the process is stopped (SIGSTOP, Ctrl-Z, suspension by SLURM) there are none,
-    so it is not ended when it continues.
+    It counts ticks, not the time of a clock: while the process is stopped (SIGSTOP, Ctrl-Z, suspension by SLURM) there
+    are none, so it is not ended when it continues.
     """
 
     def __init__(self, seconds: float, activity: Callable[[], Activity]):

@@ -64,11 +64,6 @@ def save(workdir: Path, source: Source) -> None:
         files.write_text(workdir / TOKENIZER, tokenizer.json())
 
 
-def count_examples(folder: Path, split: str) -> int | None:
-    """Return the number of examples that a split had when the run in `folder` started; None if unknown or endless."""
-    return files.read_json(folder / "config.json").get("examples", {}).get(split)
-
-
 def load_tokenizer(workdir: Path) -> Any:
     """Return the tokenizer of a run, a `data.text.Tokenizer`."""
     if not (workdir / TOKENIZER).is_file():

@@ -10,7 +10,7 @@ import functools
 import operator
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from leanformer import conditioning, tasks
-from leanformer.data.source import EXAMPLE_TYPES, no_example_error, read_content
+from leanformer.data.source import EXAMPLE_TYPES, read_content
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
 from leanformer.runtime.timing import announce
 from leanformer.tasks import Task, artifacts, generation
@@ -194,8 +194,8 @@ class LoadedModel:
     ) -> str:
         """Return a sampled completion of a text, of at most `tokens` tokens, without the text itself.
 
-        For temperature, top_k and top_p see `tasks.generation.Sampling`. Raises ConfigError if the model is not a causal
-        language model, the text is too long for it, or a setting is out of range.
+        For the settings see `tasks.generation.Sampling`. Raises ConfigError if the model is not a causal language
+        model, the text is too long for it, or a setting is out of range.
         """
         self.check_causal()
         tokenizer, how = self.tokenizer, generation.Sampling(temperature, top_k, top_p)
@@ -226,12 +226,7 @@ class LoadedModel:
     def _prepare_all(self, examples: Any) -> list[dict[str, np.ndarray]]:
         array = hasattr(examples, "__array__") and not isinstance(examples, Image.Image)
         several = np.ndim(examples) == 4 if array else not isinstance(examples, EXAMPLE_TYPES)
-        if several and (isinstance(examples, Mapping) or not isinstance(examples, Iterable)):
-            raise no_example_error(examples, images=self.takes_images)
-        rows = [self.prepare(example) for example in (examples if several else [examples])]
-        if not rows:
-            raise DataError("There are no examples. Pass at least one.")
-        return rows
+        return [self.prepare(example) for example in (examples if several else [examples])]
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
         """Return the probability of each class for results of `prepare`, one row per example."""

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import config as configs
 from leanformer import data, tasks
 from leanformer.errors import ConfigError, TrainingError
 from leanformer.runtime import multihost
@@ -23,7 +22,6 @@ from leanformer.tasks import artifacts
 from leanformer.training import loggers, run_files
 from leanformer.training.checkpoint import Checkpoints, Restored
 from leanformer.training.loggers import MakeLoggers
-from leanformer.training.optimizers import make_schedule
 from leanformer.training.run_files import Recorder
 from leanformer.training.state import TrainState
 from leanformer.training.step import IN_FLIGHT
@@ -269,24 +267,3 @@ def _restore(setup: Setup, checkpoints: Checkpoints, source: data.Source) -> Res
         setup.model.check_other_tokenizer(getattr(source, "tokenizer", None))
         restored = Restored(setup.initial_state(), {}, 0)
     return restored
-
-
-def describe_schedule_change(trainer: Trainer) -> str | None:
-    """Return a line with the rates before and after a resume that changes the schedule or the epoch; else None."""
-    config, step, path = trainer.setup.config, trainer.first_step, trainer.workdir / "config.json"
-    if not step or not path.is_file():
-        return None
-    before = artifacts.load_config(trainer.workdir)
-    examples = artifacts.count_examples(trainer.workdir, before.data.train_split) or trainer.setup.examples
-    total = configs.intervals(before, examples).total
-    old = make_schedule(before, examples=examples, total=total)
-    rates = [float(schedule(step)[0]) for schedule in (old, trainer.setup.schedule)]
-    if rates[0] == rates[1] and (before.batch_size, total) == (config.batch_size, trainer.setup.intervals.total):
-        return None
-    seen = [trainer.examples_seen(at) for at in (step, trainer.setup.intervals.total)]
-    size = trainer.setup.examples
-    epochs = f" The run is in epoch {seen[0] / size:.2f} and ends at epoch {seen[1] / size:.2f}." if size else ""
-    return (
-        f"The schedule has changed: learning rate {rates[0]:.3g} -> {rates[1]:.3g} at step {step}, batch size "
-        f"{before.batch_size} -> {config.batch_size}, length {total} -> {trainer.setup.intervals.total} steps.{epochs}"
-    )

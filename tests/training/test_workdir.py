@@ -2,14 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
-from commands import command, run_in_process
 from messages import mentions, refuses
 
 from leanformer import config as configs
-from leanformer import pretrained
-from leanformer.errors import WeightsError, WorkdirError
+from leanformer.errors import WorkdirError
 from leanformer.runtime import files
 from leanformer.runtime.stopping import StopRequest
 from leanformer.tasks import artifacts
@@ -24,24 +21,6 @@ def two_steps(plain, one_device):
     plain.eval.update(every=0, batch_size=1024)
     plain.probe.every = 0
     return plain
-
-
-@pytest.mark.slow
-def test_failed_start_writes_no_config(two_steps, tmp_path, capfd, monkeypatch):
-    pretrained.write(tmp_path / "other.safetensors", {"x": np.zeros(3)})
-    two_steps.init_from.path = str(tmp_path / "other.safetensors")
-    run = tmp_path / "run"
-    with pytest.raises(WeightsError):
-        train(two_steps, run)
-    two_steps.init_from.path = None
-    with monkeypatch.context() as patch:
-        patch.setattr("leanformer.data.images.sources.Synthetic.__getitem__", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            train(two_steps, run)
-    assert not (run / "config.json").exists()
-    two_steps.optim.lr = 0.5
-    assert train(two_steps, run) == 0
-    assert "optim.lr" not in capfd.readouterr().err and artifacts.load_config(run).optim.lr == 0.5
 
 
 @pytest.mark.slow
@@ -89,20 +68,6 @@ def test_examples_are_counted_over_changes_of_the_batch_size(two_steps, tmp_path
     assert files.read_json(tmp_path / "summary.json")["examples_seen"] == 2 * 8 + 3 * 16
 
 
-@pytest.mark.slow
-def test_run_with_deleted_records_still_ends(two_steps, tmp_path):
-    """Without a training record there is no speed to report."""
-    assert train(two_steps, tmp_path) == 0
-    (tmp_path / "summary.json").unlink()
-    (tmp_path / "metrics.jsonl").unlink()
-    with refuses(tmp_path / "metrics.jsonl", error=WorkdirError):  # the best checkpoint would be unknown
-        train(two_steps, tmp_path)
-    (tmp_path / "metrics.jsonl").touch()
-    assert train(two_steps, tmp_path) == 0
-    summary = files.read_json(tmp_path / "summary.json")
-    assert summary["examples_per_s"] is None and summary["steps"] == 2 and summary["final"]["step"] == 2
-
-
 def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_path, capfd):
     images, texts = (configs.load(f"configs/{name}.py") for name in ("quickstart", "quickstart_gpt"))
     run_files.write_config(tmp_path, images)
@@ -115,46 +80,11 @@ def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_pat
     assert capfd.readouterr().err == ""
 
 
-READERS = {
-    "train": ["--config=configs/quickstart.py", "--config.data.name=synthetic", "--workdir=DIR"],
-    "evaluate": ["--workdir=DIR"],
-    "probe": ["--workdir=DIR"],
-    "predict": ["--workdir=DIR", "picture.png"],
-    "convert": ["--weights=DIR", "--out=DIR/out"],
-}
-
-
-def run_failing_command(name, folder):
-    """Run a command that must fail with one message and status 2, and return the message."""
-    flags = [word.replace("DIR", str(folder)) for word in READERS[name]]
-    status, _, err = run_in_process([*command(name, config=None), *flags])
-    assert status == 2 and err.count("Error: ") == 1, err
-    return err
-
-
-@pytest.mark.parametrize(
-    "content", [b'{"config": {"seed": 0,', b"\xff\xfe\x00", b"[]", b'{"config": {"seed": 0, "model": 3}}']
-)
+@pytest.mark.parametrize("content", [b'{"config": {"seed": 0,', b'{"config": {"seed": 0, "model": 3}}'])
 def test_broken_config_is_refused(content, tmp_path):
     (tmp_path / "config.json").write_bytes(content)
     with refuses(tmp_path / "config.json", error=WorkdirError):
         artifacts.load_config(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["evaluate", "probe", "predict", "convert"])
-def test_broken_config_is_one_message(name, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "config.json").write_text("{")
-    assert mentions(run_failing_command(name, tmp_path), tmp_path / "config.json")
-
-
-def test_train_refuses_broken_records_and_config(two_steps, tmp_path):
-    run_files.write_config(tmp_path, two_steps)
-    good = {"step": 1, "kind": "train", "loss": 1.0}
-    (tmp_path / "metrics.jsonl").write_text(f'{json.dumps(good)}\n{{"step": 2, "ki\n{json.dumps(good)}\n')
-    assert mentions(run_failing_command("train", tmp_path), tmp_path / "metrics.jsonl", "line 2", '{"step": 2, "ki')
-    (tmp_path / "config.json").write_text("{")
-    assert mentions(run_failing_command("train", tmp_path), tmp_path / "config.json")
 
 
 def test_invalid_record_is_refused_and_partial_line_ignored(tmp_path):
@@ -164,3 +94,12 @@ def test_invalid_record_is_refused_and_partial_line_ignored(tmp_path):
     path.write_text('{"step": 1, "loss": 0.5}\n')
     with refuses(path, "step", "kind", "{'step': 1, 'loss': 0.5}", error=WorkdirError):
         run_files.read_records(path)
+
+
+def test_resuming_needs_whole_records(tmp_path):
+    with refuses(tmp_path / "metrics.jsonl", error=WorkdirError):  # the best checkpoint would be unknown
+        run_files.Recorder(tmp_path, start=2, total=4)
+    good = {"step": 1, "kind": "train", "loss": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(f'{json.dumps(good)}\n{{"step": 2, "ki\n{json.dumps(good)}\n')
+    with refuses(tmp_path / "metrics.jsonl", "line 2", '{"step": 2, "ki', error=WorkdirError):
+        run_files.Recorder(tmp_path, start=2, total=4)
