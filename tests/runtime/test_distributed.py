@@ -11,8 +11,7 @@ from messages import mentions, refuses
 from processes import find_free_port, read_records_by_step, start_processes, wait_for_processes
 
 from leanformer import quantities
-from leanformer.runtime import distributed, multihost
-from leanformer.training import train_setup
+from leanformer.runtime import distributed
 
 
 MEASURES = ("tokens", "attention_entropy", "largest_logit")
@@ -28,45 +27,6 @@ SMALL = {  # wide enough to shard parameters; 2,000 examples in batches of 222 l
     **{"probe.every": MIDDLE, "probe.examples": 4, "probe.measures": MEASURES, "mesh.fsdp": -1, "mesh.data": 1},
     **{"hang_seconds": 100},
 }
-
-
-class IndexDataset:
-    """Dataset whose example i is a uniform grey image with label i."""
-
-    num_classes, classes = 211, None
-
-    def __len__(self):
-        return 211
-
-    def __getitem__(self, index):
-        return {"image": np.full((14, 14, 1), index, np.uint8), "label": index}
-
-    def name(self, index):
-        return f"number {index}"
-
-
-def test_epoch_is_exact_across_restarts_and_process_counts(tiny, meshes, monkeypatch):
-    """The streams of one run give a little over two epochs, read by 2 processes, then 1, then 4, then 8."""
-    source, size = IndexDataset(), tiny.batch_size
-    length = len(source)
-    total = -(-2 * length // size) + 1
-    tiny.total_steps = total
-    run = train_setup.build(tiny, examples=length, mesh=meshes(1, 1))
-    indices, reference = [], []
-    for begin, end, processes in ((0, 3, 2), (3, 5, 1), (5, total // 2, 4), (total // 2, total, 8), (0, total, 1)):
-        monkeypatch.setattr(multihost, "count", lambda n=processes: n)
-        readers = []
-        for i in range(processes):
-            monkeypatch.setattr(multihost, "index", lambda i=i: i)
-            readers.append(run.batches(source, begin))
-        for _ in range(begin, end):
-            step = [int(index) for reader in readers for index in next(reader)["index"]]
-            (reference if (begin, end) == (0, total) else indices).extend(step)
-        for reader in readers:
-            reader.close()
-    assert len(indices) == total * size and indices == reference
-    for epoch in range(2):
-        assert sorted(indices[epoch * length : (epoch + 1) * length]) == [*range(length)]
 
 
 @pytest.fixture(scope="module")

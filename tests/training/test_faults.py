@@ -37,24 +37,6 @@ def cache(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_frozen_process_is_detected_within_a_minute(tmp_path, cache):
-    """A stopped process closes no connection, like a host that lost its network. Here it is the coordinator;
-    tools/kills.py freezes either process."""
-    frozen = 0
-    running = start_processes("train", tmp_path, cache, processes=2, config=SMALL)
-    wait_until(lambda: len(read_records_by_step(tmp_path, "train")) > 5, running)
-    running[frozen].send_signal(signal.SIGSTOP)
-    start_time = time.monotonic()
-    try:
-        status = running[1 - frozen].wait(60)
-    finally:
-        running[frozen].kill()
-        _, _, err = wait_for_processes(running)
-    assert status not in (0, 75) and time.monotonic() - start_time < 60
-    assert mentions(err[1 - frozen], "Thread") and "train.py" in err[1 - frozen]  # stack trace
-
-
-@pytest.mark.slow
 def test_blocked_data_ends_the_run_with_stack_traces(tmp_path, cache):
     """The workers are stopped, so the next batch never comes."""
     changes = {"data.workers": 2, "hang_seconds": 12, "data.prefetch": 1}

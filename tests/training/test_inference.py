@@ -12,7 +12,6 @@ from commands import check_refused, run_in_process
 from flax import nnx
 from messages import refuses
 from rounding import LOSS_TOLERANCE
-from safetensors.numpy import load_file
 from small_runs import make_initial_state
 
 import leanformer
@@ -148,22 +147,6 @@ def test_loaded_model_predicts_class_names_and_probes_layers(saved_run, rng):
             call("text")
     with refuses("nothing"):
         model.probe(examples, "nothing")
-
-
-def test_convert_writes_a_huggingface_folder(saved_run, tmp_path):
-    """The workdir is a positional argument; classes and scores of the run are exported."""
-    folder, _, states = saved_run
-    (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(10)]))
-    (folder / "summary.json").write_text(json.dumps({"final": {"step": 3, "top1": 0.12345678}}))
-    out = tmp_path / "elsewhere"
-    status, _, err = run_in_process(["", "", "leanformer.convert", folder, "--to=huggingface", f"--out={out}"])
-    assert (status, err) == (0, "")
-    content = json.loads((out / "config.json").read_text())
-    assert content["id2label"]["3"] == "class 3"
-    assert content["num_channels"] == 3  # although the model takes grey images
-    tensors = load_file(out / "model.safetensors")
-    np.testing.assert_array_equal(tensors["classifier.weight"].T, states[3].ema[0]["head"]["kernel"])
-    assert "0.1235" in (out / "README.md").read_text()
 
 
 def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng):

@@ -56,18 +56,6 @@ def test_run_longer_than_its_config_is_evaluated_where_it_is(two_steps, tmp_path
     assert again["steps"] == again["final"]["step"] == 4 and again["final"]["loss"] == summary["final"]["loss"]
 
 
-@pytest.mark.slow
-def test_examples_are_counted_over_changes_of_the_batch_size(two_steps, tmp_path, monkeypatch):
-    assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["examples_seen"] == 2 * 8
-    two_steps.update(total_steps=5, batch_size=16, log_every=100)
-    with monkeypatch.context() as patch:
-        answers = iter([False, True])
-        patch.setattr(StopRequest, "now", lambda self: next(answers))
-        train(two_steps, tmp_path)  # stopped at step 4, without a train record since step 2
-    assert train(two_steps, tmp_path) == 0
-    assert files.read_json(tmp_path / "summary.json")["examples_seen"] == 2 * 8 + 3 * 16
-
-
 def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_path, capfd):
     images, texts = (configs.load(f"configs/{name}.py") for name in ("quickstart", "quickstart_gpt"))
     run_files.write_config(tmp_path, images)

@@ -1,4 +1,4 @@
-"""Watchdog: ends a hung run, dumps all stacks, and does not end one that makes progress, compiles or was stopped."""
+"""Seconds by phase with a clock that the tests move; the watchdog ends a hung run, not one that makes progress."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
 from messages import mentions
 
 from leanformer.runtime import timing
@@ -80,3 +81,68 @@ def test_first_time_of_a_phase_may_compile(monkeypatch):
         with timer(phase):
             time.sleep(1.5)
     assert found and mentions(found[0], phase, "step 3")
+
+
+class Time:
+    """Clock in place of the module time."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    result = Time()
+    monkeypatch.setattr(timing, "time", result)
+    return result
+
+
+def spend(fake, clock, **seconds):
+    for name, s in seconds.items():
+        with clock(name):
+            fake.now += s
+
+
+def test_phases_add_up_and_name_the_current_activity(fake):
+    clock = timing.Timer()
+    fake.now += 5
+    spend(fake, clock, compile=7)
+    clock.started()
+    for step in range(3):
+        clock.begin_step(step + 4)
+        spend(fake, clock, data=0.25)
+        fake.now += 2
+    assert clock.seconds() == {"start-up": 5, "compile": 7, "data": 0.75, "steps": 6}
+    assert clock.activity == (fake.now - 2, timing.DEVICE, 6, False)
+    with clock("evaluation"):
+        assert clock.activity.name == "evaluation" and clock.activity.since == fake.now
+
+
+def test_laps_exclude_phases_other_than_training(fake):
+    clock = timing.Timer()
+    clock.started()
+    spend(fake, clock, **{"data wait": 1, "evaluation": 50, "probe": 20, "checkpoint": 9})
+    fake.now += 3
+    assert clock.lap() == (4, 1)
+    fake.now += 2
+    assert clock.lap() == (2, 0)
+
+
+def test_a_resumed_run_adds_to_the_seconds_of_its_checkpoint(fake):
+    first = timing.Timer()
+    fake.now += 4
+    first.started()
+    fake.now += 10
+    saved = first.seconds()
+    fake.now += 6  # steps after the checkpoint; then 100 s until the next process starts
+    fake.now += 100
+    second = timing.Timer()
+    second.resume(saved)
+    fake.now += 3
+    second.started()
+    fake.now += 20
+    spend(fake, second, evaluation=2)
+    assert second.seconds() == pytest.approx({"start-up": 7, "steps": 30, "evaluation": 2})
