@@ -19,12 +19,7 @@ def parameters(tree: Any) -> int:
 
 
 def by_module(params: Any, depth: int = 3) -> dict[str, int]:
-    """Return the number of parameters of each module, named by the first `depth` names of its path, such as "a.b.c".
-
-    Args:
-        params: tree of arrays or shapes.
-        depth: maximal number of names; the name of the parameter itself is not one of them.
-    """
+    """Return the number of parameters of each module, named by the first `depth` names of its path, such as "a.b.c"."""
     counts: dict[str, int] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         names = jax.tree_util.keystr(path, simple=True, separator=".").split(".")

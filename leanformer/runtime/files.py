@@ -65,13 +65,12 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically; characters that are not UTF-8 are escaped."""
+    """Write a text file atomically."""
     with atomic_write(path) as draft:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as an indented JSON file, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 

@@ -47,8 +47,6 @@ class TensorParallelAxis:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterAxes:
-    """What decides the sharding of a parameter or statistic."""
-
     shape: tuple[int, ...]
     stacked: bool  # the first axis is the axis of layers
     over: TensorParallelAxis | None  # None for `REPLICATED` and without a declaration
@@ -56,17 +54,14 @@ class ParameterAxes:
 
 
 def over_heads(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter split over heads along `axis`, such as -2."""
     return {DECLARED: TensorParallelAxis(axis, "heads")}
 
 
 def over_key_heads(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter split over key and value heads, which query heads may share."""
-    return {DECLARED: TensorParallelAxis(axis, "heads of keys", few=True)}
+    return {DECLARED: TensorParallelAxis(axis, "heads of keys", few=True)}  # query heads may share them
 
 
 def over_hidden(axis: int) -> dict[str, Any]:
-    """Return the metadata of a parameter split over hidden channels of an MLP."""
     return {DECLARED: TensorParallelAxis(axis, "hidden channels")}
 
 
@@ -116,32 +111,28 @@ def _warn_unused_gpus(device: jax.Device) -> None:
 
 
 def count_batch_shards(mesh: Mesh) -> int:
-    """Return the number of shards of a batch on a mesh."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def check_batches(mesh: Mesh, sizes: Mapping[str, int]) -> None:
-    """Raise ConfigError unless the mesh divides all sizes of batches, given by config key."""
     for name, size in sizes.items():
         check_shares(name, size, count_batch_shards(mesh))
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding with the same value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding with the leading axis over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
 def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, ParameterAxes]) -> Any:
     """Return a tree with the NamedSharding of every leaf of a training state, from `axes` by parameter name.
 
-    `tensor` splits the axis that a layer declares, if it divides it. `fsdp` splits the largest axis that it divides and
-    that `tensor` does not split. The axis of stacked layers is not split, because a scan reads its slices one after the
-    other. Moments and EMA weights, whose names end with the name of their parameter, are sharded like it.
+    `tensor` splits the axis that a layer declares, `fsdp` the largest other one, if they divide it. The axis of stacked
+    layers is not split, because a scan reads its slices one after the other. Moments and EMA weights, whose names end
+    with the name of their parameter, are sharded like it.
     """
     parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
 
@@ -176,10 +167,7 @@ def undeclared_parameters(axes: Mapping[str, ParameterAxes]) -> dict[str, tuple[
 
 
 def check_split(axes: Mapping[str, ParameterAxes], tensor: int) -> None:
-    """Raise ConfigError if parameters cannot be split over `tensor` devices, or if their axis is not declared.
-
-    Without a declaration every device would hold the whole parameter and repeat the computation with it.
-    """
+    """Raise ConfigError if parameters cannot be split over `tensor` devices, or if their axis is not declared."""
     if tensor == 1:
         return
     for name, shape in undeclared_parameters(axes).items():
@@ -231,8 +219,7 @@ def explicit_mesh(x: jax.Array) -> Mesh | AbstractMesh | None:
 
 
 def tensor_parts() -> int:
-    """Return the number of devices along the axis `tensor` of the mesh of `with_mesh`; 1 outside it."""
-    return jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
+    return jax.sharding.get_abstract_mesh().shape.get("tensor", 1)  # 1 outside `with_mesh`
 
 
 def constrain_tensor(x: jax.Array, *, batch: bool) -> jax.Array:
@@ -278,6 +265,6 @@ def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
 
 
 def put_batch(mesh: Mesh, host: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Return the global batch of device arrays from this process's part of it, with examples along the leading axis."""
+    """Return the global batch of device arrays from this process's part of it."""
     sharding = batch_sharding(mesh)
     return {key: jax.make_array_from_process_local_data(sharding, value) for key, value in host.items()}

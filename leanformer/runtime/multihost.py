@@ -25,12 +25,10 @@ def store() -> Any:
 
 
 def count() -> int:
-    """Return the number of processes, without starting a device."""
     return distributed.global_state.num_processes if store() else 1
 
 
 def index() -> int:
-    """Return the index of this process, without starting a device."""
     return distributed.global_state.process_id if store() else 0
 
 

@@ -1,4 +1,4 @@
-"""Settings of a process before JAX starts: malloc, and bitwise determinism on GPUs (`config.deterministic=True`).
+"""Settings of a process before JAX starts: malloc, and bitwise determinism on GPUs (`config.deterministic`).
 
 XLA times several kernels during compilation and picks the fastest, and some kernels (scatter, cuDNN's backward pass of
 attention) add in the order in which their threads arrive. `--xla_gpu_deterministic_ops` excludes both, at a cost that

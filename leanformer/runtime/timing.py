@@ -35,8 +35,6 @@ REAL_STDERR = 2  # faulthandler needs a file descriptor, which a notebook's sys.
 
 
 class Activity(NamedTuple):
-    """Current activity of the process, for the watchdog."""
-
     since: float  # in seconds of time.monotonic()
     name: str
     step: int | None  # None before the first step
@@ -55,7 +53,6 @@ class Timer:
         self.activity = Activity(self._began, "start-up", None, first=True)
 
     def resume(self, seconds: Mapping[str, float]) -> None:
-        """Continue from the seconds by phase of a checkpoint, which `seconds` then includes."""
         self._before = dict(seconds)
 
     def started(self) -> None:
@@ -68,14 +65,12 @@ class Timer:
         self.activity = self.activity._replace(since=time.monotonic(), name=name)
 
     def watched[T](self, items: Iterable[T], name: str) -> Iterator[T]:
-        """Yield the items, and report progress to the watchdog before each."""
         self.touch(name)
         for item in items:
             yield item
             self.touch(name)
 
     def begin_step(self, step: int) -> None:
-        """Report the start of step number `step` to the watchdog."""
         self._steps += 1
         self.activity = self.activity._replace(step=step, first=self._steps == 1)
 

@@ -104,10 +104,7 @@ class Checkpoints:
         return self.score.best(evaluated) if evaluated else None
 
     def choose(self, step: int | None = None, *, best: bool = False) -> int:
-        """Return the step of the requested checkpoint, by default the newest, damaged or not.
-
-        Raises CheckpointError if there is no such checkpoint, or both `step` and `best` are given.
-        """
+        """Return the step of the requested checkpoint, by default the newest, damaged or not."""
         if best and step is not None:
             raise CheckpointError(f"--best cannot be combined with --step={step}. Remove one of them.")
         steps, chosen = self.steps, self.best() if best else step
@@ -120,11 +117,7 @@ class Checkpoints:
         return steps[-1] if chosen is None else chosen
 
     def save(self, step: int, state: Any, *, seconds: Mapping[str, float] | None = None, examples: int = 0) -> None:
-        """Start saving a checkpoint in the background, after the end of an earlier save.
-
-        `restore` returns `seconds` and `examples`. Raises CheckpointError if an earlier save failed, or this one cannot
-        start; the next `poll`, `save` or `wait` raises a later failure.
-        """
+        """Start saving a checkpoint in the background; the next `poll`, `save` or `wait` raises a later failure."""
         self.wait()
         self._unreadable.discard(step)
         steps = sorted({*self.steps, step} - self._unreadable)

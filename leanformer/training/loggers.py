@@ -128,12 +128,10 @@ class LoggerGroup:
         self._loggers = list(loggers)
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        """Write a record to every logger."""
         for logger in [*self._loggers]:
             self._call(logger, lambda logger=logger: logger.log(step, kind, values))
 
     def close(self) -> None:
-        """Close all loggers."""
         for logger in [*self._loggers]:
             self._call(logger, logger.close)
 
@@ -195,12 +193,10 @@ class Progress:
         self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
     def close(self) -> None:
-        """Close the progress bar, if there is one."""
         if self._bar is not None:
             self._bar.close()
 
     def advance(self, step: int) -> None:
-        """Move the progress bar to `step`, if there is one."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 

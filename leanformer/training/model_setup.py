@@ -64,17 +64,13 @@ class ModelSetup:
     def read_weights(self, path: str, layout: str, *, finite: bool = True) -> Any:
         """Return weights of this model from a file or folder of weights, or from a run, as `read_weights` below.
 
-        For published weights, the config.json beside them is compared with the model first. Warns if it is missing.
-        Raises WeightsError if they differ from the model in more than `config.init_from` allows.
+        Raises WeightsError if they, or the config.json beside published ones, do not fit the model.
         """
         grid = self._compare_settings(path, layout)
         return self.map_weights(read_weights(path, layout, finite=finite), layout, grid)
 
     def _compare_settings(self, path: str, layout: str) -> tuple[int, int] | None:
-        """Compare the config with what the files beside weights say of them. Raises WeightsError if it differs.
-
-        Returns the rows and columns of patches of the model that the weights are from; None if they are unknown.
-        """
+        """Compare the config with the files beside weights, and return the grid of patches they are for, if known."""
         if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
             folder = _folder_of(path)
             beside = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
@@ -92,8 +88,7 @@ class ModelSetup:
     def map_weights(self, tensors: Mapping[str, Any], layout: str, source_grid: tuple[int, int] | None = None) -> Any:
         """Return weights of this model, with its shardings, from the tensors of a file by name.
 
-        `source_grid` has the rows and columns of patches of the model that the tensors are from, if known. Raises
-        WeightsError if the tensors differ from the model in more than `config.init_from` allows.
+        `source_grid` has the rows and columns of patches of the model that the tensors are from, if known.
         """
         from leanformer import pretrained
         from leanformer.pretrained import layouts
@@ -107,10 +102,7 @@ class ModelSetup:
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
     def layout(self, name: str) -> list[Any]:
-        """Return the map between a layout, one of `layouts.LAYOUTS`, and the parameters of this model.
-
-        Raises ConfigError if the layout does not exist for this model.
-        """
+        """Return the map between a layout, one of `layouts.LAYOUTS`, and the parameters of this model."""
         from leanformer.pretrained import layouts, native_layout
 
         if name == "own":
@@ -135,10 +127,7 @@ class ModelSetup:
         return meshes.with_mesh(self.mesh, steps.make_probe_step(self.graphdef, objective, measures))
 
     def count_flops(self, task: Task, freeze: Callable[[Any], Any]) -> tuple[int, int]:
-        """Return (forward FLOPs, training FLOPs) per example, without rematerialisation.
-
-        `freeze` stops the gradients of frozen parameters.
-        """
+        """Return (forward FLOPs, training FLOPs) per example, without rematerialisation."""
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
         plain.model.update(backend="naive", remat="none")
@@ -165,7 +154,7 @@ def build(
     """Return the set-up of a model on a mesh, by default the first device, from a validated config.
 
     `device` is the device to compile for, if not the mesh's. Raises ConfigError if the attention backend does not run
-    on the device, or the mesh does not fit the model or a size in `batches`, given by config key.
+    on it, or the mesh does not fit the model or a size in `batches`, by config key.
     """
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]

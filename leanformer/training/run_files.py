@@ -39,10 +39,9 @@ TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")  # keys of records tha
 
 @contextlib.contextmanager
 def lock_workdir(workdir: Path, patience: float = 120.0) -> Iterator[None]:
-    """Context manager that locks a folder for one run, in process 0, and creates it.
+    """Context manager that creates a folder and locks it for one run, in process 0.
 
-    It waits `patience` seconds for the lock; file servers take up to 90 to release one of a lost host. Raises
-    ConfigError if another run uses the folder.
+    It waits `patience` seconds for the lock; file servers take up to 90 to release one of a lost host.
     """
     if not multihost.is_primary():
         yield
@@ -113,10 +112,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
 
 
 def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None]) -> None:
-    """Warn of config keys, environment variables and numbers of examples that differ from a run's config.json, if any.
-
-    Raises ConfigError if the run has another task or architecture.
-    """
+    """Warn of config keys, environment variables and numbers of examples that differ from a run's config.json."""
     if not (workdir / "config.json").is_file():
         return
     changes = config_changes(workdir, config)
@@ -146,10 +142,7 @@ def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl as dictionaries, without an unterminated last line; [] without a file.
-
-    Raises WorkdirError if a terminated line is not a record with step and kind.
-    """
+    """Return the records of a metrics.jsonl as dictionaries, without an unterminated last line; [] without a file."""
     records = files.read_lines(path)
     for record in records:
         if "kind" not in record or type(record.get("step")) is not int:
@@ -237,10 +230,7 @@ class Recorder:
 
 
 def to_json(value: Any) -> Any:
-    """Return nested dictionaries, lists and tuples of numbers, texts and None as JSON's types.
-
-    Numbers of NumPy and JAX become floats, and numbers that are not finite become None.
-    """
+    """Return nested containers as JSON's types: numbers of NumPy and JAX as floats, not finite ones as None."""
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -138,10 +138,7 @@ def _gradient(
     batch_aux: Any,
     accumulate: int,
 ) -> tuple[Array, Any, Any]:
-    """Return the loss and gradient of a batch, summed over `accumulate` micro-batches, and the new statistics.
-
-    Batch normalisation uses the statistics of a micro-batch, and updates them once per micro-batch.
-    """
+    """Return the loss and gradient of a batch, summed over `accumulate` micro-batches, and the new statistics."""
     params, statistics = weights
     value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
     if accumulate == 1:
