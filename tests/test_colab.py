@@ -28,14 +28,6 @@ def test_gpu_runtimes_install_jax_for_cuda(gpu, target, colab, monkeypatch):
     assert [words[-2:] for words in installed] == [[target, colab.NUMPY]]
 
 
-def test_imported_older_versions_require_a_restart(colab, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "999" if name == "jax" else "")
-    with pytest.raises(RuntimeError) as caught:
-        colab.install(gpu=False)
-    assert mentions(str(caught.value), "Restart", "jax", "numpy")
-
-
 def test_cpu_backend_on_a_gpu_runtime_is_refused(colab, capsys):
     with pytest.raises(RuntimeError) as caught:
         colab.check(gpu=True)

@@ -27,7 +27,6 @@ from leanformer.runtime.text import format_duration, format_value, wrap
 
 
 UNSAID = ("wall_s", "examples_seen", "tokens_seen", "examples")  # numbers that are not printed
-SMOOTHING = 0.3  # weight of the newest interval in the speed from which the time left is estimated
 NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a name and its number in one line
 WAITING = 0.1  # smallest fraction of time spent waiting for data that is printed
 
@@ -187,8 +186,7 @@ class Progress:
 
     def __init__(self, *, start: int, total: int):
         self._total = total
-        self._shown: tuple[float, float] | None = None  # completed fraction of the run and wall_s at the last line
-        self._pace: float | None = None  # seconds for the whole run, smoothed over intervals between lines
+        self._first: tuple[int, float] | None = None  # step and wall_s of the first line
         terminal = sys.stderr.isatty()
         self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
@@ -213,21 +211,18 @@ class Progress:
             self._bar.set_postfix_str("  ".join(parts))
             return
         if kind == "train":
-            parts += self._estimate(step / self._total, values)
+            parts += self._estimate(step, values)
         parts = [part.replace(" ", NO_BREAK) for part in (f"step {step}/{self._total}", *heading, *parts)]
         line = wrap("  ".join(parts), indent="    ").replace(NO_BREAK, " ")
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 
-    def _estimate(self, done: float, values: Mapping[str, Any]) -> list[str]:
-        """Return the time left, from the smoothed speed without the first interval, which includes compilation."""
+    def _estimate(self, step: int, values: Mapping[str, Any]) -> list[str]:
+        """Return the time left, from the speed since the first line, before which programs are compiled."""
         if "wall_s" not in values:
             return []
-        if self._shown and done > self._shown[0]:
-            before, then = self._shown
-            newest = (values["wall_s"] - then) / (done - before)
-            self._pace = newest if self._pace is None else self._pace + SMOOTHING * (newest - self._pace)
-        self._shown = done, values["wall_s"]
-        return [] if self._pace is None else [f"{format_duration(self._pace * (1 - done))} left"]
+        begun, then = self._first = self._first or (step, values["wall_s"])
+        pace = (values["wall_s"] - then) / max(step - begun, 1)
+        return [f"{format_duration(pace * (self._total - step))} left"] if step > begun else []
 
 
 def _format_train(values: Mapping[str, Any]) -> list[str]:

@@ -130,9 +130,3 @@ def test_rematerialisation_runs_forward_kernel_twice(monkeypatch, no_shape_check
     policy = jax.checkpoint_policies.save_only_these_names("dropout", "attended")
     monkeypatch.setitem(REMAT, "light", policy)
     assert count_calls(build_setup.__wrapped__("vit_b_7x16", unroll=1).lower_train_step().as_text()) == (2, 1)
-
-
-def test_xla_backend_has_attention_matrices():
-    """`find_matrices` detects attention matrices."""
-    text = lower_eval_step(build_setup("vit_b_7x16", backend="xla")).as_text()
-    assert find_matrices(text, {(build_setup("vit_b_7x16").config.eval.batch_size, 16, 198, 198)})

@@ -126,7 +126,7 @@ def print_train(tmp_path, capsys, monkeypatch):
     return print_records
 
 
-def test_time_left_uses_the_speed_of_recent_steps(print_train):
+def test_time_left_ignores_the_compilation(print_train):
     """The first interval, which includes compilation, is ignored: 40 s for the first, 1 s for each of the others."""
     first, second, last = print_train(10, [(1, {"wall_s": 40.0}), (3, {"wall_s": 42.0}), (10, {"wall_s": 49.0})])
     assert "left" not in first and second.endswith("7 s left") and last.endswith("0 s left")
