@@ -10,27 +10,20 @@ from leanformer.watching import watch
 class LightningCallback(Callback):
     """Watch of the module during `Trainer.fit()`, whose values go to the trainer's loggers.
 
-    Its attribute `watch` has the results.
-
-    Args:
-        every: interval of measured calls of the module.
-        options: further arguments of `leanformer.watch`.
+    Its attribute `watch` has the results. `options` are arguments of `leanformer.watch`.
     """
 
     def __init__(self, every: int = 100, **options: Any):
         self.options, self.watch = options | {"every": every}, None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Open the watch."""
         self.watch = watch(pl_module, **self.options).__enter__()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the values since the last measured call, if there are any."""
         if values := self.watch.record():
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=trainer.global_step)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Close the watch, also after an exception."""
         if self.watch is not None and self.watch.open:
             self.watch.__exit__()

@@ -74,18 +74,13 @@ class Watch(Results):
         layers, unmatched, reference: as in `Results`.
         model: model to call: the given object, except that Equinox needs this copy within the block.
         options: options of the watch.
-
-    Args:
-        model: model to measure.
-        options: options of the watch.
-        attach: function from this watch that attaches hooks to the model, and returns the function that removes them.
     """
 
     def __init__(self, model: Any, options: Options, attach: Callable[["Watch"], Callable[[], None]]):
         super().__init__(options.reference)
         self.model, self.options = model, options
         self.effects: Callable[[], Any] = lambda: None  # waits for results that are under way
-        self._attach = attach
+        self._attach = attach  # attaches hooks to the model of a watch, and returns the function that removes them
         self._detach: Callable[[], None] | None = None
 
     def __enter__(self) -> "Watch":

@@ -74,8 +74,6 @@ def check_supported(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             reason = "is compiled: its layers run without hooks. Watch and call the model before torch.compile."
-        elif isinstance(module, torch.jit.ScriptModule):
-            reason = "is a TorchScript module: its layers run without hooks. Watch the Python model."
         elif isinstance(module, nn.DataParallel):
             reason = "runs copies of the model in threads. Watch the model inside: model.module."
         else:

@@ -94,19 +94,3 @@ def test_pipelines_match_our_models(tmp_path, name):
     else:
         expected = np.sort(np.asarray(jax.nn.softmax(logits)))[::-1]
         np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-5)
-
-
-@pytest.mark.skipif("LEANFORMER_ONNX" not in os.environ, reason="needs onnxscript and onnxruntime besides PyTorch")
-def test_onnx_code_of_the_docs_runs(tmp_path):
-    model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
-    folders.write_folder(tmp_path, model, random_weights(model), "huggingface", folders.Origin())
-    (code,) = re.findall(r"```python\n([^`]*onnxruntime[^`]*)```", (ROOT / "docs" / "formats.md").read_text())
-    compare = """
-x = torch.randn(5, *images.shape[1:])
-expected = model(x).logits.detach().numpy()
-(computed,) = session.run(None, {"pixel_values": x.numpy()})
-print(abs(computed - expected).max() / abs(expected).max(), *logits.shape)
-"""
-    difference, *shape = run_peer("-c", f"folder = '.'\n{code}{compare}", cwd=tmp_path).split()[-3:]
-    assert float(difference) < 1e-5 and shape == ["5", "11"]
-    print(f"largest difference: {difference}")

@@ -1,6 +1,5 @@
 """nanochat against Hugging Face: detection of wrong details, its config.json, and refused exports."""
 
-import numpy as np
 import pytest
 from messages import refuses
 from parity import TOLERANCE, case, layout
@@ -37,14 +36,8 @@ def test_missing_tensors_and_other_models_are_refused():
     without = {name: x for name, x in NANOCHAT.tensors.items() if name != "model.embed_tokens.weight"}
     with refuses("model.embed_tokens.weight", error=WeightsError):
         NANOCHAT.load(without)
-    short = {"model.layers.0.self_attn.q_proj.weight": np.zeros((17, 20), np.float32)}
-    with refuses("(17, 20)", error=WeightsError):
-        NANOCHAT.load(NANOCHAT.tensors | short)
-    with refuses("model.layers.0.mlp.fc3.weight", error=WeightsError):
-        NANOCHAT.load(NANOCHAT.tensors | {"model.layers.0.mlp.fc3.weight": np.zeros((2, 2))})
-    for key, value in {"qk_norm": None, "soft_cap": 3.0, "tied": True}.items():
-        with refuses(f"model.{key}={value!r}"):
-            layout("gpt", NANOCHAT.arguments | {key: value}, "huggingface")
+    with refuses("model.qk_norm=None"):
+        layout("gpt", NANOCHAT.arguments | {"qk_norm": None}, "huggingface")
 
 
 def test_config_fits_the_file_and_is_not_exported():

@@ -71,16 +71,13 @@ def test_files_without_weights_are_refused(tmp_path):
     path = tmp_path / "w.safetensors"
     with refuses(path, error=WeightsError):
         pretrained.read(path)
-    for kind in ("F8_E4M3", "F4"):
-        part = {"dtype": kind, "shape": [4, 2], "data_offsets": [0, 8 if kind == "F8_E4M3" else 4]}
-        header = json.dumps({"block.weight": part}).encode()
-        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(part["data_offsets"][1]))
-        with refuses(path, f"block.weight ({kind})", error=WeightsError):
-            pretrained.read(path)
-    for content in (pickle.dumps({"a": 1}), b"PK\3\4and so on"):
-        path.write_bytes(content)
-        with refuses(path, "pickle", "safetensors.torch.save_file", error=WeightsError):
-            pretrained.read(path)
+    header = json.dumps({"block.weight": {"dtype": "F8_E4M3", "shape": [4, 2], "data_offsets": [0, 8]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with refuses(path, "block.weight (F8_E4M3)", error=WeightsError):
+        pretrained.read(path)
+    path.write_bytes(pickle.dumps({"a": 1}))
+    with refuses(path, "pickle", "safetensors.torch.save_file", error=WeightsError):
+        pretrained.read(path)
     pretrained.write(path, {"a": np.ones(1000, np.float32)})
     path.write_bytes(path.read_bytes()[:-9])
     with refuses(path, error=WeightsError):
@@ -102,14 +99,8 @@ def test_mismatches_are_listed():
         ("blocks.2.mlp.fc1.weight", "(2, 2)", "blocks.layers.mlp.up.kernel", "(13, 17)"),
     ):
         assert [line for line in lines if mentions(line, *parts)], (parts, lines)
-    with refuses("cls_token", "blocks.layers.norm1.scale", error=WeightsError) as error:
+    with refuses("blocks.{i}.attn.qkv.weight", "3 of 3", error=WeightsError):  # one line for all layers
         pretrained.load({}, layout, weights)
-    (line,) = (line for line in str(error.value).splitlines() if "attn.qkv.weight" in line)
-    assert mentions(line, "blocks.{i}.attn.qkv.weight", "3 of 3")  # one line for all layers
-    tensors |= {f"stranger{i}": np.zeros(1) for i in range(50)}
-    with refuses("more", error=WeightsError) as error:
-        pretrained.load(tensors, layout, weights)
-    assert str(error.value).count("stranger") < 50
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_])
@@ -123,19 +114,6 @@ def test_integers_in_place_of_numbers_are_refused(tmp_path, dtype):
         pretrained.load(pretrained.read(tmp_path / "w.safetensors"), layout, weights)
     tensors = pretrained.export(weights, layout) | {"extra": np.zeros(1, dtype)}
     pretrained.load(tensors, [*layout, Entry("extra", (), same)], weights)  # not read
-
-
-def test_other_formats_and_architectures_are_refused():
-    other = make_layout("huggingface")
-    with refuses("vit.encoder.layer.0.layernorm_before.weight", error=WeightsError):
-        pretrained.load(pretrained.export(draw_weights(), other), make_layout(), draw_weights())
-    with refuses("timm", "mlp"):
-        layouts.layout("timm", {"name": "mlp"})
-
-
-def test_incomplete_key_map_is_refused():
-    with refuses("dist_token", error=WeightsError):
-        pretrained.load(pretrained.export(draw_weights(), make_layout()), make_layout(), draw_weights(distilled=True))
 
 
 def test_head_is_replaced_only_if_allowed():
@@ -165,13 +143,6 @@ def test_extra_classifier_is_ignored_only_if_allowed():
     jax.tree.map(np.testing.assert_array_equal, result, weights)
     with refuses("head.fc.weight", error=WeightsError):
         pretrained.load(tensors, layout, fresh, Allowed(new_head=True, heads=("classifier",)))
-
-
-def test_layout_has_the_parameters_of_the_head():
-    """A backbone's file, such as Dinov2Model's, has no head, but a classifier's has."""
-    vit = {"name": "vit", "depth": 3, "patch_size": 3, "layer_scale": 0.1}
-    entries = layouts.layout("huggingface", vit | {"width": 13, "num_heads": 2, "head_dim": 5})
-    assert {name for entry in entries for name in entry.ours} > {"head.kernel", "head.bias"}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

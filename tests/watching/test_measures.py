@@ -36,15 +36,6 @@ def test_interval_covers_the_median():
     assert _interval(np.ones((5, 1))) is None
 
 
-def test_rows_of_padding_do_not_count():
-    x = np.random.default_rng(0).standard_normal((3, 12, 2, 4)).astype(np.float32)
-    valid = np.arange(12)[None] < np.array([12, 5, 1])[:, None]
-    padded = reduce({"out": x}, valid, ("attention_output", "head_output"))
-    for i, rows in enumerate((12, 5, 1)):
-        alone = pack(conditioning.condition(x[i, :rows].reshape(rows, -1)[None]))[0]
-        np.testing.assert_allclose(padded["attention_output"][i], alone, rtol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_bounds_lie_below_the_truth(dtype):
     """For matrices of known condition number, rounded to a narrow type."""
@@ -60,28 +51,6 @@ def test_bounds_lie_below_the_truth(dtype):
         row = layer.total["attention_output"].describe(None)
         assert row["median"] <= 1.1 * true and (row["bounds"] or row["median"] == pytest.approx(true, rel=0.1))
     assert row["bounds"] == ["q10", "median", "q90"]
-
-
-def test_roundoff():
-    names = ("float64", "float32", "bfloat16", "torch.float16")
-    assert [unit_roundoff(name) for name in names] == [0, 0, 2**-8, 2**-11]
-
-
-def test_status_says_why_a_measure_is_missing():
-    every = ("attention_output", "tokens", "largest_logit", "attention_probabilities")
-    x = np.random.default_rng(0).standard_normal((2, 7, 2, 3)).astype(np.float32)
-    padding = np.arange(7)[None] < np.array([7, 5])[:, None]
-    for names, arrays, valid, reason in (
-        (every, {"out": x}, None, "largest_logit, attention_probabilities not"),
-        (every, {"out": x, "q": x, "k": x}, padding, "attention_probabilities not measured: only"),
-        (every[::3], {"out": x, "q": x, "k": x}, padding, "or padding"),
-        (every[::3], {"out": x}, None, "queries and keys"),
-    ):
-        layer = Layer("attention", names)
-        layer.add(reduce(arrays, valid, names), {})
-        layer.calls, layer.single = 1, 1
-        assert mentions(layer.status(), "1 call with", reason)
-        assert ("tokens not measured" in layer.status()) == ("tokens" in names)
 
 
 def judged(names, kappa, reference=None, heads=()):
