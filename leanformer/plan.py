@@ -47,22 +47,18 @@ class Budget:
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Budget":
         """Return the budget in values of --budget, such as "params:40e6" or "flops:1e9", and "memory:60e9"."""
-        amounts: dict[str, float] = {}
-        for budget in texts:
-            kind, _, number = budget.partition(":")
-            try:
-                amounts[kind] = float(number)
-            except ValueError:
-                amounts[kind] = math.nan
-            if kind not in ("params", "flops", "memory") or not 0 < amounts[kind] < math.inf:
-                raise ConfigError(
-                    f"--budget={budget}: expected params:N or flops:N, such as params:40e6 or flops:1e9. A second "
-                    "--budget may limit the memory, such as memory:60e9."
-                )
-        memory, counted = amounts.pop("memory", None), [*amounts]
-        if len(counted) != 1:
-            raise ConfigError(f"--budget: found {', '.join(counted) or 'no count'}. Pass one of params:N and flops:N.")
-        return cls(counted[0], amounts[counted[0]], memory)
+        try:
+            amounts = {kind: float(number) for kind, _, number in (text.partition(":") for text in texts)}
+            memory = amounts.pop("memory", None)
+            ((counted, amount),) = amounts.items()
+        except ValueError:
+            counted, amount, memory = "", 0.0, None
+        if counted not in ("params", "flops") or amount <= 0:
+            raise ConfigError(
+                f"--budget={','.join(texts)}: expected one of params:N and flops:N, such as params:40e6 or flops:1e9. "
+                "A second --budget may limit the memory, such as memory:60e9."
+            )
+        return cls(counted, amount, memory)
 
 
 @dataclasses.dataclass(frozen=True)

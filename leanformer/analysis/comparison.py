@@ -36,7 +36,6 @@ class Configuration:
 
     @property
     def scores(self) -> np.ndarray:
-        """Score of each run."""
         return np.array([run.value for run in self.runs])
 
     @property
@@ -45,7 +44,6 @@ class Configuration:
 
     @property
     def interval(self) -> Interval:
-        """Student's 95 % confidence interval of the mean score."""
         return statistics.mean_interval(self.scores)
 
 
@@ -265,7 +263,7 @@ def find_trends(configurations: Sequence[Configuration]) -> list[Trend]:
 
 
 def _move_together(values: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether each of `values` belongs to one of `others`, and the reverse."""
+    """Return whether values and others determine each other."""
     return (
         len(set(map(repr, values)))
         == len(set(map(repr, others)))
@@ -274,7 +272,6 @@ def _move_together(values: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _list_warnings(configurations: Sequence[Configuration]) -> list[str]:
-    """Return warnings that limit the conclusions from the numbers."""
     notes = []
     made_by = {run.made_by for one in configurations for run in one.runs}
     if len(made_by) > 1:

@@ -28,7 +28,6 @@ class Dimensions:
 
     @property
     def depth(self) -> int:
-        """Number of layers."""
         return len(self.heads)
 
 
@@ -98,7 +97,6 @@ class Design:
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[Dimensions]) -> "Design":
-        """Return the design of the trained architectures."""
         sizes = [doublings(shape) for shape in shapes]
         columns = {axis: np.array([size[axis] for size in sizes]) for axis in sizes[0]}
         centre = {axis: math.fsum(column) / len(column) for axis, column in columns.items()}
@@ -127,7 +125,6 @@ class Design:
         )
 
     def values(self, axis: str) -> int:
-        """Return the number of different values of a size."""
         return 1 + int((np.diff(np.sort(self.sizes[axis])) > EXACT).sum())
 
     def collinear(self) -> list[tuple[list[str], list[str]]]:

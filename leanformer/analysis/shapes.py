@@ -81,7 +81,6 @@ class Costs:
         return cls(fitted)
 
     def of(self, name: str, shape: Shape) -> int:
-        """Return a fitted count of an architecture."""
         return sum(c * term for c, term in zip(self.coefficients[name], polynomial_terms(shape), strict=True))
 
 

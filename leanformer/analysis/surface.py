@@ -41,11 +41,9 @@ class Scale:
     limit: float = math.inf  # upper bound of errors: 1 for a rate, 2 for 1 - correlation, infinity for a loss
 
     def forward(self, errors: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """Return f of errors."""
         return np.log(errors) if math.isinf(self.limit) else special.logit(errors / self.limit)
 
     def backward(self, values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """Return the errors from values of f."""
         return np.exp(values) if math.isinf(self.limit) else self.limit * special.expit(values)
 
 
@@ -85,7 +83,7 @@ class Surface:
         return np.array(rows), np.array([[*self.design.beyond(shape).values()] for shape in shapes])
 
     def _variance(self, rows: np.ndarray, beyond: np.ndarray) -> np.ndarray:
-        """Return the variance of f without noise."""
+        # of f, without noise
         return np.einsum("np,pq,nq->n", rows, self.covariance, rows) + BEYOND**2 * (beyond**2).sum(axis=1)
 
 

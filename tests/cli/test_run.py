@@ -80,11 +80,6 @@ def test_a_dry_run_writes_nothing(workdir, tmp_path, one_device, monkeypatch):
         assert sorted(folder.rglob("*")) == before
 
 
-def test_unfitting_initial_weights_are_one_message(workdir, tmp_path):
-    for path, part in ((tmp_path / "nowhere", "nowhere"), (workdir, "blocks.layers")):
-        check_refused(command("train", tmp_path / "new", SMALL | {"model.width": 36, "init_from.path": path}), part)
-
-
 def test_evaluate_agrees_with_the_last_record(workdir):
     """The values are bit-equal, as program and device are the same."""
     status, out, err = run(command("evaluate", workdir, config=None))
@@ -97,6 +92,7 @@ def test_evaluate_agrees_with_the_last_record(workdir):
         matrix = np.array([row[1:] for row in csv.reader(file)][1:], float)
     accuracy = np.trace(matrix) / matrix.sum()  # of the EMA weights, if the run has them
     assert accuracy == pytest.approx(result["ema_top1"], abs=1e-9) != pytest.approx(result["top1"], abs=1e-9)
+    assert [*result["accuracy"].values()] == pytest.approx(np.diag(matrix) / matrix.sum(axis=1))
 
 
 def test_finished_run_is_unchanged(workdir, one_device):
@@ -104,13 +100,6 @@ def test_finished_run_is_unchanged(workdir, one_device):
     status, out, err = run_in_process(command("train", workdir, SMALL))
     assert status == 0 and mentions(out, 2, workdir, "total_steps"), err
     assert (workdir / "metrics.jsonl").read_bytes() == before
-
-
-def test_refused_architecture_change_keeps_the_config(workdir, one_device):
-    before = (workdir / "config.json").read_text()
-    status, _, err = run_in_process(command("train", workdir, SMALL | {"model.width": 32, "total_steps": 5}))
-    assert status == 2 and mentions(err, "model.width", 24, 32), err
-    assert (workdir / "config.json").read_text() == before
 
 
 def test_predict_uses_the_class_names_of_the_run(workdir, tmp_path):
