@@ -19,10 +19,7 @@ SHUTDOWN = 300  # seconds that a process waits at its normal end for the other p
 def start(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None, connect_seconds: int = 300
 ) -> None:
-    """Connect to the other processes, if flags or the environment name any, before anything uses a device.
-
-    Afterwards only process 0 writes to the standard output.
-    """
+    """Connect to the other processes, if any, before a device is used. Then only process 0 writes to stdout."""
     cluster = detect(os.environ, coordinator, processes, process)
     if cluster is None:
         return
@@ -77,7 +74,6 @@ def detect(
     - a SLURM job step (srun) of more than one task.
 
     JAX finds the coordinator's address under Open MPI and SLURM, and reads JAX_LOCAL_DEVICE_IDS, the GPUs to use.
-    Raises ConfigError if the flags or variables are incomplete.
     """
     layout: list[Any] = [coordinator, processes, process]
     if layout == [None] * 3 and "JAX_COORDINATOR_ADDRESS" in environ:
@@ -118,10 +114,9 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def divide_gpus(environ: Mapping[str, str], local: int, here: int | None) -> tuple[int, ...] | None:
-    """Return the GPUs of the process with index `local` among the `here` processes on its node.
+    """Return the GPUs of the process with index `local` among the `here` processes on its node; () for all visible.
 
-    () means all visible GPUs; None lets JAX choose, which uses GPU number `local`. That is wrong for a process that has
-    the node alone, and if the scheduler shows each process only its own GPUs.
+    None lets JAX choose, which uses GPU number `local`: wrong if a process has the node, or sees only its own GPUs.
     """
     if here == 1:
         return ()

@@ -36,10 +36,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder to fill in a `with` block; at its end the folder is synced to disk and renamed to `folder`.
-
-    Raises OSError if `folder` exists and is not empty.
-    """
+    """Yield a hidden folder to fill in a `with` block; at its end it is synced to disk and renamed to `folder`."""
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
         draft.mkdir(parents=True)
@@ -75,7 +72,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises WorkdirError if it is not valid JSON, OSError if it cannot be read."""
+    """Return the content of a JSON file. Raises WorkdirError if it is not valid JSON."""
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
@@ -103,9 +100,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def check_same(path: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a command to the JSON file `path`, or compare them with those in the file if it exists.
+    """Write the settings of a command to a JSON file, or raise ConfigError if the file has other ones.
 
-    Raises ConfigError if they differ: finished results in the folder would be mistaken for those of this command.
+    Otherwise finished results in its folder would be mistaken for this command's.
     """
     if not path.is_file():
         write_json(path, {"settings": settings})
@@ -136,7 +133,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def find_corruption(folder: Path) -> str | None:
-    """Return a description of the first file that does not match the list of `write_checksums`, or cannot be read.
+    """Describe the first file that does not match the list of `write_checksums`, or cannot be read.
 
     None if there is no list: a save that was killed just before its list was written has none.
     """

@@ -100,7 +100,6 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
 
 
 def _warn_unused_gpus(device: jax.Device) -> None:
-    """Warn if JAX computes on the CPU although this host has NVIDIA GPUs that no variable excludes."""
     excluded = jax.config.jax_platforms or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
     if device.platform == "cpu" and not excluded and any(Path("/dev").glob("nvidia[0-9]*")):
         warnings.warn(
@@ -162,7 +161,7 @@ def _split(declared: ParameterAxes | None, shape: tuple[int, ...], parts: dict[s
 
 
 def undeclared_parameters(axes: Mapping[str, ParameterAxes]) -> dict[str, tuple[int, ...]]:
-    """Return {name: shape} of parameters in stacks, with two or more axes besides L, that declare nothing."""
+    """Return {name: shape} of matrices in stacks that declare nothing."""
     return {name: x.shape for name, x in axes.items() if x.stacked and len(x.shape) > 2 and not x.declared}
 
 
@@ -238,8 +237,7 @@ def constrain_replicated(tree: Any) -> Any:
 def constrain_layout(tree: Any) -> Any:
     """Return a tree of activations, constrained to row-major order in memory (the first axis is major).
 
-    XLA for GPUs prefers to sum over the last axis: for a single sum over the batch, in the gradient of the position
-    embeddings, it transposes every activation of the model.
+    XLA for GPUs would transpose every activation, for one sum over the batch in the gradient of position embeddings.
     """
     return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
 

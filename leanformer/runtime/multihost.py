@@ -74,10 +74,7 @@ def all_gather_host(content: Any) -> list[Any]:
 
 
 def gather_union(name: str, items: set[int]) -> set[int]:
-    """Publish a set of numbers under `name`, and return the union of all that processes have published so far.
-
-    Processes may call it at any time, and need not wait for each other.
-    """
+    """Publish a set of numbers, and return the union of all processes' so far, which need not wait for each other."""
     if count() == 1:
         return items
     for item in items - _published.setdefault(name, set()):

@@ -61,7 +61,6 @@ class Timer:
         self.lap()
 
     def touch(self, name: str) -> None:
-        """Report progress to the watchdog; `name` describes the next activity of the process."""
         self.activity = self.activity._replace(since=time.monotonic(), name=name)
 
     def watched[T](self, items: Iterable[T], name: str) -> Iterator[T]:
