@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from leanformer import data, tasks
+from leanformer import tasks
 from leanformer.tasks.task import Score
 
 
@@ -37,11 +37,8 @@ class RegressionData(tasks.DataModule):
     def open(self, split, classes=None):
         return Points(split) if split == "train" else FinitePoints(split)
 
-    def train_batches(self, source, **options):
-        return data.Batches(source, self._arrays, train=True, **options)
-
-    def eval_batches(self, source, **options):
-        return data.Batches(source, self._arrays, train=False, **options)
+    def make_prepare(self, source, *, train):
+        return self._arrays
 
     def _arrays(self, index, example, draws):
         return {name: np.asarray(array, np.float32) for name, array in example.items()}

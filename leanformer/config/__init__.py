@@ -62,7 +62,6 @@ def check(c: Any) -> None:
     rules.check(c)
     if c.task in KINDS:
         KINDS[c.task].check(c)
-    rules.check_mesh(c)
 
 
 class Intervals(NamedTuple):

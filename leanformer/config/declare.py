@@ -92,7 +92,10 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    """Return a type as it is declared."""
+    kinds = _alternatives(annotation)
+    names = (kind.__name__ if isinstance(kind, type) else str(kind).removeprefix("typing.") for kind in kinds)
+    return " or ".join(names).replace("NoneType", "None")
 
 
 def meanings(declaration: Any, prefix: str = "") -> dict[str, str]:

@@ -117,19 +117,6 @@ def check_length(c: Any, least: int = 1) -> None:
     )
 
 
-def check_mesh(c: Any) -> None:
-    """Raise ConfigError for a mesh that is invalid for any number of devices, or that divides a batch unevenly."""
-    sizes = c.mesh.data, c.mesh.fsdp
-    require(
-        all(size >= 1 or size == -1 for size in sizes) and sizes != (-1, -1) and c.mesh.tensor >= 1,
-        f"mesh.data={sizes[0]}, mesh.fsdp={sizes[1]}, mesh.tensor={c.mesh.tensor}: set numbers from 1; data or fsdp "
-        "may be -1 for all remaining devices.",
-    )
-    if -1 not in sizes:
-        for name, size in sharded_batches(c).items():
-            check_shares(name, size, c.mesh.data * c.mesh.fsdp)
-
-
 def measures_conditioning(c: Any) -> bool:
     return bool(c.probe.every or c.probe.every_epochs)
 

@@ -185,14 +185,10 @@ def glue(task: str) -> ConfigDict:
 
 
 def check_sentences(c: Any) -> None:
-    outputs, spec = c.model.num_classes, GLUE.get(c.data.name)
+    outputs = c.model.num_classes
     scores = SCORES.get(outputs, SCORES_OF_CLASSES)
     require(
         c.score in scores,
         f'score="{c.score}": not a metric for model.num_classes={outputs}. Choose one of: {", ".join(scores)}.',
     )
     check_length(c, least=5)
-    require(
-        spec is None or outputs == spec.outputs,
-        f'data.name="{c.data.name}" requires model.num_classes={spec and spec.outputs}, found {outputs}.',
-    )

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 from leanformer import data
 from leanformer.config.rules import image_sides
 from leanformer.data.images import KINDS, build, transforms
+from leanformer.data.loader import Prepare
 from leanformer.data.source import find
 from leanformer.tasks.classification import LABEL, Classification, classify, labelled, smoothed
 from leanformer.tasks.task import Batch, DataModule, Spec, Task
@@ -155,12 +156,11 @@ class ImageData(DataModule):
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}
         return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
 
-    def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        prepare = labelled(source, self._augmented)
-        return data.Batches(source, prepare, train=True, repeats=self.augment["repeats"], **options)
+    def make_prepare(self, source: data.Source, *, train: bool) -> Prepare:
+        return labelled(source, self._augmented if train else self._cropped)
 
-    def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return data.Batches(source, labelled(source, self._cropped), train=False, **options)
+    def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
+        return super().train_batches(source, repeats=self.augment["repeats"], **options)
 
     @functools.cached_property
     def _augmentation(self) -> transforms.Augmentation:

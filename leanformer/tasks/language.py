@@ -1,6 +1,5 @@
 """Causal language modelling: loss per token in nats, and bits per byte; and the base of language-modelling tasks."""
 
-import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer import data
+from leanformer.data.loader import Prepare
 from leanformer.data.source import Subset, find
 from leanformer.data.text import Corpus, OverlappingLastWindow, Packed, Stream, Windows, documents, open_corpus, rows
 from leanformer.errors import ConfigError, DataError
@@ -52,10 +52,6 @@ class TextData(DataModule):
 
     eval_rows: ClassVar[type] = Stream  # rows of an evaluation split that is not packed
 
-    @abc.abstractmethod
-    def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
-        """Return the function `prepare` of `data.Batches` for rows of a split."""
-
     def build(self) -> bool:
         for split in self.splits:
             self.open(split)
@@ -82,11 +78,7 @@ class TextData(DataModule):
 
     def train_batches(self, source: Any, **options: Any) -> data.Batches:
         """Return packed documents in shuffled epochs, or else windows at random positions, which may overlap."""
-        rows = source if self.packed else Windows(source.corpus, self.length)
-        return data.Batches(rows, self.make_prepare(source, train=True), train=True, **options)
-
-    def eval_batches(self, source: Any, **options: Any) -> data.Batches:
-        return data.Batches(source, self.make_prepare(source, train=False), train=False, **options)
+        return super().train_batches(source if self.packed else Windows(source.corpus, self.length), **options)
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {name: np.asarray(example[name], np.int32) for name in self.input_specs()}
@@ -133,7 +125,7 @@ class TokenObjective(Objective):
 class LanguageData(TextData):
     """Rows of tokens, the next tokens as `targets` (B T), and in evaluation their number of text `bytes` (B)."""
 
-    def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
+    def make_prepare(self, source: Rows, *, train: bool) -> Prepare:
         return rows.prepare
 
     def target_specs(self, *, train: bool) -> dict[str, Spec]:

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from leanformer import data
+from leanformer.data.loader import Prepare
 from leanformer.data.sentences import join_pair, special_tokens
 from leanformer.data.text import Corpus, OverlappingLastWindow, Tokenizer, rows
 from leanformer.data.text.rows import Masking, num_masked, prepare_masked
@@ -45,7 +45,7 @@ class MaskedData(TextData):
         masks = f"{number} of {self.length} tokens: {number - 2 * other} masked, {other} random, {other} unchanged"
         return super().notes() | {"targets": masks}
 
-    def make_prepare(self, source: Any, *, train: bool) -> data.loader.Prepare:
+    def make_prepare(self, source: Any, *, train: bool) -> Prepare:
         tokenizer = source.tokenizer
         how = Masking(self.share, tokenizer.mask, tokenizer.vocabulary, self.length)
         return functools.partial(prepare_masked, how=how, train=train)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,25 +39,17 @@ class Curriculum:
 class DrawnBatches(data.Batches):
     """Batches of consecutive examples drawn at once: one by one takes longer than a step of small models.
 
-    `batches[step]` has the arrays that `fed` makes of `source.get_batch(first, number)` and, in training, the step.
+    `batches[step]` has the arrays that `prepare` makes of `source.get_batch(first, number)` and, in training, the step.
+    In evaluation, examples after the last one are drawn, and masked.
     """
 
-    def __init__(self, source: Any, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
-        super().__init__(source, _whole, **options)
-        self.fed = fed
-
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """Return a batch; in evaluation, examples after the last one are drawn, and masked."""
         places = self.positions(step)
         positions = np.arange(places.start, places.stop)
-        source: Any = self.source
-        batch = self.fed(source.get_batch(places.start, len(places)), *[step] * self.train)
+        source, prepare = cast("Any", self.source), cast("Any", self.prepare)
+        batch = prepare(source.get_batch(places.start, len(places)), step if self.train else None)
         present = positions < (np.inf if self.train else len(source))
         return batch | {"index": positions, "corrupt": np.full(len(places), -1), "mask": present}
-
-
-def _whole(index: int, example: Mapping[str, Any], draws: Any) -> dict[str, Any]:
-    return dict(example)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +61,8 @@ class PointData(DataModule):
     examples: int  # of an evaluation split, which does not depend on the seed
     seed: int  # of the training split
     curriculum: Curriculum
+
+    batches = DrawnBatches
 
     @property
     def kind(self) -> PointTask:
@@ -87,13 +81,10 @@ class PointData(DataModule):
             rows["curriculum"] = f"{first} at first, more every {self.curriculum.every:,} steps"
         return rows
 
-    def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return DrawnBatches(source, self._fed, train=True, **options)
+    def make_prepare(self, source: data.Source, *, train: bool) -> Callable[..., Any]:
+        return self._fed
 
-    def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return DrawnBatches(source, self._fed, train=False, **options)
-
-    def _fed(self, examples: Mapping[str, np.ndarray], step: int | None = None) -> dict[str, np.ndarray]:
+    def _fed(self, examples: Mapping[str, np.ndarray], step: int | None) -> dict[str, np.ndarray]:
         """Return the arrays of a batch, shrunk by the curriculum at a step of training."""
         if step is not None and self.curriculum.every and self.kind.shrink is not None:
             examples = self.kind.shrink(dict(examples), self.sizes, *self.curriculum.at(step, self.sizes))

@@ -14,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer import data
+from leanformer.data.loader import Prepare
 from leanformer.data.sentences import KINDS, Texts, join_pair, open_sentences, special_tokens
 from leanformer.data.source import find
 from leanformer.data.text import Tokenizer, corpus
@@ -73,13 +74,7 @@ class SentenceData(DataModule):
     def notes(self) -> dict[str, str]:
         return {"rows": f"{self.length} tokens each at most, of a vocabulary of {self.vocabulary:,}"}
 
-    def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return data.Batches(source, self._with_label(source), train=True, **options)
-
-    def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return data.Batches(source, self._with_label(source), train=False, **options)
-
-    def _with_label(self, source: data.Source) -> Callable[..., Any]:
+    def make_prepare(self, source: data.Source, *, train: bool) -> Prepare:
         return functools.partial(_with_number, self._encoded) if self.numbers else labelled(source, self._encoded)
 
     @property

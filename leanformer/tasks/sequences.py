@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.config.classification import IMAGE_TYPES
+from leanformer.data.loader import Prepare
 from leanformer.data.sequences import KINDS, build, encode, open_sequences
 from leanformer.data.source import find
 from leanformer.tasks.classification import LABEL, Classification, classify, labelled, smoothed
@@ -42,11 +43,8 @@ class SequenceData(DataModule):
         }
         return open_sequences(self.name, split, **required)
 
-    def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return data.Batches(source, labelled(source, self._padded), train=True, **options)
-
-    def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return data.Batches(source, labelled(source, self._padded), train=False, **options)
+    def make_prepare(self, source: data.Source, *, train: bool) -> Prepare:
+        return labelled(source, self._padded)
 
     def _padded(self, index: int, example: Mapping[str, Any], draws: object) -> dict[str, np.ndarray]:
         several = [example[name] for name in ("tokens", "tokens2")[: self.towers]]

@@ -4,13 +4,14 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Key
 
 from leanformer.data import Batches, Source
+from leanformer.data.loader import Prepare
 from leanformer.errors import DataError
 
 
@@ -43,9 +44,11 @@ class Score:
 class DataModule(abc.ABC):
     """Base class of the data of a task: its splits, its batches, and the shapes and dtypes of an example's arrays.
 
-    Subclasses define `open`, `train_batches`, `eval_batches`, `input_specs`, `target_specs` and `prepare`. The others
-    have defaults: `build` does nothing, `read` refuses files, and `notes` is empty.
+    Subclasses define `open`, `make_prepare`, `input_specs`, `target_specs` and `prepare`. The others have defaults:
+    `build` does nothing, `read` refuses files, and `notes` is empty.
     """
+
+    batches: ClassVar[type[Batches]] = Batches
 
     def build(self) -> bool:
         """Download or generate the data if that can be done here. Return False if there is nothing to build."""
@@ -59,15 +62,22 @@ class DataModule(abc.ABC):
         """
 
     @abc.abstractmethod
-    def train_batches(self, source: Source, *, batch_size: int, seed: int, process: int, processes: int) -> Batches:
+    def make_prepare(self, source: Any, *, train: bool) -> Prepare:
+        """Return the function from an example of a split to its arrays, see `data.Batches`."""
+
+    def train_batches(self, source: Any, **options: Any) -> Batches:
         """Return endless batches of a split for training; order and augmentation are functions of the seed.
 
-        `batch_size` is global; each of `processes` gets its part of every batch.
+        `options` are `batch_size`, which is global, `seed`, and `process` of `processes`, which gets its part.
         """
+        return self.batches(source, self.make_prepare(source, train=True), train=True, **options)
 
-    @abc.abstractmethod
-    def eval_batches(self, source: Source, *, batch_size: int, process: int, processes: int) -> Batches:
-        """Return batches of every example of a split once, in order; the last is padded, with False in its `mask`."""
+    def eval_batches(self, source: Any, **options: Any) -> Batches:
+        """Return batches of every example of a split once, in order; the last is padded, with False in its `mask`.
+
+        `options` are those of `train_batches` without `seed`.
+        """
+        return self.batches(source, self.make_prepare(source, train=False), train=False, **options)
 
     @abc.abstractmethod
     def input_specs(self) -> dict[str, Spec]:
@@ -164,10 +174,10 @@ class Objective(abc.ABC):
 
 
 class Task(NamedTuple):
-    """Training task, which `tasks.build` makes from a config."""
+    """Training task, which `tasks.build` makes from a config: `data`, its `DataModule`, and its `objective`."""
 
-    data: DataModule  # splits and batches
-    objective: Objective  # loss, evaluation sums and metrics
+    data: DataModule
+    objective: Objective
 
 
 def batch_size(batch: Batch) -> int:

@@ -1,9 +1,10 @@
-"""`config.check`: one message per invalid config, with the configured value, the problem and the fix."""
+"""Configs: rules on their values, lengths of runs, and config files by path and by name."""
 
 import pytest
 from messages import refuses
 
 from leanformer import config
+from leanformer.config import SHIPPED, find_file
 
 
 WRONG = [  # one for each rule
@@ -16,8 +17,6 @@ WRONG = [  # one for each rule
     ({"optim.warmup_share": 0.1}, ["optim.warmup_epochs=20.0", "optim.warmup_share=0.1"]),
     ({"optim.schedule": "constant", "optim.final_lr": 0.1}, ["optim.final_lr=0.1"]),
     ({"optim.name": "muon", "optim.b1_peak": 0.8}, ["optim.b1_peak=0.8", "adamw"]),
-    ({"mesh.data": 3, "accumulate": 2}, ["batch_size", "accumulate", 512, 3]),
-    ({"mesh.fsdp": -1}, [-1]),
     ({"model.drop_path": 1.0}, ["model.drop_path=1.0"]),
     ({"data.mean": (0.5,)}, ["data.mean", "model.channels=3"]),
     ({"augment.crop_scale": (0.5, 1.5)}, ["augment.crop_scale", 1.5]),
@@ -58,3 +57,40 @@ def test_arguments_of_config_files():
     for text in ("deep=3", "depth=x", "depth=2.5", "tied=no", "tied=0"):
         with refuses(text.partition("=")[0]):
             read(text, **defaults)
+
+
+CONFIG = """
+from leanformer import config
+
+def get_config():
+    c = config.base().unlock()
+    c.seed = {}
+    return c.lock()
+"""
+
+
+def test_shipped_configs_load_by_name_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_file("vit_b_7x16") == SHIPPED / "vit_b_7x16.py"
+    assert config.load("vit_b").model.depth == 12
+    assert config.load("vit_b:depth=8,heads=14").model.depth == 8
+
+
+def test_path_and_local_configs_come_before_shipped_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "vit_b.py").write_text(CONFIG.format(1))
+    assert config.load("vit_b").seed == 1
+    (tmp_path / "vit_b").write_text(CONFIG.format(2))
+    assert config.load("vit_b").seed == 2
+
+
+def test_unknown_names_and_arguments_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, parts in {
+        "configs/nope.py": ["configs/nope.py"],
+        "vit_b_7x61": ["vit_b_7x61"],
+        "vit_b:deep=3": ["depth", "heads", "head_dim", "mlp_ratio", "'deep'"],
+    }.items():
+        with refuses(*parts):
+            config.load(name)

@@ -60,14 +60,6 @@ def sample_texts(recipe: Recipe, blocks: int) -> tuple[list[list[str]], np.ndarr
     return texts, np.concatenate([part.labels for part in parts])
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("7", 7), ("[MAX 4 3 ]", 4), ("[MED 2 3 9 4 ]", 3), ("[SM 7 5 [MIN 8 2 ] ]", 4), ("[MED 9 8 ]", 8)],
-)
-def test_reference_evaluator(text, value):
-    assert evaluate(text.split()) == value
-
-
 def test_published_distribution():
     """Check lengths, draws per accepted expression and answers against the published distribution."""
     blocks, standard_errors = 4, 3.5
@@ -87,15 +79,6 @@ def test_published_distribution():
     expected = np.array(LABEL_SHARES) / sum(LABEL_SHARES) * len(labels)
     chi_square = ((np.bincount(labels, minlength=10) - expected) ** 2 / expected).sum()
     assert chi_square < 27.9 * (1 + len(labels) / 289_503)  # 9 degrees of freedom, 0.1 %
-
-
-def test_exact_lengths_of_the_published_distribution():
-    """Reference values: 12.08 draws per accepted expression, mean length 1,035.0, median 954."""
-    p = compute_length_probabilities(depth=10, max_args=10, limit=2000)
-    p[:501] = 0
-    assert 1 / p.sum() == pytest.approx(12.084, abs=1e-3)
-    assert np.arange(2000) @ p / p.sum() == pytest.approx(1035.02, abs=1e-2)
-    assert np.searchsorted(np.cumsum(p) / p.sum(), 0.5) == 954
 
 
 def test_small_trees_have_exact_probabilities():

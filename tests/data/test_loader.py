@@ -277,9 +277,9 @@ def test_evaluations_share_one_worker_without_gpu_and_jax(tmp_path):
 
 def test_program_without_a_guard_is_refused(tmp_path):
     """The worker would begin the program again."""
-    text = "import math\nfrom leanformer.data import pool\nprint(*pool.map_ordered(math.sqrt, [4, 9], 1))\n"
-    status, out, err = run_program(tmp_path, text)
-    assert status == 1 and not out and mentions(err, "DataError", "data.workers", "__main__")
+    text = "import math\nfrom leanformer.data import pool\npool.check_main_program(1)\n"
+    status, out, err = run_program(tmp_path, text + "print(*pool.map_ordered(math.sqrt, [4, 9], 1))\n")
+    assert status == 1 and not out and mentions(err, "ConfigError", "data.workers=0", "__main__")
 
 
 def test_prepare_gets_the_index_and_repeatable_draws():

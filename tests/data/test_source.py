@@ -1,7 +1,8 @@
-"""Image sources: their contents, messages for missing or broken data, and evaluation subsets."""
+"""Image sources, generated datasets and subsets: contents, and messages for missing or broken data."""
 
 import gzip
 import io
+import json
 import os
 import pickle
 import struct
@@ -16,7 +17,7 @@ from leanformer import config, data, tasks
 from leanformer.data.images import open_images
 from leanformer.data.images.decoding import shrink_images
 from leanformer.data.images.sources import Folder, Idx, Synthetic
-from leanformer.data.source import Source
+from leanformer.data.source import RECORD, Source, make_dataset, read_record
 from leanformer.errors import DataError
 
 
@@ -234,3 +235,49 @@ def test_subset_of_point_sets_is_read_in_batches():
     result = np.concatenate([batches[0]["points"], batches[1]["points"][:3]])
     places = np.linspace(0, len(whole) - 1, 7).round().astype(int)
     np.testing.assert_array_equal(result, np.stack([whole[int(i)]["points"] for i in places]).astype(np.float32))
+
+
+RECIPE = {"seed": 1}
+
+
+def fill(folder):
+    np.save(folder / "numbers.npy", np.arange(5))
+    return {"count": 5}
+
+
+def test_dataset_is_generated_once_with_a_record(tmp_path):
+    folder = make_dataset(tmp_path / "a" / "set", RECIPE, fill)
+    assert read_record(folder, RECIPE) == {"recipe": RECIPE, "count": 5}
+    assert make_dataset(folder, RECIPE, lambda _: pytest.fail("written again")) == folder
+    assert {path.name for path in folder.iterdir()} == {"numbers.npy", RECORD}
+    with refuses("seed=1", "(configured 2)", error=DataError):
+        make_dataset(folder, {"seed": 2}, fill)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError("disk full")])
+def test_interrupted_generation_leaves_no_dataset(tmp_path, stop):
+    def broken(folder):
+        fill(folder)
+        raise stop
+
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        make_dataset(tmp_path / "set", RECIPE, broken)
+    assert not list(tmp_path.iterdir())
+
+
+def test_dataset_generated_by_another_process_is_used(tmp_path):
+    def late(folder):
+        make_dataset(tmp_path / "set", RECIPE, fill)
+        return {}
+
+    assert read_record(make_dataset(tmp_path / "set", RECIPE, late), RECIPE)["count"] == 5
+
+
+def test_unrelated_folder_is_refused_and_unchanged(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with refuses(tmp_path, RECORD, error=DataError):
+        make_dataset(tmp_path, RECIPE, fill)
+    (tmp_path / RECORD).write_text(json.dumps({"recipe": RECIPE})[:-4])  # torn
+    with refuses(tmp_path, error=DataError):
+        make_dataset(tmp_path, RECIPE, fill)
+    assert len(list(tmp_path.iterdir())) == 2

@@ -19,7 +19,7 @@ from random_weights import fill_weights
 from leanformer import config, models, pretrained, tasks
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.data.text.tokenizer import train_wordpiece
-from leanformer.errors import DataError, WeightsError
+from leanformer.errors import WeightsError
 from leanformer.runtime.mesh import flatten_names
 from leanformer.tasks.masked import embeddings
 from leanformer.training import inference, model_setup
@@ -169,13 +169,7 @@ def test_embeddings_of_a_packaged_model():
 def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
     """Batch size and order do not matter; texts that are too long are cut and reported."""
     tokenizer = train_wordpiece(["a bear saw the bird sing all day long"] * 3, 40)
-
-    def make(vocabulary):
-        return fill_weights(
-            lambda: models.build("bert", **TINY, vocabulary=vocabulary, max_length=21, rngs=nnx.Rngs(0))
-        )
-
-    model = make(40)
+    model = fill_weights(lambda: models.build("bert", **TINY, vocabulary=40, max_length=21, rngs=nnx.Rngs(0)))
     texts = ["the bird", "a bear saw the bird sing", "bear " * 30, "day"]
     result, cut = embeddings(model, tokenizer, texts, batch_size=3)
     np.testing.assert_allclose(embeddings(model, tokenizer, texts[::-1], batch_size=2)[0][::-1], result, atol=1e-6)
@@ -190,9 +184,5 @@ def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
     with pytest.warns(UserWarning, match="1 of 4") as warned:
         np.testing.assert_array_equal(loaded.embed(texts), embeddings(model, tokenizer, texts)[0])
     assert mentions(str(warned[0].message), "texts[2]")
-    with refuses("texts[1]", error=DataError):
-        loaded.embed(["a", " "])
     np.testing.assert_allclose(loaded.embed("day"), result[3:], atol=1e-6)
     assert cut.tolist() == [2] and np.abs(result[0] - result[1]).max() > 0.01
-    with refuses(40, "model.vocabulary=9"):
-        embeddings(make(9), tokenizer, texts)

@@ -9,6 +9,7 @@ from jax.sharding import AxisType
 from messages import refuses
 
 from leanformer import config
+from leanformer.config.rules import sharded_batches
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.mesh import over_key_heads
@@ -16,19 +17,20 @@ from leanformer.training import model_setup, state, train_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-IMPOSSIBLE = [
-    ({"mesh.data": 3, "mesh.fsdp": 5}, ["batch_size", 1024, 15]),
-    ({"mesh.data": 32, "mesh.fsdp": 2, "accumulate": 32}, ["batch_size", "accumulate", 32, 64]),
-    ({"mesh.data": 32}, ["probe.examples", 16, 32]),
+UNEVEN = [  # batches on 8 devices
+    ({"batch_size": 1020}, "batch_size=1020"),
+    ({"accumulate": 256}, "batch_size / accumulate=4"),
+    ({"eval.batch_size": 100}, "eval.batch_size=100"),
+    ({"probe.examples": 12}, "probe.examples=12"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "parts"), IMPOSSIBLE)
-def test_impossible_meshes_are_refused_by_check(changes, parts):
+@pytest.mark.parametrize(("changes", "part"), UNEVEN)
+def test_batches_that_devices_do_not_share_evenly_are_refused(changes, part, meshes):
     c = config.base()
     c.update_from_flattened_dict(changes)
-    with refuses(*parts):
-        config.check(c)
+    with refuses(part, 8):
+        sharding.check_batches(meshes(4, 2), sharded_batches(c))
 
 
 # Only the changed number is not divisible by mesh.tensor. The message has the number, its layer and the nearest valid

@@ -35,12 +35,6 @@ def draw_examples(name, number=50):
     return [source[i] for i in range(number)]
 
 
-def test_any_name_of_a_split_draws_its_own_examples():
-    """Arguments that are not UTF-8 reach Python as surrogates."""
-    first, second = (make_data("regression").open(name)[0]["x"] for name in ("\udcff", "\ud800"))
-    assert not np.array_equal(first, second)
-
-
 def test_draws_are_normal_and_independent():
     """Batches of any length give the same draws as single examples."""
     source = point_tasks.Points("regression", point_tasks.Sizes(points=6, dim=5), "train", 3)
