@@ -42,7 +42,7 @@ class Origin:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # rows of the README: task, data, scores
 
     @classmethod
-    def of_run(cls, workdir: Path, c: Any, step: int | None = None) -> "Origin":
+    def of_run(cls, workdir: Path, config: Any, step: int | None = None) -> "Origin":
         """Return the facts in a run's folder, with the scores at a step; None for those at the end."""
         path = workdir / our_tokenizers.FILE
         summary = files.read_json(workdir / "summary.json") if (workdir / "summary.json").is_file() else {}
@@ -53,7 +53,7 @@ class Origin:
             values = next((r for r in records if r.get("kind") == "eval" and r.get("step") == step), {})
             when = f"at step {step}"
         scores = {f"{key}, {when}": x for key, x in values.items() if key not in NOT_SCORES and _is_number(x)}
-        facts = {"task": c.task, "data": c.data.name} | ({} if step is None else {"step": step}) | scores
+        facts = {"task": config.task, "data": config.data.name} | ({} if step is None else {"step": step}) | scores
         tokenizer = our_tokenizers.read(path).json() if path.is_file() else None
         return cls(artifacts.load_classes(workdir), tokenizer, facts)
 
@@ -62,11 +62,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def describe(c: Any, to: str, classes: tuple[str, ...] | None = None) -> Description:
+def describe(config: Any, to: str, classes: tuple[str, ...] | None = None) -> Description:
     """Return the model of a library, a key of LIBRARIES, that computes what the model of a config does."""
-    names = artifacts.output_names(classes, c.model.get("num_classes") or 0)
-    arguments = models.find_class(c.model.name).defaults() | c.model.to_dict()
-    return LIBRARIES[to].describe(arguments, names, sigmoid=c.get("loss") == "sigmoid")
+    names = artifacts.output_names(classes, config.model.get("num_classes") or 0)
+    arguments = models.find_class(config.model.name).defaults() | config.model.to_dict()
+    return LIBRARIES[to].describe(arguments, names, sigmoid=config.get("loss") == "sigmoid")
 
 
 def write_folder(folder: Path, model: ModelSetup, weights: Any, to: str, origin: Origin) -> tuple[Description, Path]:
@@ -75,49 +75,53 @@ def write_folder(folder: Path, model: ModelSetup, weights: Any, to: str, origin:
     The folder has weights, config.json and a README.md; for transformers also the preprocessing of images, or the files
     of the tokenizer and of generation. Files of these names are replaced.
     """
-    c, layout = model.config, model.layout(to)
-    description = describe(c, to, origin.classes)
+    config, layout = model.config, model.layout(to)
+    description = describe(config, to, origin.classes)
     tensors = description.adapt(pretrained.export(jax.device_get(weights), layout))
-    contents = _timm_files(c, description, origin) if to == "timm" else _huggingface_files(c, description, origin)
+    write = _timm_files if to == "timm" else _huggingface_files
     target = folder / "model.safetensors"
     pretrained.write(target, tensors, {"format": "pt", "layout": to})
-    for name, content in contents.items():
+    for name, content in write(config, description, origin).items():
         files.write_json(folder / name, content)
-    files.write_text(folder / "README.md", _readme(description, c.model.to_dict(), origin.facts))
+    files.write_text(folder / "README.md", _readme(description, config.model.to_dict(), origin.facts))
     return description, target
 
 
-def _huggingface_files(c: Any, description: Description, origin: Origin) -> dict[str, dict[str, Any]]:
+def _huggingface_files(config: Any, description: Description, origin: Origin) -> dict[str, dict[str, Any]]:
     """Return the content of the JSON files of a folder for transformers by name."""
-    config, contents = dict(description.config), {}
-    if "channels" in c.model:
-        steps = preprocessing(c.model.image_size, c.data.crop_fraction, tuple(c.data.mean), tuple(c.data.std))
+    main, contents = dict(description.config), {}
+    keys, data = config.model, config.data
+    if "channels" in keys:
+        steps = preprocessing(keys.image_size, data.crop_fraction, data.mean, data.std)
         contents = {} if steps is None else {"preprocessor_config.json": steps}
     elif origin.tokenizer is not None:
-        causal, length = c.model.name == "gpt", c.model.max_length
-        contents = tokenizer_files(origin.tokenizer, causal=causal, types=bool(c.model.get("types")), length=length)
+        causal, length = keys.name == "gpt", keys.max_length
+        contents = tokenizer_files(origin.tokenizer, causal=causal, types=bool(keys.get("types")), length=length)
         tokenizer = our_tokenizers.parse(origin.tokenizer, our_tokenizers.FILE)
         if causal:
             end = {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.end}
-            config |= end
+            main |= end
             sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}  # as `leanformer.generate`
             contents["generation_config.json"] = {**end, **sampling, "max_length": length}
         elif (padding := tokenizer.number("[PAD]")) is not None:
-            config["pad_token_id"] = padding
-    return {"config.json": config, **contents}
+            main["pad_token_id"] = padding
+    return {"config.json": main, **contents}
 
 
-def _timm_files(c: Any, description: Description, origin: Origin) -> dict[str, dict[str, Any]]:
+def _timm_files(config: Any, description: Description, origin: Origin) -> dict[str, dict[str, Any]]:
     """Return timm's config; without a head dimension of its own, transformers' timm_wrapper reads it too."""
-    size = c.model.image_size
+    keys, data = config.model, config.data
+    size = keys.image_size
     sides = (size, size) if isinstance(size, int) else tuple(size)
-    names = artifacts.output_names(origin.classes, c.model.num_classes)
-    about: dict[str, Any] = {"input_size": [c.model.channels, *sides], "mean": [*c.data.mean], "std": [*c.data.std]}
-    about |= {"interpolation": "bicubic", "crop_pct": c.data.crop_fraction, "crop_mode": "center"}
-    about |= {"num_classes": c.model.num_classes, "label_names": names}
-    config = {**description.config, "pretrained_cfg": about}
+    names = artifacts.output_names(origin.classes, keys.num_classes)
+    about: dict[str, Any] = {
+        **{"input_size": [keys.channels, *sides], "mean": [*data.mean], "std": [*data.std]},
+        **{"interpolation": "bicubic", "crop_pct": data.crop_fraction, "crop_mode": "center"},
+        **{"num_classes": keys.num_classes, "label_names": names},
+    }
+    main = {**description.config, "pretrained_cfg": about}
     wrapper = {"model_type": "timm_wrapper", "label_names": names} if description.head_dim is None else {}
-    return {"config.json": config | wrapper}
+    return {"config.json": main | wrapper}
 
 
 def preprocessing(

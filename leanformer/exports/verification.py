@@ -34,21 +34,21 @@ class Sample(NamedTuple):
 
 def random_sample(model: ModelSetup, reason: str = "") -> Sample:
     """Return EXAMPLES random inputs: normal pixels, or uniform tokens in rows of maximal length."""
-    m, rng = model.config.model, np.random.default_rng(0)
-    if "channels" in m:
-        sides = (m.image_size,) * 2 if isinstance(m.image_size, int) else tuple(m.image_size)
-        arrays = {"image": rng.standard_normal((EXAMPLES, *sides, m.channels), np.float32)}
+    keys, rng = model.config.model, np.random.default_rng(0)
+    if "channels" in keys:
+        sides = (keys.image_size,) * 2 if isinstance(keys.image_size, int) else tuple(keys.image_size)
+        arrays = {"image": rng.standard_normal((EXAMPLES, *sides, keys.channels), np.float32)}
     else:
-        arrays = {"tokens": rng.integers(m.vocabulary, size=(EXAMPLES, m.max_length), dtype=np.int32)}
+        arrays = {"tokens": rng.integers(keys.vocabulary, size=(EXAMPLES, keys.max_length), dtype=np.int32)}
     return Sample(arrays, f"{EXAMPLES} random inputs{reason}")
 
 
 def real_sample(model: ModelSetup, workdir: Path) -> Sample:
     """Return the first examples of a run's evaluation split, or random inputs if its data cannot be read."""
-    c = model.config
+    config = model.config
     try:
-        task = tasks.build(c)
-        source = task.data.open(c.data.eval_split, artifacts.load_classes(workdir))
+        task = tasks.build(config)
+        source = task.data.open(config.data.eval_split, artifacts.load_classes(workdir))
         size = min(EXAMPLES, data.size(source) or EXAMPLES)
         batch = task.data.eval_batches(source, batch_size=size, process=0, processes=1)[0]
     except (LeanformerError, OSError) as error:
@@ -58,7 +58,7 @@ def real_sample(model: ModelSetup, workdir: Path) -> Sample:
     else:  # packed rows as one document each
         arrays = {name: np.asarray(batch[name]) for name in ("tokens", "lengths", "types") if name in batch}
     number = len(next(iter(arrays.values())))
-    return Sample(arrays, f"{number} examples of {c.data.name}, {c.data.eval_split}")
+    return Sample(arrays, f"{number} examples of {config.data.name}, {config.data.eval_split}")
 
 
 def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
@@ -66,8 +66,8 @@ def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
     names = ("image", "tokens", "lengths", "types")
     arguments = {name: jnp.asarray(sample.arrays[name]) for name in names if name in sample.arrays}
     first = arguments.pop("image" if "image" in arguments else "tokens")
-    m = model.config.model
-    headless = m.name == "bert" and not (m.get("num_classes") or m.get("transform"))
+    keys = model.config.model
+    headless = keys.name == "bert" and not (keys.get("num_classes") or keys.get("transform"))
     merged: Any = model.merge(weights)
     call = merged.hidden if headless else merged
     return np.asarray(jax.jit(lambda x, rest: call(x, **rest)[0])(first, arguments))
