@@ -1,11 +1,8 @@
-"""Measures of attention heads and their matrices: entropies, logits, distance, correlation.
+"""Measures of attention heads: entropies, logits, distance, correlation. Each returns a `Reading` (B N).
 
-Each function takes a block's arrays by name: `q` (B T N H) and `k` (B S K H), its `mask` (a `masks.Mask`, or
-`Padding`) or None, and `soft_cap`, the soft cap of the logits or None; and returns a `Reading` (B N), a value per head.
-Only keys that the mask allows and queries that are not padding count.
-
-For a model of another library, `logits` (B N T S) take the place of q and k. They include every mask and bias; logits
-of at most HIDDEN are masked keys.
+Arrays by name: `q` (B T N H), `k` (B S K H), `mask` (a `masks.Mask`, or `Padding`) or None, and `soft_cap` or None. For
+a model of another library, `logits` (B N T S), which include every mask and bias, take the place of q and k; logits of
+at most HIDDEN are masked keys. Only keys that the mask allows and queries that are not padding count.
 """
 
 import contextlib
@@ -41,7 +38,6 @@ def _namespace(a: Named) -> Any:
 
 
 def _sizes(a: Named) -> tuple[int, int]:
-    """Return the numbers of queries and keys."""
     return a["logits"].shape[2:] if "logits" in a else (a["q"].shape[1], a["k"].shape[1])
 
 
@@ -117,10 +113,7 @@ def entropy(a: Named) -> Reading:
 
 
 def relative_entropy(a: Named) -> Reading:
-    """Return the entropy over the log of the number of visible keys, 0 to 1, a mean over queries that see two or more.
-
-    It is not valid if there are none.
-    """
+    """Return the entropy over the log of the number of visible keys, 0 to 1; not valid if no query sees two keys."""
     xp, (entropies, keys) = _namespace(a), _entropies(a)
     several = keys > 1
     shares = entropies / xp.log(xp.astype(xp.clip(keys, 2, None), xp.float32))[:, None]
@@ -129,7 +122,6 @@ def relative_entropy(a: Named) -> Reading:
 
 
 def self_weight(a: Named) -> Reading:
-    """Return the probability of a token on itself, a mean over tokens."""
     return _mean_of_valid(a, _namespace(a).linalg.diagonal(probabilities(a)))
 
 
@@ -166,7 +158,6 @@ def cast(x: Any, dtype: str) -> Any:
 
 
 def pseudo_inverse_residual(a: Named) -> Reading:
-    """Return ‖F Z F − F‖ / ‖F‖ of Nyström attention's matrix F and pseudo-inverse Z."""
     matrix, inverse = a["landmark_probabilities"], a["pseudo_inverse"]
     norm = array_namespace(matrix).linalg.matrix_norm
     return read(norm(matrix @ inverse @ matrix - matrix) / norm(matrix))
@@ -190,10 +181,7 @@ def head_correlation(a: Named) -> Reading:
 
 
 def product(left: Any, right: Any) -> Any:
-    """Return a k x k matrix with the non-zero singular values of left rightᵀ, k = min(D, H), without forming D x D.
-
-    `left` and `right` are ... D H.
-    """
+    """Return a k x k matrix with the non-zero singular values of left rightᵀ, each ... D H; k = min(D, H)."""
     context = contextlib.nullcontext()
     if is_jax_array(left):
         import jax
@@ -215,13 +203,11 @@ def _logit_energy(a: Named) -> Any:
 
 
 def logit_entropy(a: Named) -> Reading:
-    """Return the entropy of σ² / Σσ² of the centred logits, nats."""
     p, xp = _logit_energy(a), array_namespace(a["q"])
     return read(-xp.sum(p * xp.log(xp.where(p > 0, p, 1)), axis=-1))
 
 
 def logit_components(a: Named) -> Reading:
-    """Return the number of singular components that hold 90 % of Σσ² of the centred logits."""
     p, xp = _logit_energy(a), array_namespace(a["q"])
     missing = xp.cumulative_sum(p, axis=-1) < 0.9
     return read(xp.where(xp.isfinite(p[..., 0]), 1 + xp.sum(xp.astype(missing, xp.int32), axis=-1), xp.nan))

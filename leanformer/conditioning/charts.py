@@ -164,7 +164,7 @@ def _theory_line(axes: Axes, theory: Mapping[str, Any] | None) -> None:
 
 
 def _theory_steps(axes: Axes, theories: Sequence[Mapping[str, Any] | None]) -> None:
-    """Draw the prediction of each layer, whose matrices have shapes of their own; none if it has no prediction."""
+    """Draw the prediction of each layer, for shapes that differ by layer."""
     if None not in theories:
         layers, low, high = np.arange(len(theories)), *([t[key] for t in theories if t] for key in ("q10", "q90"))
         axes.fill_between(layers, low, high, step="mid", color=THEORY, alpha=0.12, lw=0, label="Gaussian, 10-90 %")
@@ -173,7 +173,7 @@ def _theory_steps(axes: Axes, theories: Sequence[Mapping[str, Any] | None]) -> N
 
 
 def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:
-    """Plot a horizontal line at the lower bound that stands for the condition number of singular matrices."""
+    """Plot the lower bound that stands for the condition number of singular matrices."""
     if any(digest["singular"] for digest in digests):
         axes.axhline(1 / FLOOR, color=FORMULA, ls="-.", lw=1, label="singular in float32: at least this")
 

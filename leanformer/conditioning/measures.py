@@ -1,9 +1,8 @@
 """Named measures of conditioning, over the arrays that a tap sees and over weights.
 
-Axes B T S N H D F L are those of `layers.attention`. Every measure states its matrix as rows x columns; biases are no
-part of a weight matrix. A block passes `q` and `k` to a tap only if its attention is softmax(Q Kᵀ / √H) over tokens, so
-that a name has one meaning in every architecture. Rows of padding are zero; the singular values that they add do not
-count.
+Every measure states its matrix as rows x columns, with the axes of `layers.attention`, without biases. A block passes
+`q` and `k` to a tap only if its attention is softmax(Q Kᵀ / √H) over tokens, so that a name has one meaning in every
+architecture. Rows of padding are zero; the singular values that they add do not count.
 """
 
 import contextlib
@@ -62,13 +61,9 @@ def tap(names: Iterable[str], reduce: Callable[[Any], Any] = condition) -> Calla
 def by_name(stacks: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the values of the requested measures by name, from taps of a model or the result of `weights`.
 
-    With several stacks the names are "stack.measure"; a measure is left out for a stack that lacks it. The values of a
-    stack with several groups of equal layers are a list with one item per group. Raises ConfigError if a name is
-    unknown, or a measure applies to no block of the model.
-
-    Args:
-        stacks: {stack: {measure: values}}, or a list of such dictionaries for a stack with several groups.
-        names: names of the requested measures.
+    `stacks` is {stack: {measure: values}}, or a list of such dictionaries for a stack with several groups of equal
+    layers, whose values stay lists. With several stacks the names are "stack.measure"; a measure is left out for a
+    stack that lacks it. Raises ConfigError if a name is unknown, or a measure applies to no block of the model.
     """
     names = tuple(names)
     known = _look_up(names, ACTIVATIONS | WEIGHTS)
@@ -102,15 +97,14 @@ def measure(name: str) -> Measure:
 
 
 def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Any], Any] = condition) -> Any:
-    """Return weight measures of a model's stacked blocks, for `by_name`.
+    """Return weight measures of a model's stacked blocks, for `by_name`: {stack: {name: Summary}}.
 
-    The result is {stack: {name: Summary}} with leading axis L, followed by N for matrices per head; a list of such
-    mappings for a stack of unequal layers. A measure whose matrix a block lacks is left out.
+    A summary has a leading axis L, followed by N for matrices per head. A measure whose matrix a block lacks is left
+    out.
 
     Args:
-        stacks: nested arrays of each stack's block by the stack's name, as returned by `model.measured()`: the arrays
-            of its `attention`, and of its `mlp` if it has one, with leading axis L; a list of them for groups of
-            unequal layers.
+        stacks: nested arrays of each stack's block by the stack's name, from `model.measured()`: its `attention`, and
+            its `mlp` if it has one, with leading axis L. For groups of unequal layers, this and the result are lists.
         names: names of measures in WEIGHTS. Raises ConfigError for others.
         reduce: function of a batch of matrices, as for `tap`.
     """
@@ -128,19 +122,17 @@ def block_jacobian(function: Callable[[Any, Any], Any], blocks: Any, examples: A
     """Return condition numbers of each block's Jacobian J, (B·V) x P: rows are outputs of examples, columns parameters.
 
     Its squared singular values are the eigenvalues of the empirical neural tangent kernel restricted to one block
-    (Jacot et al. 2018). They come from J itself, since the kernel J Jᵀ would square the condition number.
+    (Jacot et al. 2018). They come from J itself, since the kernel J Jᵀ would square the condition number. The summary
+    has the axis L.
 
-    Cost: B·V backward passes, V at a time, and B·V times the parameters of all blocks in memory, briefly twice that
-    (8 losses of a 12-layer ViT-B: 2.7 GB). Then a QR per parameter array, 2 (B·V)² flops per parameter.
-    Float32 resolves about min(B·V, P) directions if the examples differ: equal examples make J singular.
+    Cost: B·V backward passes, V at a time, and B·V times the parameters of all blocks in memory, briefly twice that (8
+    losses of a 12-layer ViT-B: 2.7 GB). Then a QR per parameter array, 2 (B·V)² flops per parameter. Float32 resolves
+    about min(B·V, P) directions if the examples differ: equal examples make J singular.
 
     Args:
         function: function (blocks, example) -> loss of the example, shape () with V = 1, or its outputs (V,).
         blocks: parameters of the stacked blocks, leading axis L on every leaf.
         examples: pytree of examples with leading axis B.
-
-    Returns:
-        The summary of each block's Jacobian, with axis L.
     """
     import jax
     import jax.numpy as jnp

@@ -47,11 +47,9 @@ def singular_values(x: Any) -> Any:
 def by_gram(x: Any) -> Any:
     """Return singular values as √λ(xᵀx), largest first; x in float64, m ≥ n. Products of float32 values are exact.
 
-    The Gram matrix squares κ, and float64 has the range for it. The result differs by at most 1e-3 at κ = 1e6 and by
-    1e-6 at κ = 1e4 from orthogonal reductions (measured). FLOOR is a hundred times above the rounding error here.
-
-    Matmuls and symmetric eigensolvers work on whole batches, also on a GPU, where PyTorch's SVD takes the matrices one
-    by one (pytorch/pytorch#41306), and cuSOLVER's those above 32 x 32; on a CPU they take half as long as an SVD.
+    The Gram matrix squares κ, and float64 has the range for it: the result differs from orthogonal reductions by at
+    most 1e-3 at κ = 1e6 and 1e-6 at 1e4 (measured). Matmuls and symmetric eigensolvers work on whole batches, also on a
+    GPU, where PyTorch's SVD takes the matrices one by one (pytorch/pytorch#41306), and cuSOLVER's those above 32 x 32.
     """
     xp = array_namespace(x)
     matmul = xp.matmul
@@ -150,7 +148,6 @@ if "jax" in sys.modules:  # else at the first array of JAX
 
 
 def map_arrays(function: Callable[[Any], Any], measured: Any) -> Any:
-    """Return a `Summary` or `Reading` with a function applied to each of its arrays."""
     fields = {f.name: getattr(measured, f.name) for f in dataclasses.fields(measured) if not f.metadata}
     return dataclasses.replace(measured, **{n: None if x is None else function(x) for n, x in fields.items()})
 
@@ -212,11 +209,9 @@ def condition(x: Any) -> Summary:
 
     Float32 and below use `singular_values` where they are. Float64, complex numbers, integers and lists use LAPACK on
     the host in NumPy's precision for them; their values are NumPy float64, and the lower bound for singular matrices is
-    1 / (NOISE ε) of float64, 9e14 (for complex64, of float32).
-
-    Raises:
-        TypeError: the entries are not numbers, or have more than 64 bits; under `jit`, anything above float32.
-        ValueError: the input is not a batch of matrices, rows differ in length, a side is empty, or it is masked.
+    1 / (NOISE ε) of float64, 9e14 (for complex64, of float32). Raises TypeError for entries that are not numbers or
+    have more than 64 bits, and under `jit` for anything above float32; ValueError for no batch of matrices, an empty
+    side, and a masked array.
 
     >>> float(condition([[4.0, 0.0], [0.0, 2.0]]).condition_number)
     2.0
@@ -267,15 +262,13 @@ def digest(measured: Any) -> list[dict[str, Any]]:
     Keys for a `Summary`: q10, median and q90 of the condition number; medians effective_rank and stable_rank; shape of
     a matrix, without rows of padding (the median of the examples); numbers of matrices count, not_finite and singular;
     negligible, the largest number of negligible singular values of one matrix; and flags, sentences about problems.
-    Keys for a `Reading`: q10, median, q90, count, not_finite, flags.
+    Keys for a `Reading`: q10, median, q90, count, not_finite, flags. A value is None if no matrix is left.
 
     Quantiles are used since a heavy tail makes a mean misleading. Matrices with a NaN or an infinity are left out and
-    counted; singular ones stay in at their lower bound, since leaving out the worst would lower the median. A value is
-    None if no matrix is left. Raises ValueError if there is no axis of layers.
+    counted; singular ones stay in at their lower bound, since leaving out the worst would lower the median.
 
-    Args:
-        measured: summaries or readings with a leading axis L; or a list of them, one per group of layers from the
-            first layer up, whose dictionaries are joined.
+    `measured` are summaries or readings with a leading axis L (ValueError without it); or a list of them, one per group
+    of layers from the first layer up, whose dictionaries are joined.
 
     >>> layers = digest(condition(np.stack([np.eye(3), np.diag([4.0, 2.0, 1.0])])[:, None]))
     >>> [layer["median"] for layer in layers]

@@ -1,4 +1,4 @@
-"""Parts of models: attention and its masks, blocks, stacks. Their own gradients, and JAX's in forward mode."""
+"""Parts of models. Their gradients are their own, faster than JAX's; `forward_mode` switches to JAX's."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,11 @@ _forward = jax.make_user_context(False)  # part of the key of JAX's caches
 def forward_mode() -> AbstractContextManager[None]:
     """Return a context manager in whose block layers use JAX's own derivatives, so that every transformation works.
 
-    Values are equal, gradients up to rounding. Training never needs it.
+    It serves `jax.jvp`, `jax.linearize`, `jax.jacfwd` and `jax.hessian`, which do not support gradients written by
+    hand. Values are equal, gradients up to rounding. Training never needs it.
+
+        with forward_mode():
+            outputs, tangents = jax.jvp(lambda x: model(x)[0], (x,), (v,))
     """
     return _forward(True)
 
@@ -22,15 +26,7 @@ def forward_mode() -> AbstractContextManager[None]:
 def with_gradient(
     plain: Callable[..., Any], forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """Return `plain` with a gradient of its own, as a `jax.custom_vjp`; inside `forward_mode` it is `plain` alone.
-
-    Args:
-        plain: function to differentiate.
-        forward: function of the same arguments that returns (result, residuals).
-        backward: function (*static arguments, residuals, gradient of the result) that returns the gradients of the
-            other arguments.
-        static: positions of arguments that are not differentiated.
-    """
+    """Return `plain` as a `jax.custom_vjp`; inside `forward_mode` it is `plain` alone."""
     custom = jax.custom_vjp(plain, nondiff_argnums=static)
     custom.defvjp(forward, backward)
 

@@ -34,18 +34,8 @@ def resolve(
     """Return the attention backend for a device and a model, and the reason for the selection as a text for the log.
 
     "auto" becomes "cudnn" if the fused kernel runs on the device, else "xla". Others are returned unchanged.
-
-    Args:
-        backend: configured backend: "auto" or one of BACKENDS.
-        device: device of the run; its platform and compute capability are read.
-        dtype: dtype of the activations.
-        head_dim, value_dim: H of queries and keys, and of values (`head_dim` if None), or those of each stage.
-        mask: names of the parts of a `masks.Mask` that the model uses.
-        soft_cap: soft cap of the attention logits; None for none.
-        dropout: dropout rate of the attention weights; None or 0 for none.
-
-    Raises:
-        ConfigError: cudnn is configured and cannot run on the device.
+    `head_dim`, of queries and keys, and `value_dim` may be one number per stage. Raises ConfigError if cudnn is
+    configured and cannot run.
     """
     if backend in ("xla", "naive"):
         return backend, "configured"
@@ -63,11 +53,6 @@ def obstacle(mask: Collection[str], soft_cap: float | None = None, dropout: floa
     """Return why JAX's cuDNN interface cannot compute an attention, as a text; None if it can.
 
     Supported are lengths, a causal mask, and a causal mask with a window.
-
-    Args:
-        mask: names of the parts of a `masks.Mask` that the attention uses.
-        soft_cap: soft cap of the logits; None for none.
-        dropout: dropout rate of the attention weights; None or 0 for none.
     """
     if "window" in mask and "causal" not in mask:
         return "a window reaches ahead of its query"

@@ -1,4 +1,4 @@
-"""Residual block shared by the model architectures, and its settings."""
+"""Residual block shared by the model architectures, its MLP, and their settings."""
 
 import dataclasses
 import functools
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.errors import ConfigError
+from leanformer.config.rules import require
 from leanformer.layers import interventions, norms
 from leanformer.layers.attention import dropout, normal, times_weights
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Mask, check_supported
-from leanformer.layers.multihead import AttentionConfig, MultiHeadAttention
+from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime.mesh import over_hidden
 
 
@@ -39,36 +39,17 @@ ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-    """Settings of the MLP in a block.
-
-    Attributes:
-        mlp_dim: F, dimension of the hidden layer.
-        activation: key of ACTIVATIONS; "gelu" is exact.
-        gated: True for a hidden layer activation(gate) · up (Shazeer 2020).
-        mlp_bias: True for biases.
-        mlp_sigma_reparam: True to multiply by γ W / σ₁(W), with a learned γ, instead of each matrix W (see
-            `interventions.Linear`).
-    """
-
     mlp_dim: int
-    activation: str = "gelu"
-    gated: bool = False
+    activation: str = "gelu"  # key of ACTIVATIONS
+    gated: bool = False  # True: the hidden layer is activation(gate) · up
     mlp_bias: bool = True
     mlp_sigma_reparam: bool | None = None
 
 
 class Mlp(nnx.Module):
-    """Linear layer D → F, an activation, optionally a gate, and a linear layer F → D.
+    """Linear layer D → F, an activation, optionally a gate (Shazeer 2020), and a linear layer F → D.
 
     Parameters: `up` and, if gated, `gate` (D, F), `down` (F, D), each with a bias unless `mlp_bias` is False.
-
-    Args:
-        width: D, embedding dimension.
-        config: settings of the MLP.
-        kernel_init: initialiser of the matrices.
-
-    Raises:
-        ConfigError: the activation is unknown.
 
     >>> Mlp(8, MlpConfig(mlp_dim=32), rngs=nnx.Rngs(0))(jnp.ones((2, 7, 8)))[0].shape
     (2, 7, 8)
@@ -83,10 +64,8 @@ class Mlp(nnx.Module):
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        if config.activation not in ACTIVATIONS:
-            raise ConfigError(
-                f'model.activation="{config.activation}" is unknown. Choose one of: {", ".join(ACTIVATIONS)}.'
-            )
+        known = config.activation in ACTIVATIONS
+        require(known, f'model.activation="{config.activation}" is unknown. Choose one of: {", ".join(ACTIVATIONS)}.')
         self.activation, mlp_dim = config.activation, config.mlp_dim
         kind = functools.partial(interventions.Linear, sigma=True) if config.mlp_sigma_reparam else nnx.Linear
         common = {"kernel_init": kernel_init, "dot_general": times_weights, "dtype": dtype, "rngs": rngs}
@@ -112,76 +91,34 @@ class BlockConfig:
 
     If not all blocks are equal, `groups` has the settings of each group of consecutive equal blocks, and the other
     fields except `depth` are those of the last group.
-
-    Attributes:
-        width: D, embedding dimension.
-        depth: L, number of blocks.
-        attention: settings of the attention; None for blocks that are given their attention module.
-        mlp: settings of the MLP; None for blocks without one.
-        norm: type of both norms, a key of `norms.NORMS`.
-        epsilon: ε of both norms.
-        post_norm: True for norms after the residual sums, instead of before the branches.
-        layer_scale: initial value of a learned factor per channel of each branch (Touvron et al. 2021b); None for no
-            factors.
-        dropout: dropout rate of both branches and of the MLP's hidden layer.
-        drop_path: stochastic-depth rate of the last block; the rates rise linearly from 0 at the first.
-        remat: recomputation policy of the backward pass, a key of `stack.REMAT`.
-        unroll: layers per iteration of the scan over layers; 1 if None.
-        graying: exponent ε of token graying before the first block, see `interventions.flatten_token_spectrum`; None
-            for no graying.
-        graying_by: spectrum that `graying` flattens, "svd" or "dct"; "svd" if None.
-        kernel_init: initialiser of the weight matrices.
-        dtype: dtype of the activations; parameters are float32.
-        groups: settings of each group of consecutive equal blocks; empty if all blocks are equal.
     """
 
     width: int
     depth: int = 1
-    attention: AttentionConfig | None = None
-    mlp: MlpConfig | None = None
-    norm: str = "layernorm"
+    attention: Any = None  # an AttentionConfig; None for blocks that are given their module
+    mlp: Any = None  # an MlpConfig; None for blocks without an MLP
+    norm: str = "layernorm"  # key of `norms.NORMS`
     epsilon: float = 1e-6
-    post_norm: bool = False
-    layer_scale: float | None = None
-    dropout: float = 0.0
-    drop_path: float = 0.0
-    remat: str = "light"
-    unroll: int | None = None
-    graying: float | None = None
+    post_norm: bool = False  # True: norms follow the residual sums
+    layer_scale: float | None = None  # initial value of a learned factor per channel of each branch
+    dropout: float = 0.0  # of both branches and of the MLP's hidden layer
+    drop_path: float = 0.0  # stochastic-depth rate of the last block; rises linearly from 0 at the first
+    remat: str = "light"  # key of `stack.REMAT`
+    unroll: int | None = None  # layers per iteration of the scan over layers
+    graying: float | None = None  # see `interventions.flatten_token_spectrum`; acts before the first block
     graying_by: str | None = None
     kernel_init: nnx.Initializer = normal
-    dtype: Any = jnp.float32
+    dtype: Any = jnp.float32  # of activations; parameters are float32
     groups: tuple["BlockConfig", ...] = ()
 
-    @property
-    def attention_config(self) -> AttentionConfig:
-        """Settings of the attention. Raises ValueError if `attention` is None."""
-        if self.attention is None:
-            raise ValueError("These blocks have no settings of an attention.")
-        return self.attention
-
-    @property
-    def mlp_config(self) -> MlpConfig:
-        """Settings of the MLP. Raises ValueError if `mlp` is None."""
-        if self.mlp is None:
-            raise ValueError("These blocks have no MLP.")
-        return self.mlp
-
     def make_attention(self, rngs: nnx.Rngs) -> MultiHeadAttention:
-        """Return a new attention module of one block. Raises ValueError if `attention` is None."""
-        return self.attention_config.make(self.width, kernel_init=self.kernel_init, dtype=self.dtype, rngs=rngs)
+        return self.attention.make(self.width, kernel_init=self.kernel_init, dtype=self.dtype, rngs=rngs)
 
     def make_norm(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Return a new norm over D channels, with the settings of the blocks' norms."""
         return norms.make(self.norm, self.width, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
 
     def make_linear(self, inputs: int, outputs: int, rngs: nnx.Rngs, **options: Any) -> nnx.Linear:
-        """Return a new linear layer outside the blocks, such as a head, initialised like the matrices of the blocks.
-
-        Args:
-            inputs, outputs: numbers of input and output channels.
-            options: further arguments of `nnx.Linear`, which replace those of the blocks.
-        """
+        """Return a new linear layer outside the blocks, such as a head, initialised like the matrices of the blocks."""
         common: dict[str, Any] = {
             "kernel_init": self.kernel_init,
             "dot_general": times_weights,
@@ -194,8 +131,8 @@ class BlockConfig:
 class Block(nnx.Module):
     """Transformer block of an attention branch and an MLP branch, each with a norm and a residual sum.
 
-    It computes x + attention(norm(x)), then x + MLP(norm(x)); or, with `post_norm`, norm(x + attention(x)), then
-    norm(x + MLP(x)), as in Vaswani et al. 2017. Without an MLP there is only the attention branch.
+    It computes x + attention(norm(x)), then x + MLP(norm(x)); or, with `post_norm`, norm(x + attention(x)), then norm(x
+    + MLP(x)) (Vaswani et al. 2017). Without an MLP there is only the attention branch.
 
     A tap (hook) receives the block's arrays by name and returns a small pytree. It reduces inside the layer, so no
     array of size L B T D is stored:
@@ -214,16 +151,9 @@ class Block(nnx.Module):
 
     Padding is zero in all arrays with an axis T: such rows change no singular value as long as there are at least as
     many valid tokens as columns.
-
-    Args:
-        attention: attention module, called with the normed tokens and the `Context`.
-        config: settings of the block; those of its attention are not read.
-
-    Raises:
-        ConfigError: the norm or the graying is invalid.
     """
 
-    branches = 2  # residual branches, each with its own stochastic depth
+    branches = 2  # residual branches, each with its own stochastic depth, `context.scales`
 
     def __init__(self, attention: Any, config: BlockConfig, *, rngs: nnx.Rngs):
         interventions.check_flattening(config.graying, config.graying_by)
@@ -242,10 +172,7 @@ class Block(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], Any, Any]:
-        """Return the output, the tap's result (None without a tap) and the cache.
-
-        `context.scales` are the stochastic-depth factors of the attention branch and of the MLP branch.
-        """
+        """Return the output, the tap's result (None without a tap) and the cache."""
         first, second = (None, None) if context.scales is None else context.scales
         tokens, normed = x, x if self.post_norm else self.norm1(x)
         attention, arrays, cache = self.attend(normed, context)
@@ -266,26 +193,10 @@ class Block(nnx.Module):
         return block, context.tap(_tap_arrays(arrays | inner | {"block": block}, context.mask)), cache
 
     def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
-        """Apply the attention module to the normed tokens.
-
-        Args:
-            normed: tokens B T D, or for attention over maps B height width D.
-            context: context of the call, with mask, cache and random keys.
-
-        Returns:
-            The output with the shape of `normed`, the arrays for a tap by name, and the cache (None without one).
-
-        Raises:
-            ConfigError: the attention does not support the mask of the context.
-        """
         check_supported(type(self.attention).__name__, self.attention.masks, context.mask.parts)
         return self.attention(normed, context)
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for B = `batch` rows of up to S = `size` tokens: arrays of zeros by name.
-
-        They are {"k": B S K H, "v": B S K H'} for multi-head attention; other attention types may have other arrays.
-        """
         return self.attention.empty_cache(batch, size)
 
 
@@ -306,17 +217,11 @@ def _tap_arrays(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
 
 
 def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param[Array] | None) -> Float[Array, "b t d"]:
-    """Multiply a branch by its layer scale `gamma`, one factor per channel (D); None leaves it unchanged."""
     return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]
 
 
 def drop_path(branch: Float[Array, "b *rest"], scale: Float[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Multiply a branch by its stochastic-depth factors from `path_scales`.
-
-    Args:
-        branch: output of a residual branch, with the leading axis B.
-        scale: one factor per example (B); None returns the branch unchanged.
-    """
+    """Multiply a branch by its stochastic-depth factors from `stack.path_scales`, one per example."""
     if scale is None:
         return branch
     return branch * scale.astype(branch.dtype).reshape(-1, *(1,) * (branch.ndim - 1))

@@ -8,18 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import image_sides
-from leanformer.errors import ConfigError
+from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import times_weights
 from leanformer.runtime.mesh import REPLICATED
 
 
 def conv_init(fan_in: int) -> nnx.initializers.Initializer:
-    """Return the initialiser of convolution weights and biases in timm: uniform in ±1/√fan_in.
-
-    Args:
-        fan_in: number of inputs of one output channel, kernel size · kernel size · input channels.
-    """
+    """Return the initialiser of convolution weights and biases in timm: uniform in ±1/√fan_in."""
 
     def init(key: Key[Array, ""], shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
@@ -28,30 +23,15 @@ def conv_init(fan_in: int) -> nnx.initializers.Initializer:
 
 
 class Conv(nnx.Conv):
-    """k × k convolution of maps (B, height, width, channels), with `padding` zeros on every side.
+    """k × k convolution with `padding` zeros on every side of the map; parameters: kernel (k, k, in, out), bias (out).
 
-    The padding is explicit since "SAME" would shift a strided grid. Weights and biases are initialised by `conv_init`.
-
-    Parameters: kernel (k, k, in, out), and bias (out) unless `use_bias` is False.
-
-    Args:
-        channels: number of input channels.
-        width: number of output channels.
-        kernel: k.
-        stride: step between outputs, in pixels.
-        padding: rows and columns of zeros on every side of the map.
-        common: further arguments of `nnx.Conv`, such as dtype, rngs and use_bias.
+    The padding is explicit since "SAME" would shift a strided grid.
     """
 
     def __init__(self, channels: int, width: int, kernel: int, *, stride: int = 1, padding: int = 0, **common: Any):
         init = conv_init(kernel * kernel * channels)
-        how: dict[str, Any] = {
-            "strides": stride,
-            "padding": ((padding, padding),) * 2,
-            "kernel_init": init,
-            "bias_init": init,
-        }
-        super().__init__(channels, width, (kernel, kernel), **how, **common)
+        padded, inits = ((padding, padding),) * 2, dict[str, Any](kernel_init=init, bias_init=init)
+        super().__init__(channels, width, (kernel, kernel), strides=stride, padding=padded, **inits, **common)
 
 
 def check_sides(images: Float[Array, "b height width c"], sides: tuple[int, int]) -> None:
@@ -59,54 +39,33 @@ def check_sides(images: Float[Array, "b height width c"], sides: tuple[int, int]
 
     Its positions fit no other size, and pixels that fill no whole patch would be left out.
     """
-    if images.shape[1:3] != sides:
-        found, expected = (" x ".join(map(str, pair)) for pair in (images.shape[1:3], sides))
-        raise ConfigError(
-            f"Images of {found} pixels: the model was built for {expected}. Resize the images, or set model.image_size."
-        )
+    found, expected = (" x ".join(map(str, pair)) for pair in (images.shape[1:3], sides))
+    require(found == expected, f"Images of {found} pixels: the model was built for model.image_size={expected}.")
 
 
-def patch_grid(
-    image_size: int | Sequence[int], patch_size: int, advice: str = "Choose sides that it divides."
-) -> tuple[int, ...]:
-    """Return the numbers of patches of an image as (rows, columns).
-
-    Args:
-        image_size: side in pixels, or (height, width).
-        patch_size: side of a patch in pixels.
-        advice: sentence that ends the error message.
-
-    Raises:
-        ConfigError: `patch_size` does not divide a side.
-    """
+def patch_grid(image_size: int | Sequence[int], patch_size: int) -> tuple[int, ...]:
+    """Return the numbers of patches of an image as (rows, columns). Raises ConfigError if patches do not fit a side."""
     sides = image_sides(image_size)
-    if any(side % patch_size for side in sides):
-        raise ConfigError(
-            f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. {advice}"
-        )
+    require(
+        not any(side % patch_size for side in sides),
+        f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}.",
+    )
     return tuple(side // patch_size for side in sides)
 
 
 class PatchConv(nnx.Linear):
     """Convolution with stride equal to its kernel size: non-overlapping patches, each multiplied by one matrix.
 
-    Called with maps (B, height, width, channels), it returns (B, rows, columns, D) with one position per whole patch.
-    The result equals that of the convolution, computed by a reshape and a matmul, which is fast on all devices.
-    Parameters: kernel (size · size · channels, D), rows in the order (row, column, channel); bias (D).
-
-    Args:
-        channels: number of input channels.
-        width: D, number of output channels.
-        size: side of a patch in pixels.
-        first: True if the input is the image: the product is then `jax.lax.dot_general`, since its gradient with
-            respect to the image is not needed.
+    Computed by a reshape and a matmul, which is fast on all devices. Rows and columns that fill no whole patch are left
+    out, as by a convolution without padding. Parameters: kernel (size · size · channels, D), rows in the order (row,
+    column, channel); bias (D). `first` is True if the input is the image, whose gradient is not needed.
     """
 
     def __init__(
         self, channels: int, width: int, size: int, *, first: bool = False, dtype: Any = jnp.float32, rngs: nnx.Rngs
     ):
         fan_in = size * size * channels
-        # The gradient of the image is unused: the plain matmul avoids computing and counting it.
+        # The plain matmul avoids computing and counting the gradient of the image.
         product = jax.lax.dot_general if first else times_weights
         init = conv_init(fan_in)
         super().__init__(fan_in, width, kernel_init=init, bias_init=init, dot_general=product, dtype=dtype, rngs=rngs)
@@ -115,7 +74,6 @@ class PatchConv(nnx.Linear):
     def __call__(  # ty: ignore[incompatible-method-override] - shapes differ
         self, x: Float[Array, "b height width c"]
     ) -> Float[Array, "b rows columns d"]:
-        """Rows and columns that fill no whole patch are left out, as a convolution without padding does."""
         b, height, width, c = x.shape
         rows, columns = height // self.size, width // self.size
         x = x[:, : rows * self.size, : columns * self.size]
@@ -124,10 +82,9 @@ class PatchConv(nnx.Linear):
 
 
 class DepthwiseConv(nnx.Module):
-    """Depthwise 3 × 3 convolution with bias of maps (B, height, width, channels), zero-padded to equal size.
+    """Depthwise 3 × 3 convolution with bias, zero-padded to equal size; kernel (3, 3, channels), bias (channels).
 
     Nine shifted multiply-adds, which compilers fuse into one pass; their depthwise convolution is slow on CPUs.
-    Parameters: kernel (3, 3, channels), bias (channels).
     """
 
     def __init__(self, channels: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
@@ -147,10 +104,8 @@ class BatchNorm(nnx.Module):
     """Batch normalisation of the last axis, as PyTorch's BatchNorm2d: momentum 0.1, ε 1e-5; float32 inside.
 
     If called with `train=True`, it normalises with the statistics of the whole global batch, or micro-batch, and
-    updates the running ones; under `jit` a mean over a sharded axis is the mean over all devices. Otherwise it
-    normalises with the running ones. The running variance is the unbiased one.
-
-    Parameters: scale, bias (channels). Statistics (`nnx.BatchStat`): mean, var (channels).
+    updates the running ones, with the unbiased variance; under `jit` a mean over a sharded axis is the mean over all
+    devices. Parameters: scale, bias (channels). Statistics (`nnx.BatchStat`): mean, var (channels).
     """
 
     MOMENTUM, EPSILON = 0.1, 1e-5
@@ -161,7 +116,6 @@ class BatchNorm(nnx.Module):
         self.mean, self.var = nnx.BatchStat(jnp.zeros(channels)), nnx.BatchStat(jnp.ones(channels))
 
     def __call__(self, x: Float[Array, "*b c"], *, train: bool) -> Float[Array, "*b c"]:
-        """Normalise; `train` uses the statistics of the batch and updates the running ones."""
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         mean, var = self.mean[...], self.var[...]
         if train:

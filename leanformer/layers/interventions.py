@@ -1,6 +1,6 @@
 """Interventions on the conditioning of attention that keep its shapes: on weights, initialisation and tokens.
 
-Axes as in `leanformer.layers.attention`. Matrices have inputs as rows and outputs as columns: W_Q is D x N·H.
+Matrices have inputs as rows and outputs as columns: W_Q is D x N·H.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from leanformer.config.declare import Literal, dataclass
-from leanformer.errors import ConfigError
+from leanformer.config.rules import require
 
 
 FLOOR = 1e-6  # smallest value of a spectrum, relative to the largest; smaller values are clamped
@@ -41,14 +41,8 @@ def effective(
 ) -> Float[Array, "r c"]:
     """Return the matrix that multiplies tokens: W + λI, and with a `scale` γ that matrix times γ / σ₁.
 
-    σ₁ is ‖W v‖ for the unit vector v along `direction`, without gradient of v: its gradient is u vᵀ, as that of the
-    singular value.
-
-    Args:
-        kernel: trained matrix W, with inputs as rows.
-        spectral: λ; 0 for none.
-        scale: γ; None for no division by σ₁.
-        direction: estimate of the first right singular vector, of any length; required with `scale`.
+    σ₁ is ‖W v‖ for the unit vector v along `direction`, an estimate of the first right singular vector. v has no
+    gradient, so the gradient of σ₁ is u vᵀ, as for the singular value.
     """
     matrix = kernel + spectral * jnp.eye(*kernel.shape, dtype=kernel.dtype) if spectral else kernel
     if scale is None or direction is None:
@@ -72,17 +66,11 @@ class Linear(nnx.LinearGeneral):
     2023, arXiv 2303.06296). Statistic, as in batch normalisation: `direction` (columns), initially the first right
     singular vector; `power_iteration_step` updates it by one step of power iteration per training step.
 
-    With `spectral`, λ, the kernel is only the trained part W of W + λI, so weight decay does not change λI
-    (arXiv 2603.07162, Theorem 3.8). For a non-square W, I is `eye(rows, columns)`; the source leaves this open.
-    Caution: with λ = 10 the logit of a token with itself is so large that softmax is one-hot on it. The entropy is then
-    0, and the condition number of attention's output is that of W_V. Also, κ(W) of Gaussian weights falls from 1e3 or
-    1e4 at 768 x 768 to 13 at 768 x 1024, because the matrix is not square, not because there are more heads.
-
-    Args:
-        sizes: input and output sizes of `nnx.LinearGeneral`.
-        spectral: λ; 0 for none.
-        sigma: True for σReparam.
-        linear: further arguments of `nnx.LinearGeneral`.
+    With `spectral`, λ, the kernel is only the trained part W of W + λI, so weight decay does not change λI (arXiv
+    2603.07162, Theorem 3.8). For a non-square W, I is `eye(rows, columns)`; the source leaves this open. Caution: with
+    λ = 10 the logit of a token with itself is so large that softmax is one-hot on it. The entropy is then 0, and the
+    condition number of attention's output is that of W_V. Also, κ(W) of Gaussian weights falls from 1e3 or 1e4 at 768 x
+    768 to 13 at 768 x 1024, because the matrix is not square, not because there are more heads.
     """
 
     def __init__(self, *sizes: Any, spectral: float = 0.0, sigma: bool = False, rngs: nnx.Rngs, **linear: Any):
@@ -120,22 +108,19 @@ class Linear(nnx.LinearGeneral):
 
 
 def power_iteration_step(module: nnx.Module) -> None:
-    """Update the singular vectors of all `Linear` layers in a module by one step of power iteration (`Linear.move`)."""
+    """Update the singular vectors of all `Linear` layers in a module by one step of power iteration."""
     for linear in linears(module):
         linear.move()
 
 
 def linears(module: nnx.Module) -> list[Linear]:
-    """Return all `interventions.Linear` layers in a module, also in its submodules."""
     return [m for _, m in nnx.iter_modules(module) if isinstance(m, Linear)]
 
 
 def with_effective_weights(graphdef: Any, weights: tuple[Any, Any]) -> Any:
-    """Return a model whose `Linear` kernels are the transformed weights that multiply tokens, for measures of weights.
+    """Return a model whose `Linear` kernels are the weights that multiply tokens, for measures of weights.
 
-    Args:
-        graphdef: static definition of the model.
-        weights: (parameters, batch statistics).
+    `weights` are (parameters, batch statistics).
     """
     model = nnx.merge(graphdef, *weights)
     for linear in linears(model):
@@ -149,10 +134,8 @@ def with_effective_weights(graphdef: Any, weights: tuple[Any, Any]) -> Any:
 def modified_init(kind: str, base: nnx.Initializer) -> nnx.Initializer:
     """Return an initialiser of matrices that modifies the singular values S of a draw U S Vᵀ of `base`.
 
-    Args:
-        kind: "orthogonal" for U Vᵀ with the same mean square: κ(W) is 1, but attention's output hardly changes.
-            "spectral" for U (S + σ₁) Vᵀ: κ(W) is at most 2, without λI's diagonal (arXiv 2603.07162, Theorem 3.5).
-        base: initialiser that draws the matrix.
+    "orthogonal" gives U Vᵀ with the same mean square: κ(W) is 1, but attention's output hardly changes. "spectral"
+    gives U (S + σ₁) Vᵀ: κ(W) is at most 2, without λI's diagonal (arXiv 2603.07162, Theorem 3.5).
     """
 
     def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32, *_: Any) -> Array:
@@ -166,39 +149,25 @@ def modified_init(kind: str, base: nnx.Initializer) -> nnx.Initializer:
 
 @dataclasses.dataclass(frozen=True)
 class Interventions:
-    """Interventions on the projections of one attention, by keys of config.model; none by default.
+    """Interventions on the projections of one attention, by the keys of `Keys`; none by default."""
 
-    Attributes:
-        spectral: λ of the constant λI added to W_Q, W_K and W_V; None for none.
-        qkv_init: modified initialisation of W_Q, W_K and W_V, "orthogonal" or "spectral" (see `modified_init`); None
-            for none.
-        levers_on: letters of "qkv" that select the matrices of `spectral` and `qkv_init`; all three if None.
-        sigma_reparam: True to multiply by γ W / σ₁(W), with a learned γ, instead of each W, also W_O (see `Linear`).
-
-    Raises:
-        ConfigError: `levers_on` is invalid, or `levers_on` is set without `spectral` or `qkv_init`.
-    """
-
-    spectral: float | None = None
+    spectral: float | None = None  # of W_Q, W_K and W_V
     qkv_init: str | None = None
     levers_on: str | None = None
-    sigma_reparam: bool | None = None
+    sigma_reparam: bool | None = None  # also of W_O
 
     def __post_init__(self) -> None:
-        on = self.levers_on
-        if on is not None and self.spectral is None and self.qkv_init is None:
-            raise ConfigError(f'model.levers_on="{on}" requires model.spectral or model.qkv_init. Set one of them.')
-        if on is not None and (not on or set(on) - set("qkv") or len(set(on)) < len(on)):
-            raise ConfigError(f'model.levers_on="{on}": use each of the letters q, k, v at most once, as in "qk".')
+        if (on := self.levers_on) is None:
+            return
+        unused = self.spectral is None and self.qkv_init is None
+        require(not unused, f'model.levers_on="{on}" requires model.spectral or model.qkv_init. Set one of them.')
+        require(
+            on != "" and not set(on) - set("qkv") and len(set(on)) == len(on),
+            f'model.levers_on="{on}": use each of the letters q, k, v at most once, as in "qk".',
+        )
 
     def of(self, name: str, linear: functools.partial[nnx.Module]) -> functools.partial[nnx.Module]:
-        """Return the constructor of a projection, with the interventions that apply to it.
-
-        Args:
-            name: "query", "key", "value" or "out".
-            linear: constructor without interventions, a partial of `nnx.LinearGeneral`; returned unchanged if none
-                applies.
-        """
+        """Return the constructor of the projection "query", "key", "value" or "out", with those that apply to it."""
         chosen = name != "out" and name[0] in (self.levers_on or "qkv")
         if chosen and self.qkv_init:
             linear = functools.partial(linear, kernel_init=modified_init(self.qkv_init, linear.keywords["kernel_init"]))
@@ -211,37 +180,23 @@ class Interventions:
 
 
 def check_flattening(epsilon: float | None, by: str | None, *, causal: bool = False) -> None:
-    """Raise ConfigError if token graying is invalid, or would leak later tokens of a causal model.
-
-    Args:
-        epsilon: exponent `model.graying`, above 0 and at most 1; None for no graying.
-        by: spectrum `model.graying_by`, "svd" or "dct"; None for the default, and if `epsilon` is None.
-        causal: True for a causal model, which graying would break.
-    """
-    if epsilon is None and by is not None:
-        raise ConfigError(f'model.graying_by="{by}" requires model.graying. Set it.')
-    if epsilon is not None and not 0 < epsilon <= 1:
-        raise ConfigError(f"model.graying={epsilon} must be an exponent above 0 and at most 1. 1 = off.")
-    if epsilon is not None and causal:
-        raise ConfigError(
-            f"model.graying={epsilon} mixes all tokens, which model.causal=True forbids. Unset one of them."
-        )
+    """Raise ConfigError if token graying is invalid, or would leak later tokens of a causal model."""
+    if epsilon is None:
+        require(by is None, f'model.graying_by="{by}" requires model.graying. Set it.')
+        return
+    require(0 < epsilon <= 1, f"model.graying={epsilon} must be an exponent above 0 and at most 1. 1 = off.")
+    require(not causal, f"model.graying={epsilon} mixes all tokens, which model.causal=True forbids. Unset one.")
 
 
 def flatten_token_spectrum(
     x: Float[Array, "b t d"], epsilon: float | None, by: str | None = None
 ) -> Float[Array, "b t d"]:
-    """Flatten the spectrum of tokens: values s become s₁ (s / s₁)^ε, with s₁ the largest (arXiv 2505.01996).
+    """Flatten the spectrum of tokens B T D: values s become s₁ (s / s₁)^ε, with s₁ the largest (arXiv 2505.01996).
 
-    "svd" uses the singular values of each example's T x D matrix. "dct", which is cheap, uses the coefficients of a
-    cosine transform along both axes, with their signs. The source divides by s₁; here the scale of tokens is kept, so
-    ε = 1 is a no-op. The gradient of "svd" treats its T x T weighting as constant; that of "dct" is exact. Singular
-    values are slow on a GPU.
-
-    Args:
-        x: tokens, B T D.
-        epsilon: ε; None returns the tokens unchanged.
-        by: "svd" or "dct"; "svd" if None.
+    "svd", the default, uses the singular values of each example's T x D matrix, which are slow on a GPU. "dct", which
+    is cheap, uses the coefficients of a cosine transform along both axes, with their signs. The source divides by s₁;
+    here the scale of tokens is kept, so ε = 1 is a no-op. The gradient of "svd" treats its T x T weighting as constant;
+    that of "dct" is exact.
     """
     if epsilon is None or epsilon == 1:
         return x

@@ -1,4 +1,4 @@
-"""Attention masks, shared by attention, its gradient, its kernels and the measures of conditioning."""
+"""Attention masks, shared by attention, its gradient, its kernels and measures; and the context of a call."""
 
 import dataclasses
 import functools
@@ -56,23 +56,14 @@ class Mask:
         return tuple(name for name in PARTS if getattr(self, name) is not None and getattr(self, name) is not False)
 
     def valid_tokens(self, keys: int) -> Bool[Array, "b {keys}"] | None:
-        """Return the mask of valid keys, bool B S: False for padding; None if all are valid.
-
-        Args:
-            keys: S, number of keys.
-        """
+        """Return the mask of valid keys, bool B S: False for padding; None if all are valid."""
         if self.lengths is None:
             return self.keep
         real = jnp.arange(keys)[None] < self.lengths[:, None]
         return real if self.keep is None else real & self.keep
 
     def attention_mask(self, queries: int, keys: int) -> Bool[Array, "#b 1 #{queries} {keys}"] | None:
-        """Return the mask of visible keys, bool (B or 1, 1, T or 1, S), equal for all heads; None if all are visible.
-
-        Args:
-            queries: T, number of queries.
-            keys: S, number of keys.
-        """
+        """Return the mask of visible keys, bool (B or 1, 1, T or 1, S); None if all are visible."""
         masks = []
         if (real := self.valid_tokens(keys)) is not None:
             masks.append(real[:, None, None])
@@ -89,26 +80,19 @@ class Mask:
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
     def hide_last(self, batch: int, keys: int, lengths: Lengths | None = None) -> "Mask":
-        """Return the mask with one additional, hidden key at the end. Not for masks with `keep` or `segments`.
+        """Return the mask with one additional, hidden key at the end, for masks without `keep` and `segments`.
 
-        Args:
-            batch: B, number of examples.
-            keys: S, number of keys before the additional one.
-            lengths: entry (B, S) of `attention.full_lengths`, if it was computed before.
+        `lengths` is the entry (B, S) of `attention.full_lengths`, if it was computed before.
         """
         if self.lengths is not None:
             return self
         return dataclasses.replace(self, lengths=jnp.full(batch, keys, jnp.int32) if lengths is None else lengths[0])
 
     def mask_logits(self, logits: Float[Array, "b n t s"], queries: int) -> Float[Array, "b n t s"]:
-        """Return the logits, with the lowest finite number at hidden keys, so that softmax gives them weight 0.
+        """Return the logits with the lowest finite number at hidden keys, so that softmax gives them weight 0.
 
-        If all keys of a query are hidden, its weights are uniform instead of NaN.
-
-        Args:
-            logits: attention logits, B N T S; the third axis may also be several times T, for the queries of several
-                heads one after the other.
-            queries: number of queries T.
+        If all keys of a query are hidden, its weights are uniform instead of NaN. The third axis may also be several
+        times T, for the queries of several heads one after the other.
         """
         visible = self.attention_mask(queries, logits.shape[3])
         if visible is None:
@@ -119,12 +103,7 @@ class Mask:
 
 
 def mean_pool(x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
-    """Return the mean over the valid tokens of each row, B D.
-
-    Args:
-        x: tokens, B T D.
-        lengths: number of valid tokens of each row (B), the first ones, at least 1; None if all are valid.
-    """
+    """Return the mean over the valid tokens of each row, the first `lengths` ones; over all if None."""
     if lengths is None:
         return x.mean(axis=1)
     valid = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
@@ -137,13 +116,7 @@ PADDING = ("lengths", "keep")  # parts that mark padding tokens, as queries and 
 
 
 def check_supported(name: str, supported: Collection[str], parts: Collection[str]) -> None:
-    """Raise ConfigError if an attention, such as one without a T × S matrix, does not support parts of a mask.
-
-    Args:
-        name: attention for the message.
-        supported: names of the supported parts of a `Mask`.
-        parts: names of the parts that are used.
-    """
+    """Raise ConfigError if an attention, such as one without a T × S matrix, does not support parts of a mask."""
     if wrong := [part for part in parts if part not in supported]:
         raise ConfigError(
             f"{name} does not support masks with {', '.join(wrong)}. Supported: {', '.join(supported) or 'none'}. "
@@ -158,17 +131,9 @@ def logits(
     scale: float | None = None,
     soft_cap: Any = None,
 ) -> Float[Array, "b n t s"]:
-    """Return the attention logits Q Kᵀ × scale, B N T S, in the dtype of q and k.
+    """Return the attention logits Q Kᵀ × scale, B N T S, in the dtype of q and k; arguments as in `attention.attend`.
 
-    Hidden keys have the lowest finite number. Float32 products are exact to float32 on GPUs too, which would otherwise
-    use TF32.
-
-    Args:
-        q: queries, B T N H.
-        k: keys, B S K H; each of the K heads is shared by N / K consecutive query heads.
-        mask: keys visible to each query.
-        scale: factor of the logits; 1/√H if None.
-        soft_cap: c of the capped logits c tanh(logit / c), within ±c, before the mask; None for no cap.
+    Float32 products are exact to float32 on GPUs too, which would otherwise use TF32.
     """
     if q.shape[2] != k.shape[2]:
         k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
@@ -189,29 +154,17 @@ Tap = Callable[[dict[str, Any]], Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Context of a call of a stack, from which the stack derives the context of each block.
+    """Context of a call of a stack, from which the stack derives the context of each block."""
 
-    Callers set `key`, `mask`, `positions`, `cache` and `tap`; the stack sets the others for its blocks.
-
-    Attributes:
-        key: random keys, one per example (B). In a stack they switch training on; in a block they draw dropout. None
-            for evaluation.
-        mask: keys visible to each query.
-        positions: int T or B T, positions of the tokens; consecutive from the mask's offset if None.
-        cache: keys and values of earlier tokens, as returned by `Stack.empty_cache`; in a block those of its layer.
-            None without a cache.
-        lengths: result of `attention.full_lengths` for the tokens of the stack.
-        tap: function that receives the arrays of every block (see `blocks.Block`); None for none.
-        scales: stochastic-depth factors of the residual branches, (branches, B); None for none.
-        train: True if the stack was given a key, so that batch statistics are used and updated.
-    """
-
+    # Random keys, one per example (B). In a stack they switch training on; in a block they draw dropout.
     key: Any = None
-    mask: Mask = UNMASKED
-    positions: Any = None
-    cache: Any = None
-    lengths: Mapping[tuple[int, int], Lengths] = dataclasses.field(default_factory=dict)
+    mask: Mask = UNMASKED  # keys visible to each query
+    positions: Any = None  # of the tokens, int T or B T; consecutive from the mask's offset if None
+    cache: Any = None  # keys and values of earlier tokens, from `Stack.empty_cache`; in a block those of its layer
     tap: Tap | None = dataclasses.field(default=None, metadata=STATIC)
+    # Set by the stack for its blocks: result of `attention.full_lengths`; stochastic-depth factors of the residual
+    # branches, (branches, B); True to use and update batch statistics.
+    lengths: Mapping[tuple[int, int], Lengths] = dataclasses.field(default_factory=dict)
     scales: Any = None
     train: bool = dataclasses.field(default=False, metadata=STATIC)
 

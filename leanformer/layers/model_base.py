@@ -60,12 +60,7 @@ class Family(nnx.Module):
 
     @classmethod
     def parse(cls, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the keys of a section config.model without its name, and the options of its attention that are set.
-
-        Raises:
-            ConfigError: an argument is unknown, of another type or length, or below 1; or the attention does not
-                support an option or the masks of the model.
-        """
+        """Return the keys of a section, and the options of its attention that are set; or raise ConfigError."""
         names = declare.types_of(cls.keys)
         options = {name: x for name, x in arguments.items() if name not in names and x is not None}
         values: dict[str, Any] = {
@@ -107,23 +102,13 @@ class Family(nnx.Module):
 
     @classmethod
     def settings(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return {name: value} of every setting of a model, including those that are fixed or not configured.
-
-        They are all settings of blocks, attention and MLP, and the keys of the architecture; `arguments` replace
-        defaults.
-        """
+        """Return {name: value} of all settings of blocks, attention, MLP and architecture, with `arguments`."""
         values = {name: field.default for name, field in SETTINGS.items() if field.default is not dataclasses.MISSING}
         return {**values, **cls.defaults(), **cls.fixed, **arguments}
 
     @classmethod
     def from_section(cls, arguments: Mapping[str, Any], *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Family":
-        """Build a model from a section config.model without its name. Raises ConfigError as `parse` does.
-
-        Args:
-            arguments: values by key; missing keys have their defaults, and the backend is "xla".
-            dtype: dtype of the activations.
-            rngs: random keys of the initial weights.
-        """
+        """Build a model from a section config.model without its name; the backend is "xla" if missing."""
         keys, options = cls.parse({"backend": "xla"} | {**arguments})
         values = vars(keys) | {"kind": cls.attentions[keys.attention], "options": options, "dtype": dtype}
         values |= cls.fixed
@@ -137,14 +122,17 @@ class Family(nnx.Module):
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """Return {"head_dim": H of queries and keys, "value_dim": H' of values} of all attentions with T × S matrices.
 
-        Both are tuples of equal length, with one number for equal layers, or one per layer or stage.
+        Both are tuples of equal length: one number for equal layers, or one per layer or stage; and one for class
+        attention.
         """
         head_dims = widths(arguments["head_dim"])
         kind = cls.attentions.get(arguments.get("attention"), MultiHeadAttention)
         queries = tuple(kind.query_width(width, arguments) for width in head_dims)
         values = widths(arguments.get("value_dim")) or head_dims
         number = max(len(queries), len(values))  # one size may be one number, and the other one per layer
-        return {"head_dim": queries * (number // len(queries)), "value_dim": values * (number // len(values))}
+        of_class = widths(arguments.get("class_head_dim"))
+        both = {"head_dim": queries * (number // len(queries)), "value_dim": values * (number // len(values))}
+        return {name: sizes + of_class for name, sizes in both.items()}
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -154,36 +142,15 @@ class Family(nnx.Module):
     def stacks(self) -> dict[str, nnx.Module]:
         """Return the stacked blocks whose conditioning is measured, by the names of the model's tap results.
 
-        Parameters of a stack have a leading axis L; unequal layers are `stack.Groups`. By default the result is
-        {"blocks": `blocks.layers`}.
+        Parameters of a stack have a leading axis L; unequal layers are `stack.Groups`.
         """
         return {"blocks": self.blocks.layers}
 
     def measured(self) -> dict[str, Any]:
-        """Return {stack: parameters of its blocks}, with a leading axis L, as `conditioning.weights` takes them.
-
-        Parameters are nested dictionaries; those of several groups of equal layers are a list with one entry per group.
-        """
+        """Return {stack: nested parameters of its blocks} for `conditioning.weights`; lists for unequal layers."""
         groups = {name: list_groups(layers) for name, layers in self.stacks().items()}
         values = {name: [nnx.as_pure(nnx.state(x, nnx.Param)) for x in several] for name, several in groups.items()}
         return {name: several if len(several) > 1 else several[0] for name, several in values.items()}
-
-
-class WithClassAttention(Family):
-    """Base class of architectures whose last blocks are class attention, with heads of dimension `class_head_dim`.
-
-    The key `class_head_dim` of config.model must be set; values of class attention have the same dimension.
-    """
-
-    @classmethod
-    def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Return {"head_dim": dimensions of queries and keys, "value_dim": dimensions of values} of all attentions.
-
-        Both are tuples of equal length: first the numbers of `Family.attention_widths`, one for equal layers or one per
-        layer or stage, and last one more, `class_head_dim`, for the class attention.
-        """
-        of_class = widths(arguments["class_head_dim"])
-        return {name: sizes + of_class for name, sizes in super().attention_widths(arguments).items()}
 
 
 def widths(sizes: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -196,9 +163,6 @@ def block_config(values: Mapping[str, Any]) -> BlockConfig:
 
     Sizes may be tuples with one number per layer; consecutive equal layers become one of the `groups`. An `mlp_dim` of
     None or 0 gives blocks without an MLP.
-
-    Args:
-        values: fields by name, among them `options`, the mapping of the attention's own options, and `mlp_dim`.
     """
     sizes = {**values, **values["options"]}
     if any(isinstance(sizes.get(name), tuple | list) for name in PER_LAYER):
@@ -209,8 +173,6 @@ def block_config(values: Mapping[str, Any]) -> BlockConfig:
 
 
 def _of_layer(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return the flat settings of one layer."""
-
     def pick(settings: Mapping[str, Any]) -> dict[str, Any]:
         several = {key: settings[key] for key in PER_LAYER if isinstance(settings.get(key), tuple | list)}
         return {**settings, **{key: sizes[index] for key, sizes in several.items()}}
@@ -219,8 +181,6 @@ def _of_layer(values: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _plain_config(values: Mapping[str, Any]) -> BlockConfig:
-    """Return the settings of equal blocks."""
-
     def part(kind: Any) -> dict[str, Any]:
         return {field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}
 
@@ -231,8 +191,7 @@ def _plain_config(values: Mapping[str, Any]) -> BlockConfig:
 def _by_stage(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the settings of each stage. Raises ConfigError if sizes have different numbers of stages."""
     sizes = {name: values[name] for name in STAGED if values.get(name) is not None}
-    if len({len(size) for size in sizes.values()}) > 1:
-        listed = ", ".join(f"model.{name}={tuple(size)}" for name, size in sizes.items())
-        raise ConfigError(f"{listed}: different numbers of stages. Set one number per stage for each.")
+    listed = ", ".join(f"model.{name}={tuple(size)}" for name, size in sizes.items())
+    require(len({len(size) for size in sizes.values()}) == 1, f"{listed}: different numbers of stages.")
     stages = zip(*sizes.values(), strict=True)
     return [{**values, **dict(zip(sizes, stage, strict=True))} for stage in stages]

@@ -1,6 +1,7 @@
 """Multi-head attention, heads and head dimension independent of the width: projections, grouped heads, cache.
 
-Axes as in `leanformer.layers.attention`; K heads of keys and values.
+Axes as in `leanformer.layers.attention`; K heads of keys and values. A cache of earlier tokens holds the arrays of
+`projections`, with an axis of layers in front in a `Stack`.
 """
 
 import dataclasses
@@ -16,11 +17,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from leanformer.config.declare import Size, dataclass, types_of
-from leanformer.errors import ConfigError
+from leanformer.config.rules import require
 from leanformer.layers.attention import attend, normal, pad_to_even, times_weights
 from leanformer.layers.interventions import Interventions
 from leanformer.layers.interventions import Keys as InterventionKeys
-from leanformer.layers.masks import EVAL_CONTEXT, PARTS, UNMASKED, Context, Mask
+from leanformer.layers.masks import EVAL_CONTEXT, PARTS, UNMASKED, Context
 from leanformer.layers.positions import QueryKeyTransform
 from leanformer.runtime.mesh import REPLICATED, over_heads, over_key_heads
 
@@ -53,6 +54,9 @@ OPTIONS = types_of(Keys) | types_of(InterventionKeys)
 class MultiHeadAttention(nnx.Module):
     """Self-attention: N heads of dimension H, independent of the embedding dimension D (Vaswani et al. 2017, 3.2.2).
 
+    Called with tokens B T D and a `Context`, it returns the output B T D, {name: array for a tap} and the extended
+    cache.
+
     Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
     without one if `qkv_bias` is False, the last if `out_bias` is; norms of queries and keys (`process`); a temperature
     (N) if configured; and those of interventions (see `interventions.Linear`).
@@ -67,19 +71,19 @@ class MultiHeadAttention(nnx.Module):
         temperature: True for a learned factor of the logits of each head, initially 1.
         soft_cap: soft cap of the logits, see `attention.attend`; not with cuDNN.
         attention_dropout: dropout rate of the attention weights in training; None for none; not with cuDNN.
-        qk_norm, rotary, rotary_width: norm and rotary positions of queries and keys, see `positions.QueryKeyTransform`.
-        spectral, qkv_init, levers_on, sigma_reparam: see `interventions.Interventions`.
+        qk_norm: norm of queries and keys, of `norms.NORMS`; None for none.
+        rotary, rotary_width: base of rotary positions, None for none; number of rotated channels, all if None.
+        spectral, qkv_init, levers_on, sigma_reparam: see `interventions.Keys`.
         qkv_bias, out_bias: True for biases of the query, key and value projections, and of the output projection.
         backend: resolved attention backend, "xla", "cudnn" or "naive", see `attention.attend`.
         kernel_init: initialiser of the matrices.
 
     Attributes:
-        masks: names of the supported parts of a `masks.Mask`.
+        options: {key of config.model: type} of the options; `masks`: names of the supported parts of a `masks.Mask`.
         query, key, value: projections from tokens to heads and channels, set by `make_projections`.
 
     Raises:
-        ConfigError: K does not divide N, the soft cap is not positive, dropout is outside [0, 1), or
-            `positions.QueryKeyTransform` raises it.
+        ConfigError: K does not divide N, the soft cap is not positive, the norm is unknown, or channels do not fit.
 
     >>> attention = MultiHeadAttention(12, num_heads=5, head_dim=3, rngs=nnx.Rngs(0))
     >>> output, arrays, _ = attention(jnp.ones((2, 7, 12)))
@@ -120,65 +124,42 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         value_dim, kv = value_dim or head_dim, num_heads if num_kv_heads is None else num_kv_heads
-        check_shared(num_heads, kv)
-        if soft_cap is not None and soft_cap <= 0:
-            raise ConfigError(f"model.soft_cap={soft_cap} must be positive. Set a positive number, or leave it unset.")
-        if attention_dropout is not None and not 0 <= attention_dropout < 1:
-            raise ConfigError(f"model.attention_dropout={attention_dropout} must be in [0, 1).")
+        require(kv >= 1 and num_heads % kv == 0, f"model.num_kv_heads={kv}: not a divisor of {num_heads} query heads.")
+        require(soft_cap is None or soft_cap > 0, f"model.soft_cap={soft_cap} must be positive, or unset.")
         self.attention_dropout = attention_dropout or 0.0
         self.backend, self.logit_scale, self.soft_cap = backend, logit_scale, soft_cap
-        settings: dict[str, Any] = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
-        processed = any(value is not None for value in settings.values())
-        self.process = QueryKeyTransform(head_dim, **settings, dtype=dtype, rngs=rngs) if processed else None
+        settings = (qk_norm, rotary, rotary_width)
+        processed = any(value is not None for value in settings)
+        self.process = QueryKeyTransform(head_dim, *settings, dtype=dtype, rngs=rngs) if processed else None
         linear = functools.partial(
             nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
         shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
-        self.levers = Interventions(spectral, qkv_init, levers_on, sigma_reparam)
+        self.interventions = Interventions(spectral, qkv_init, levers_on, sigma_reparam)
         self.make_projections(linear, width, shapes, qkv_bias)
-        out = functools.partial(self.levers.of("out", linear), axis=(-2, -1), use_bias=out_bias)
+        out = functools.partial(self.interventions.of("out", linear), axis=(-2, -1), use_bias=out_bias)
         self.out: Any = out((num_heads, value_dim), width, kernel_metadata=over_heads(-3))
         if temperature:
             self.temperature = nnx.Param(jnp.ones(num_heads))
 
     @staticmethod
     def query_width(head_dim: int, options: Mapping[str, Any]) -> int:
-        """Return the dimension of a query and key of a head, which a subclass may make larger than `head_dim`.
-
-        Args:
-            head_dim: configured head dimension.
-            options: section config.model with the options of the attention.
-        """
+        """Return the dimension of a query and key of a head, which a subclass may make larger than `head_dim`."""
         return head_dim
 
     def make_projections(
         self, linear: functools.partial[nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
     ) -> None:
-        """Set the attributes `query`, `key` and `value`: projections from tokens, D to (heads, channels).
-
-        Args:
-            linear: constructor of a projection, without sizes.
-            width: D.
-            shapes: (heads, channels) by name: {"query": (N, H), "key": (K, H), "value": (K, H')}.
-            bias: True for projections with biases.
-        """
+        """Set `query`, `key` and `value`: projections from D to `shapes`, (heads, channels) by name."""
         for name, shape in shapes.items():
             axes = over_heads(-2) if name == "query" else over_key_heads(-2)
             metadata = {"kernel_metadata": axes, "bias_metadata": axes}
-            setattr(self, name, self.levers.of(name, linear)(width, shape, use_bias=bias, **metadata))
+            setattr(self, name, self.interventions.of(name, linear)(width, shape, use_bias=bias, **metadata))
 
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
     ) -> tuple[Float[Array, "b t n h"], dict[str, Array]]:
-        """Return the queries (B T N H), and the arrays that a cache stores and `keys_values` reads.
-
-        These arrays are {"k": keys B T K H, "v": values B T K H'}. Queries and keys are normed and rotated, if
-        configured.
-
-        Args:
-            x: tokens, B T D.
-            positions: position of each token, B T or 1 T, for rotary positions.
-        """
+        """Return the queries (B T N H), and the arrays that a cache stores and `keys_values` reads."""
         q, k, v = self.query(x), self.key(x), self.value(x)
         if self.process is not None:
             q, k = self.process(q, k, positions)
@@ -191,12 +172,7 @@ class MultiHeadAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
-        """Return the projected output, the intermediate arrays for a tap, and the cache with these tokens.
-
-        Arrays (see `blocks.Block`): q, k, v and out, and the soft cap if there is one.
-        `probabilities(q, k, context.mask, soft_cap=soft_cap)` recomputes the attention matrix, which fused kernels do
-        not materialise.
-        """
+        """Return the projected output, the arrays for a tap (see `blocks.Block`), and the cache with these tokens."""
         tokens = x.shape[1]
         arrays, cache = self.attended(x, context)
         # Sliced after the output projection, so that the slice fuses with the residual sum.
@@ -208,13 +184,11 @@ class MultiHeadAttention(nnx.Module):
         return {} if self.soft_cap is None else {"soft_cap": jnp.float32(self.soft_cap)}
 
     def attended(self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT) -> tuple[dict[str, Array], Any]:
-        """Return the arrays of the attention by name, and the extended cache, None if the context has none.
+        """Return q (B T N H), k, v and out (B T N H', before the projection) by name, and the extended cache, if any.
 
-        The arrays are q (B T N H), k (B S K H), v (B S K H') and out (B T N H', before the output projection). S is T,
-        or the length of the cache.
-
-        The fused kernel pads an odd number of tokens to an even one, so arrays may have T + 1 tokens. With a
-        `logit_scale`, the returned q is scaled so that attention is softmax(Q Kᵀ / √H).
+        k and v have S tokens: T, or the length of the cache. The fused kernel pads an odd number of tokens to an even
+        one, so arrays may have T + 1 tokens. With a `logit_scale`, the returned q is scaled so that attention is
+        softmax(Q Kᵀ / √H).
         """
         mask, lengths = context.mask, context.lengths.get(x.shape[:2])
         # cuDNN takes queries from the first token on, and a token of padding would be written to the cache.
@@ -226,7 +200,8 @@ class MultiHeadAttention(nnx.Module):
             q = q * self.temperature[...].astype(q.dtype)[None, None, :, None]
         cache = None
         if context.cache is not None:
-            cache = cached = extend_cache(context.cache, cached, mask)
+            write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=mask.offset, axis=1)
+            cache = cached = {name: write(old, cached[name].astype(old.dtype)) for name, old in context.cache.items()}
         k, v = self.keys_values(cached)
         options: dict[str, Any] = {
             "scale": self.logit_scale,
@@ -242,45 +217,9 @@ class MultiHeadAttention(nnx.Module):
         return {"q": shown, "k": k, "v": v, "out": out}, cache
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
-        """Return an empty cache for `batch` rows of `size` tokens: {"k": B S K H, "v": B S K H'}."""
-        return {name: new_cache(batch, size, p) for name, p in (("k", self.key), ("v", self.value))}
-
-
-def new_cache(batch: int, size: int, projection: Any) -> Float[Array, "b s k h"]:
-    """Return a cache of zeros for the outputs of a projection, B S K H in the dtype of the projection.
-
-    Args:
-        batch: B, number of rows.
-        size: S, number of tokens.
-        projection: `nnx.LinearGeneral` from tokens to (heads, channels), that is (K, H).
-    """
-    return jnp.zeros((batch, size, *projection.out_features), projection.dtype)
-
-
-def extend_cache(cache: dict[str, Array], new: dict[str, Array], mask: Mask) -> dict[str, Array]:
-    """Return the cache with new tokens, written from the mask's offset on. The caller ensures that they fit.
-
-    Args:
-        cache: arrays by name, with axes B S ...
-        new: arrays of the new tokens by the same names, B T ...
-        mask: causal mask whose offset is the number of tokens in the cache.
-
-    Raises:
-        ValueError: the mask is not causal or has no offset, so that empty positions would be visible.
-    """
-    if not mask.causal or mask.offset is None:
-        raise ValueError("A cache requires a causal mask with an offset, which hides its empty positions.")
-    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=mask.offset, axis=1)
-    return {name: write(old, new[name].astype(old.dtype)) for name, old in cache.items()}
-
-
-def check_shared(num_heads: int, num_kv_heads: int) -> None:
-    """Raise ConfigError if the number of key and value heads does not divide the number of query heads."""
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise ConfigError(
-            f"model.num_kv_heads={num_kv_heads}: not a divisor of {num_heads} query heads. "
-            f"Choose one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
-        )
+        """Return a cache of zeros for `batch` rows of `size` tokens: {"k": B S K H, "v": B S K H'}."""
+        of_token = {"k": self.key, "v": self.value}
+        return {name: jnp.zeros((batch, size, *x.out_features), x.dtype) for name, x in of_token.items()}
 
 
 def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
@@ -292,11 +231,9 @@ def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
 
 
 class ClassAttention(MultiHeadAttention):
-    """Attention of the class token, which is the first, to all tokens (Touvron et al. 2021b, section 3).
+    """Attention of the class token, the first one, to all tokens (Touvron et al. 2021b, section 3): B T D to B 1 D.
 
-    Called with tokens B T D, it returns the projected output of the class token, B 1 D, and no arrays or cache.
-    Arguments and parameters are those of `MultiHeadAttention`, of which norms and rotary positions of queries and keys,
-    the logit scale, the temperature, the soft cap and attention dropout have no effect.
+    Of the options of `MultiHeadAttention`, only interventions and `out_bias` have an effect.
     """
 
     def __call__(  # ty: ignore[incompatible-method-override] - no cache or tap
@@ -308,21 +245,10 @@ class ClassAttention(MultiHeadAttention):
 
 
 class AveragedAttention(MultiHeadAttention):
-    """The mean of the outputs of independent modules of multi-head attention, as one module of all their heads.
+    """Mean of the outputs of `modules` independent modules of multi-head attention, as one module of all their heads.
 
-    Parameters: those of `MultiHeadAttention` with N = modules × heads; with several modules, output biases are `bias`
-    (modules, D).
-
-    Args:
-        width, head_dim, value_dim: as of `MultiHeadAttention`.
-        num_heads: number of query heads of each module.
-        num_kv_heads: number of key and value heads of each module; `num_heads` if None.
-        out_bias: True for an output bias of each module.
-        modules: number of modules, initialised like separate modules.
-        arguments: further arguments of `MultiHeadAttention`.
-
-    Raises:
-        ConfigError: `modules` is below 1, or an error of `MultiHeadAttention`.
+    The numbers of heads are those of each module. Parameters: those of `MultiHeadAttention` with all heads; with
+    several modules, output biases are `bias` (modules, D).
     """
 
     options = MappingProxyType(OPTIONS)
@@ -339,9 +265,7 @@ class AveragedAttention(MultiHeadAttention):
         out_bias: bool = True,
         **arguments: Any,
     ):
-        if modules < 1:
-            raise ConfigError(f"model.modules={modules} must be at least 1.")
-        check_shared(num_heads, num_kv_heads or num_heads)
+        require(modules >= 1, f"model.modules={modules} must be at least 1.")
         several = modules > 1
         super().__init__(
             width,
@@ -361,7 +285,6 @@ class AveragedAttention(MultiHeadAttention):
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
-        """Return output, arrays and cache as in `MultiHeadAttention`."""
         projected, arrays, cache = super().__call__(x, context)
         if self.modules > 1:
             projected = projected / self.modules
@@ -372,17 +295,7 @@ class AveragedAttention(MultiHeadAttention):
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Settings of the attention in a block.
-
-    Attributes:
-        num_heads: N, number of query heads.
-        head_dim: H, dimension of a query and of a key of a head.
-        value_dim: H', dimension of a value of a head; `head_dim` if None.
-        kind: class of the attention, one of `Family.attentions` of an architecture.
-        qkv_bias: True for biases in the query, key and value projections.
-        backend: resolved attention backend, "xla", "cudnn" or "naive".
-        options: keyword arguments that only this `kind` takes, such as `landmarks` of Nyström attention.
-    """
+    """Settings of the attention in a block."""
 
     num_heads: int
     head_dim: int
@@ -390,14 +303,9 @@ class AttentionConfig:
     kind: Callable[..., MultiHeadAttention] = MultiHeadAttention
     qkv_bias: bool = True
     backend: str = "xla"
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keyword arguments that only this kind takes
 
     def make(self, width: int, **common: Any) -> MultiHeadAttention:
-        """Return a new attention module for tokens of dimension `width`.
-
-        Args:
-            width: D, embedding dimension.
-            common: further arguments of the module: kernel_init, dtype and rngs.
-        """
+        """Return a new attention module for tokens of dimension D; `common` are kernel_init, dtype and rngs."""
         sizes = (width, self.num_heads, self.head_dim, self.value_dim)
         return self.kind(*sizes, qkv_bias=self.qkv_bias, backend=self.backend, **common, **self.options)

@@ -1,4 +1,4 @@
-"""Norms over the last axis, computed in float32 or wider."""
+"""Norms over the last axis, computed in float32 or wider. All take the same arguments; `rngs` is unused."""
 
 from types import MappingProxyType
 from typing import Any
@@ -13,16 +13,7 @@ from leanformer.layers import with_gradient
 
 
 class LayerNorm(nnx.Module):
-    """LayerNorm over the last axis of length `width`, computed in float32 or wider.
-
-    Parameters: scale, bias (width).
-
-    Args:
-        width: length of the last axis.
-        epsilon: ε, added to the variance.
-        dtype: dtype of the result.
-        rngs: unused, accepted for a uniform interface.
-    """
+    """LayerNorm. Parameters: scale, bias (width)."""
 
     def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
         self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
@@ -57,10 +48,7 @@ _standardise = with_gradient(_standardise_plainly, _standardise_forward, _standa
 
 
 class RMSNorm(nnx.Module):
-    """RMSNorm over the last axis of length `width`: x / √(mean of x² + ε) × scale (Zhang & Sennrich 2019).
-
-    It is computed in float32 or wider. Parameters: scale (width). Arguments as in `LayerNorm`.
-    """
+    """RMSNorm: x / √(mean of x² + ε) × scale (Zhang & Sennrich 2019). Parameters: scale (width)."""
 
     def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
         self.scale = nnx.Param(jnp.ones(width))
@@ -73,10 +61,7 @@ class RMSNorm(nnx.Module):
 
 
 class UnitNorm(nnx.Module):
-    """Unit norm over the last axis: x / max(‖x‖, ε) × scale, on a sphere of learned radius (Amsel et al. 2025).
-
-    It is computed in float32 or wider. Parameters: scale, one number. Arguments as in `LayerNorm`; `width` is unused.
-    """
+    """Unit norm: x / max(‖x‖, ε) × scale, on a sphere of learned radius (Amsel et al. 2025). Parameters: scale ()."""
 
     def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
         self.scale = nnx.Param(jnp.ones(()))
@@ -89,7 +74,7 @@ class UnitNorm(nnx.Module):
 
 
 class NoNorm(nnx.Module):
-    """Identity in place of a norm, with a cast to `dtype`. It has no parameters; other arguments are unused."""
+    """Identity in place of a norm, with a cast to `dtype`."""
 
     def __init__(self, width: int, *, epsilon: float = 0.0, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
         self.dtype = dtype
@@ -102,16 +87,7 @@ NORMS = MappingProxyType({"layernorm": LayerNorm, "rmsnorm": RMSNorm, "unit": Un
 
 
 def make(kind: str, width: int, **common: Any) -> nnx.Module:
-    """Return a new norm over the last axis.
-
-    Args:
-        kind: key of NORMS, as in `model.norm`.
-        width: length of the last axis.
-        common: further arguments: epsilon, the dtype of the output, and rngs.
-
-    Raises:
-        ConfigError: `kind` is unknown.
-    """
+    """Return a new norm of a kind of NORMS, as in `model.norm`. Raises ConfigError if it is unknown."""
     if kind not in NORMS:
         raise ConfigError(f'"{kind}": unknown norm. Choose one of: {", ".join(NORMS)}.')
     return NORMS[kind](width, **common)

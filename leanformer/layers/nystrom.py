@@ -1,7 +1,4 @@
-"""Nyström attention: approximate softmax attention by M landmarks, at a cost linear in the tokens (Xiong et al. 2021).
-
-Axes as in `leanformer.layers.attention`.
-"""
+"""Nyström attention: softmax attention approximated by M landmarks, linear in the tokens (Xiong et al. 2021)."""
 
 import math
 from types import MappingProxyType
@@ -13,15 +10,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from leanformer.config.declare import Literal, dataclass, types_of
-from leanformer.errors import ConfigError
+from leanformer.config.rules import require
 from leanformer.layers.attention import attend, fan_in, probabilities
 from leanformer.layers.interventions import Keys as InterventionKeys
 from leanformer.layers.masks import EVAL_CONTEXT, PADDING, UNMASKED, Context, Mask, check_supported
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime.mesh import REPLICATED
-
-
-MAX_ITERATIONS = 100  # each is a part of the program, so that a mistyped number would take minutes to compile
 
 
 @dataclass(frozen=True)
@@ -43,11 +37,6 @@ def landmark_tokens(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b 
 
     The tokens of a landmark are consecutive valid tokens; the numbers of tokens differ by at most one. An example with
     fewer tokens than landmarks has one token per landmark, and none in the last landmarks.
-
-    Args:
-        mask: mask whose `lengths` and `keep` mark padding.
-        tokens: T, number of tokens.
-        landmarks: M, number of landmarks.
     """
     present = mask.valid_tokens(tokens)
     if present is None:
@@ -63,10 +52,6 @@ def landmark_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -
 
     Computed as a matmul with zeros and ones, whose products are exact in any dtype: a scatter is slow, and not
     deterministic on a GPU.
-
-    Args:
-        x: array of T tokens, B T N H.
-        members: result of `landmark_tokens`, B M T or M T.
     """
     axes = "mt" if members.ndim == 2 else "bmt"
     members, counts = members.astype(x.dtype), members.sum(axis=-1)
@@ -87,13 +72,8 @@ def pseudo_inverse(
 
     The first estimate is aᵀ / c. Each iteration multiplies its small singular values by 3.25 and cubes the error of the
     others. Singular values of `a` under about √(c / 3.25^iterations) are therefore not fully inverted. Rows and columns
-    of zeros stay zero.
-
-    Args:
-        a: square matrices, B N M M.
-        iterations: number of iterations.
-        scale: definition of c. "matrix": largest column sum times largest row sum of each matrix; "batch": the same
-            over the whole batch, as in the original, where results of an example depend on the rest of the batch.
+    of zeros stay zero. c is the largest column sum times the largest row sum: with `scale` "matrix" of each matrix,
+    with "batch" over the whole batch, as in the original, where results of an example depend on the rest of the batch.
     """
     largest = [jnp.abs(a).sum(axis=axis, keepdims=True).max(axis=(-2, -1), keepdims=True) for axis in (-2, -1)]
     if scale == "batch":
@@ -112,13 +92,9 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def convolve(x: Float[Array, "b t n h"], kernel: Float[Array, "taps n"]) -> Float[Array, "b t n h"]:
-    """Convolve each channel of head n along the tokens with kernel[:, n] (cross-correlation), zero-padded.
+    """Convolve each channel of head n along the tokens with kernel[:, n] (cross-correlation), zero-padded; odd taps.
 
     Computed as matmuls of runs of tokens with banded matrices: a depthwise convolution takes 50 times as long on a CPU.
-
-    Args:
-        x: array of T tokens, B T N H.
-        kernel: odd number of taps for each head, (taps, N).
     """
     (b, t, n, h), taps = x.shape, len(kernel)
     run = 64 * math.ceil(taps / 64)
@@ -136,23 +112,11 @@ class NystromAttention(MultiHeadAttention):
 
     F₁, F₂ and F₃ are the softmax matrices of tokens and landmarks, landmarks and landmarks, and landmarks and tokens. A
     landmark is the mean query, and the mean key, of a run of tokens. With as many landmarks as tokens, attention is
-    exact, unless padding is masked: then results do not depend on the length that rows are padded to.
+    exact, unless padding is masked: then results do not depend on the length that rows are padded to. With padding
+    "zeros", as in the original, queries and keys of padding are zeros, which count in the means, and only F₃ masks
+    padding.
 
     Parameters: those of `MultiHeadAttention`, and with a convolution `skip` (taps, N).
-
-    Args:
-        width, num_heads, head_dim, value_dim: D, N, H and H' as of `MultiHeadAttention`.
-        landmarks: M, number of landmarks.
-        iterations: iterations of the pseudo-inverse, which is computed in float32.
-        convolution: kernel size (taps) of the convolution, an odd number; 0 for none.
-        scale: initial scale of the pseudo-inverse, see `pseudo_inverse`.
-        padding: "masked": padding has no effect. "zeros", as in the original: queries and keys of padding are zeros,
-            which count in the means, and only F₃ masks padding.
-        arguments: further arguments of `MultiHeadAttention`; of its options only those in `options`, and `out_bias`.
-
-    Raises:
-        ConfigError: an option is invalid or not supported; when called, there are more landmarks than tokens, or with
-            padding "zeros" the tokens are not divisible into equal runs.
 
     >>> attention = NystromAttention(12, 2, 6, landmarks=4, rngs=nnx.Rngs(0))
     >>> attention(jnp.ones((1, 16, 12)))[0].shape
@@ -177,22 +141,10 @@ class NystromAttention(MultiHeadAttention):
         rngs: nnx.Rngs,
         **arguments: Any,
     ):
-        for name in sorted(MultiHeadAttention.options.keys() - self.options.keys() - {"out_bias"}):
-            if arguments.get(name):
-                raise ConfigError(
-                    f"model.{name}={arguments[name]}: Nyström attention has no such option. Leave it unset."
-                )
         for name, value in (("landmarks", landmarks), ("iterations", iterations)):
-            if value < 1:
-                raise ConfigError(f"model.{name}={value} must be at least 1.")
-        if iterations > MAX_ITERATIONS:
-            raise ConfigError(
-                f"model.iterations={iterations} must be at most {MAX_ITERATIONS}: 30 invert all that float32 resolves."
-            )
-        if convolution and (convolution < 1 or convolution % 2 == 0):
-            raise ConfigError(
-                f"model.convolution={convolution}: must be odd. Set an odd number of taps, or 0 for no convolution."
-            )
+            require(value >= 1, f"model.{name}={value} must be at least 1.")
+        odd = convolution == 0 or convolution % 2 == 1
+        require(odd, f"model.convolution={convolution}: set an odd number of taps, or 0 for no convolution.")
         super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)
         self.landmarks, self.iterations, self.scale, self.padding = landmarks, iterations, scale, padding
         if convolution:
@@ -205,9 +157,6 @@ class NystromAttention(MultiHeadAttention):
 
         Arrays: v and out, B T N H; and, unless attention is exact, `landmark_probabilities` F₂ and its
         `pseudo_inverse`, B N M M, float32. There are no `q` and `k`, which identify softmax attention to a tap.
-
-        Raises:
-            ConfigError: the mask has other parts than padding: a landmark is a mean over arbitrary tokens.
         """
         mask = context.mask
         check_supported("Nyström attention", self.masks, mask.parts)
@@ -244,13 +193,12 @@ class NystromAttention(MultiHeadAttention):
     def _landmarks(self, q: Array, k: Array, mask: Mask) -> tuple[Array, Array, Mask]:
         """Return mean queries, mean keys, and the mask of landmarks that each example has."""
         tokens, number = q.shape[1], self.landmarks
-        if number > tokens:
-            raise ConfigError(f"model.landmarks={number}: there are only {tokens} tokens. Set at most {tokens}.")
-        if self.padding == "zeros" and tokens % number:
-            raise ConfigError(
-                f'model.padding="zeros" requires {tokens} tokens to be a multiple of '
-                f'model.landmarks={number}. Set a divisor of {tokens}, or padding="masked".'
-            )
+        require(number <= tokens, f"model.landmarks={number}: there are only {tokens} tokens. Set at most {tokens}.")
+        require(
+            self.padding == "masked" or tokens % number == 0,
+            f'model.padding="zeros" requires {tokens} tokens to be a multiple of model.landmarks={number}. Set a '
+            'divisor, or padding="masked".',
+        )
         real = mask.valid_tokens(tokens)
         if tokens % number == 0 and (real is None or self.padding == "zeros"):
             return segment_means(q, number), segment_means(k, number), UNMASKED

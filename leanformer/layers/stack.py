@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from leanformer.errors import ConfigError
+from leanformer.config.rules import require
 from leanformer.layers import interventions
 from leanformer.layers.attention import ATTENDED, WEIGHTS, full_lengths
 from leanformer.layers.blocks import Block, BlockConfig
@@ -51,9 +51,6 @@ class Groups(nnx.Module):
     """Stacked blocks of groups of consecutive equal layers, as attributes `from0`, `from4`, ... by their first layer.
 
     Each has a leading axis, the layers of its group. Iterating over the module yields them from the first layer up.
-
-    Args:
-        groups: stacked blocks of each group, by the index of its first layer.
     """
 
     def __init__(self, groups: Mapping[int, nnx.Module]):
@@ -62,7 +59,6 @@ class Groups(nnx.Module):
             setattr(self, f"from{first}", groups[first])
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the stacked blocks of each group, from the first layer up."""
         return (getattr(self, f"from{first}") for first in self.firsts)
 
 
@@ -86,9 +82,6 @@ class Stack(nnx.Module):
         remat: rematerialisation policy, a key of REMAT.
         unroll: layers per scan iteration, 1 if None. Unrolling all layers avoids copies of weights and gradients
             between the stack and a layer; compile time grows with it. `model_setup` selects it for GPUs.
-
-    Raises:
-        ConfigError: attention has dropout in blocks other than `Block`, which do not support it.
     """
 
     def __init__(
@@ -113,11 +106,10 @@ class Stack(nnx.Module):
         rates = (getattr(module, "attention_dropout", None) for _, module in nnx.iter_modules(self.layers))
         attention_dropout = next(filter(None, rates), None)
         self.drops = bool(attention_dropout) or block.dropout > 0
-        if not plain and attention_dropout:
-            raise ConfigError(
-                f"model.attention_dropout={attention_dropout}: not supported by blocks of type "
-                f"{type(block).__name__}. Leave it unset."
-            )
+        require(
+            plain or not attention_dropout,
+            f"model.attention_dropout={attention_dropout}: not supported by blocks of type {type(block).__name__}.",
+        )
 
     @classmethod
     def from_config(
@@ -130,10 +122,8 @@ class Stack(nnx.Module):
     ) -> "Stack":
         """Return the stack of blocks that a config describes.
 
-        Args:
-            config: settings of the stack.
-            make_block: function from the settings of a group and `nnx.Rngs` to a block; makes a `Block` if None.
-            drop_path: stochastic-depth rates that replace those of the config; None to keep them.
+        `make_block` makes a block from the settings of its group, a `Block` if None; `drop_path` replaces the config's
+        rates.
         """
 
         def plain(config: BlockConfig, rngs: nnx.Rngs) -> nnx.Module:
@@ -143,22 +133,16 @@ class Stack(nnx.Module):
         firsts = itertools.accumulate((group.depth for group in groups[:-1]), initial=0)
         makers = {i: functools.partial(make_block or plain, group) for i, group in zip(firsts, groups, strict=True)}
         rates = config.drop_path if drop_path is None else drop_path
-        how: dict[str, Any] = {"remat": config.remat, "unroll": config.unroll, "rngs": rngs}
-        return cls(makers, config.depth, drop_path=rates, **how)
+        return cls(makers, config.depth, drop_path=rates, remat=config.remat, unroll=config.unroll, rngs=rngs)
 
     def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = EVAL_CONTEXT) -> tuple[Any, ...]:
         """Return the output and the tap's results, stacked over layers (leading axis L); with a cache, the new one too.
 
         Tap's results and caches of several groups are lists, with one entry per group. A key per example switches
-        training on: drop path and dropout are drawn, and batch statistics are used and updated. A cache (see
-        `empty_cache`) requires a causal mask whose offset is the number of cached tokens; x are the tokens that follow,
-        and the returned cache contains them.
-
-        Raises:
-            ValueError: a cache is combined with a tap or with training, which need whole sequences.
+        training on; drop path and dropout are drawn, and batch statistics are used and updated. A cache (see
+        `empty_cache`) requires a causal mask whose offset is the number of cached tokens, no tap and no key; x are the
+        tokens that follow, and the returned cache contains them.
         """
-        if context.cache is not None and (context.tap is not None or context.key is not None):
-            raise ValueError("A cache excludes a tap and a training key: both need whole sequences.")
         key, train, scales, keys = context.key, context.key is not None, None, None
         if train and max(self.rates) > 0:
             # Drawn before the scan: inside, the compiler fuses the generator into loops over every activation.
@@ -218,11 +202,7 @@ class Stack(nnx.Module):
         return x, taps, cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for B = `batch` rows of up to S = `size` tokens: arrays of zeros by name.
-
-        They are the arrays of the attention's `empty_cache` with a leading axis L, for example {"k": L B S K H, "v": L
-        B S K H'}. The cache of several groups is a list with one such dictionary per group.
-        """
+        """Return the attention's `empty_cache` with a leading axis L; a list with one per group of layers."""
         caches = [
             jax.tree.map(lambda x, n=end - first: jnp.zeros((n, *x.shape), x.dtype), layers.empty_cache(batch, size))
             for layers, (first, end) in zip(list_groups(self.layers), self.bounds, strict=True)
@@ -241,11 +221,6 @@ def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: i
 
     Stochastic depth (Huang et al. 2016). Each example has its own key, so the result does not depend on the rest of the
     batch, on gradient accumulation or on the number of devices.
-
-    Args:
-        key: random keys, one per example (B).
-        rates: stochastic-depth rate of each layer (L), below 1.
-        branches: number of residual branches of a layer.
     """
     keep = 1 - jnp.asarray(rates)
 

@@ -21,14 +21,6 @@ def check(name: str, **arguments: Any) -> None:
     """Raise ConfigError if keys of config.model are missing, unknown, of another type, or sizes below 1.
 
     The model is not built: other invalid values are found by `build`.
-
-    Args:
-        name: name of the architecture, such as "vit".
-        arguments: the other keys of config.model.
-
-    >>> check("vit", widht=8)
-    Traceback (most recent call last):
-    leanformer.errors.ConfigError: ...
     """
     find_class(name).parse(arguments)
 

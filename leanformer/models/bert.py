@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, Int, Key
 from leanformer.config.common import TextKeys
 from leanformer.config.declare import Literal, dataclass
 from leanformer.config.rules import require
-from leanformer.errors import ConfigError
 from leanformer.layers.attention import dropout, normal
 from leanformer.layers.blocks import ACTIVATIONS, BlockConfig
 from leanformer.layers.masks import Context, Mask, Tap, mean_pool
@@ -51,24 +50,16 @@ class Keys(TextKeys):
 class Model(Family):
     """BERT with token logits as outputs; with `num_classes`, class logits or regression values.
 
-    Args:
-        keys: keys of config.model.
-        blocks: settings of the blocks; without `post_norm` there is one more norm at the end. All norms have the
-            settings of their norms, and the transform their activation. Their dropout also acts on embeddings and on
-            the classifier's input.
-
-    Raises:
-        ConfigError: parts of a head are set that the model does not have.
+    Without `post_norm` there is one more norm at the end. Dropout also acts on embeddings and on the classifier's
+    input.
     """
 
     keys = Keys
-    # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("pos_embed", "pos_scale", "type_embed", "head_bias", "gamma1", "gamma2")
     classifiers = ("head", "pooler", "transform", "transform_norm", "head_bias")
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return ("segments",) for packed rows, else ("lengths",)."""
         return ("segments",) if arguments.get("packed", False) else ("lengths",)
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
@@ -78,7 +69,7 @@ class Model(Family):
             require(not value, f"model.{name}={value}: no such part with model.num_classes={num_classes}. Unset it.")
         self.max_length, self.types, self.packed, self.pool = keys.max_length, types, keys.packed, keys.pool
         self.num_classes, self.dropout, self.dtype, width = num_classes, blocks.dropout, blocks.dtype, blocks.width
-        self.activation = blocks.mlp_config.activation
+        self.activation = blocks.mlp.activation
 
         self.embed = nnx.Param(normal(rngs.params(), (keys.vocabulary, width)))
         learned = positions == "learned"
@@ -110,12 +101,8 @@ class Model(Family):
             tokens: token ids, padded at the end to a common length.
             lengths: number of valid tokens of each row, at least 1; all if None.
             types: token types, below `types`; all 0 if None.
-            segments: document index of each token of packed rows; positions start from 0 in each document.
+            segments: document index of each token of packed rows, without lengths; positions restart in each document.
             key: random keys, one per example; switch training on, with dropout and drop path.
-
-        Raises:
-            ConfigError: rows are longer than `max_length`, the model has no types, or packed rows have lengths: their
-                padding is a segment.
         """
         last = None
         if key is not None and self.num_classes:
@@ -139,13 +126,8 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """Return the last hidden states (B T D), the input of both heads, and {"blocks": stacked tap results}.
-
-        Arguments and errors are those of a call of the model. Hidden states of padding tokens are not zero.
-        """
+        """Return the last hidden states (B T D), not zero at padding, and {"blocks": stacked tap results}."""
         check_length(tokens.shape[1], self.max_length)
-        if lengths is not None and segments is not None:
-            raise ConfigError("Rows with segments must not have lengths: their padding is a separate segment.")
         where = token_positions(tokens, segments)
         x = self._embedded(tokens, types, where)
         if key is not None:
@@ -156,11 +138,7 @@ class Model(Family):
         return x if self.norm is None else self.norm(x), {"blocks": taps}
 
     def decoded(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """Apply the dense layer, activation and norm before the token head to hidden states, if the model has them.
-
-        Args:
-            x: hidden states of any positions, B T D.
-        """
+        """Apply the dense layer, activation and norm before the token head to hidden states, if the model has them."""
         if self.transform is None:
             return x
         return self.transform_norm(ACTIVATIONS[self.activation](self.transform(x)))
@@ -180,10 +158,9 @@ class Model(Family):
             x += self.pos_scale[...] * sinusoidal_embeddings(where, x.shape[2]).astype(x.dtype)
         if self.type_embed is not None:
             x += self.type_embed[...][jnp.zeros_like(tokens) if types is None else types]
-        elif types is not None:
-            raise ConfigError("Token types are given, but model.types=None. Set model.types, or omit the types.")
+        else:
+            require(types is None, "Token types are given, but model.types=None. Set model.types.")
         return self.embed_norm(x)
 
     def _pooled(self, x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
-        """Return one vector per text: the first token, or the mean of valid tokens."""
         return x[:, 0] if self.pool == "first" else mean_pool(x, lengths)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.config.common import ImageKeys
 from leanformer.config.declare import dataclass
-from leanformer.errors import ConfigError
+from leanformer.config.rules import require
 from leanformer.layers.blocks import Block, BlockConfig, drop_path
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
@@ -55,16 +55,10 @@ def _windows(
 
 
 class WindowAttention(MultiHeadAttention):
-    """Self-attention inside each window of a map, without shifts or positions.
+    """Self-attention inside each window of a map, B height width D, without shifts or positions.
 
-    Called with a map, B height width D, it returns one of the same shape, arrays for a tap and None as the cache; the
-    context is not read. A map is zero-padded below and to the right to whole windows. Padding takes part like any
-    token, and is not neutral because of the biases of query, key and value.
-
-    Args:
-        sizes: width, num_heads, head_dim and value_dim, as of `MultiHeadAttention`.
-        window_size: side of a window, in tokens.
-        arguments: further arguments of `MultiHeadAttention`, without rotary positions.
+    A map is zero-padded below and to the right to whole windows. Padding takes part like any token, and is not neutral
+    because of the biases of query, key and value.
     """
 
     masks = ()
@@ -79,8 +73,7 @@ class WindowAttention(MultiHeadAttention):
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
-        """Return the projected output, and for a tap q, k, v per window (B·windows, T = window_size², N, H) and `out`
-        of the whole map (B T N H)."""
+        """Return the output, q, k, v per window (B·windows, T, N, H) and `out` of the map (B T N H), and no cache."""
         windows, whole = _windows(x, self.window_size)
         arrays, _ = self.attended(windows)
         arrays = {name: array[:, : windows.shape[1]] for name, array in arrays.items()}
@@ -89,16 +82,7 @@ class WindowAttention(MultiHeadAttention):
 
 
 class WindowNystrom(NystromAttention):
-    """Nyström attention inside each window of a map, without shifts or positions; parameters as in `NystromAttention`.
-
-    Called with a map, B height width D, it returns one of the same shape, arrays for a tap and None as the cache; the
-    context is not read.
-
-    Args:
-        sizes: width, num_heads, head_dim and value_dim, as of `MultiHeadAttention`.
-        window_size: side of a window, in tokens; maps are zero-padded to whole windows.
-        arguments: further arguments of `NystromAttention`.
-    """
+    """Nyström attention inside each window of a zero-padded map, without shifts or positions."""
 
     masks = ()
 
@@ -109,8 +93,7 @@ class WindowNystrom(NystromAttention):
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
-        """Return the projected output, and for a tap `out` of the whole map (B T N H), and per window v and the other
-        arrays of `NystromAttention`."""
+        """Return the output, for a tap `out` of the map (B T N H) and other arrays per window, and no cache."""
         windows, whole = _windows(x, self.window_size)
         projected, arrays, _ = super().__call__(windows)
         out = whole(arrays["out"])
@@ -123,10 +106,8 @@ WINDOWED = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystro
 class ChannelAttention(MultiHeadAttention):
     """Attention between the channels of each head over a map: softmax(Qᵀ K / √H) Vᵀ, with an H × H matrix.
 
-    Called with a map, B height width D, it returns one of the same shape, arrays for a tap and None as the cache; the
-    context is not read. Arguments and parameters are those of `MultiHeadAttention`, of which norms and rotary positions
-    of queries and keys, the logit scale, the temperature, the soft cap and attention dropout have no effect. Published
-    weights store the three projections in the order value, query, key.
+    Of the options of `MultiHeadAttention`, only interventions and biases have an effect. Published weights store the
+    three projections in the order value, query, key. There is no T × T matrix, so taps get no q and k.
     """
 
     masks = ()
@@ -134,7 +115,6 @@ class ChannelAttention(MultiHeadAttention):
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
-        """Return the projected output, and for a tap v and `out` (B T N H); there is no T × T matrix of q and k."""
         tokens = _tokens(x)
         q, k, v = self.query(tokens), self.key(tokens), self.value(tokens)
         wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -146,15 +126,9 @@ class ChannelAttention(MultiHeadAttention):
 class MapBlock(Block):
     """Pre-norm block over a map, with a position code (map + depthwise convolution) before each branch.
 
-    It maps B height width D to the same shape. It is `blocks.Block` with this code; it needs an MLP, and `post_norm`,
-    `layer_scale`, `dropout` and `graying` of its config have no effect.
-
-    A tap receives maps as tokens, B T D, row by row. `tokens` enter the block, `normed` is LN(tokens + code) and
+    It is `blocks.Block` with this code and an MLP; `post_norm`, `layer_scale`, `dropout` and `graying` have no effect.
+    A tap receives maps as tokens, B T D, row by row: `tokens` enter the block, `normed` is LN(tokens + code) and
     `middle` is tokens + code + attention.
-
-    Args:
-        attention: attention over maps, B height width D.
-        config: settings of the block.
     """
 
     def __init__(self, attention: Any, config: BlockConfig, *, rngs: nnx.Rngs):
@@ -181,12 +155,7 @@ class MapBlock(Block):
 class Unit(nnx.Module):
     """Spatial block (attention inside windows) followed by a channel block; the depth of a stage counts units.
 
-    Called with a map, B height width D, it returns a map of the same shape, {"spatial": tap result of the first block,
-    "channel": that of the second}, and None as the cache.
-
-    Args:
-        spatial: block with attention inside windows.
-        channel: block with attention between channels.
+    It returns a map, {"spatial": tap result of the first block, "channel": of the second}, and None as the cache.
     """
 
     branches, dropout = 4, 0.0
@@ -205,14 +174,7 @@ class Unit(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """Downsampling between stages: LayerNorm, then a 2 × 2 convolution of stride 2.
-
-    It maps (B, height, width, channels) to (B, height / 2, width / 2, D); odd sides are zero-padded to even ones.
-
-    Args:
-        channels: number of input channels.
-        width: D, number of output channels.
-    """
+    """LayerNorm, then a 2 × 2 convolution of stride 2; odd sides are zero-padded to even ones."""
 
     def __init__(self, channels: int, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.norm = LayerNorm(channels, epsilon=EPSILON, dtype=dtype, rngs=rngs)
@@ -240,20 +202,12 @@ class Keys(ImageKeys):
 
 
 class Model(Family):
-    """DaViT for classification.
+    """DaViT for classification; no shape depends on `image_size`.
 
     Both blocks of a unit share num_heads and mlp_dim. Stacks of taps and of weight measures: "stage1.spatial",
     "stage1.channel", "stage2.spatial", ... Measures of attention matrices exist only for spatial blocks, one per
-    window: their leading axis is B·windows.
-
-    Args:
-        keys: keys of config.model; no shape depends on `image_size`.
-        blocks: settings of each stage, whose depth counts units of two blocks. Attention inside the windows is
-            "softmax", or "nystrom" with at most `window_size`² landmarks; `qkv_bias` also applies to channel attention.
-            Stochastic depth rises linearly from 0 over the units of all stages.
-
-    Raises:
-        ConfigError: `channel_head_dim` has another number of stages.
+    window: their leading axis is B·windows. `qkv_bias` also applies to channel attention. Stochastic depth rises
+    linearly from 0 over the units of all stages.
     """
 
     keys = Keys
@@ -264,19 +218,19 @@ class Model(Family):
     def __init__(self, keys: Keys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
         channel_head_dim = keys.channel_head_dim
         dtype, widths, depths = blocks[0].dtype, [stage.width for stage in blocks], [stage.depth for stage in blocks]
-        channels_of = channel_head_dim or [stage.attention_config.head_dim for stage in blocks]
-        if len(channels_of) != len(blocks):
-            raise ConfigError(
-                f"model.channel_head_dim={channel_head_dim}: wrong length. Set one for each of {len(blocks)} stages."
-            )
+        channels_of = channel_head_dim or [stage.attention.head_dim for stage in blocks]
+        matches = len(channels_of) == len(blocks)
+        require(matches, f"model.channel_head_dim={channel_head_dim}: set one for each of {len(blocks)} stages.")
         self.dtype, self.stages = dtype, len(blocks)
 
         def unit(channel: int, stage: BlockConfig, rngs: nnx.Rngs) -> Unit:
-            a = stage.attention_config
-            windows = dataclasses.replace(a, options={**a.options, "window_size": keys.window_size})
-            options: dict[str, Any] = {"qkv_bias": a.qkv_bias, "backend": a.backend, "dtype": dtype, "rngs": rngs}
+            config = stage.attention
+            windows = dataclasses.replace(config, options={**config.options, "window_size": keys.window_size})
             between_tokens = windows.make(stage.width, kernel_init=stage.kernel_init, dtype=dtype, rngs=rngs)
-            between_channels = ChannelAttention(stage.width, a.num_heads, channel, **options)
+            options: dict[str, Any] = {"qkv_bias": config.qkv_bias, "backend": config.backend}
+            between_channels = ChannelAttention(
+                stage.width, config.num_heads, channel, **options, dtype=dtype, rngs=rngs
+            )
             return Unit(*(MapBlock(attention, stage, rngs=rngs) for attention in (between_tokens, between_channels)))
 
         rates = np.split(np.linspace(0, blocks[0].drop_path, sum(depths)), np.cumsum(depths)[:-1])
@@ -292,7 +246,6 @@ class Model(Family):
         self.head = blocks[-1].make_linear(widths[-1], keys.num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the stacked blocks by "stage1.spatial", "stage1.channel", "stage2.spatial" and so on."""
         units = {f"stage{i}": getattr(self, f"stage{i}").layers for i in range(1, self.stages + 1)}
         return {f"{stage}.{n}": getattr(unit, n) for stage, unit in units.items() for n in ("spatial", "channel")}
 

@@ -17,13 +17,13 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.common import PlainKeys
 from leanformer.config.declare import Literal, Size, dataclass
 from leanformer.config.rules import require
-from leanformer.errors import ConfigError
 from leanformer.layers.attention import fan_in, normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.interventions import check_flattening
 from leanformer.layers.masks import Context, Mask, Tap
 from leanformer.layers.model_base import ATTENTIONS, Family
 from leanformer.layers.multihead import AveragedAttention
+from leanformer.layers.positions import check_length
 from leanformer.layers.stack import Stack
 
 
@@ -55,21 +55,12 @@ class Keys(PlainKeys):
 
 
 class Model(Family):
-    """Encoder of sets or sequences of vectors, B T inputs, with one output vector per token or one per example.
+    """Encoder of vectors, B T inputs, with one output vector per token (B T outputs) or one per example (B 1 outputs).
 
-    Called with vectors, it returns outputs, B T `outputs`, or B 1 `outputs` for one per example; and the tap results.
-
-    Args:
-        keys: keys of config.model.
-        blocks: settings of the blocks; attention is one module or the mean of several (option `modules`). Without
-            `post_norm` there is one more norm at the end.
-
-    Raises:
-        ConfigError: token graying is invalid, or a causal model has a class token or graying.
+    Without `post_norm` there is one more norm at the end.
     """
 
     keys = Keys
-    # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("read_out",)
     attentions = MappingProxyType({**ATTENTIONS, "softmax": AveragedAttention})
@@ -77,7 +68,6 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return ("causal",) for a causal model, else ()."""
         return ("causal",) if arguments.get("causal", False) else ()
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
@@ -108,9 +98,6 @@ class Model(Family):
         """Return outputs, one per token or one in all, and {"blocks": tap results stacked over layers}.
 
         `key`, one per example, switches training on, with drop path.
-
-        Raises:
-            ConfigError: there are more tokens than positions.
         """
         x = vectors.astype(self.dtype)
         if hasattr(self, "read_in"):
@@ -119,15 +106,9 @@ class Model(Family):
             token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
             x = jnp.concatenate([token, x], axis=1)
         if hasattr(self, "pos_embed"):
-            x = x + self._positions(x.shape[1])
+            check_length(x.shape[1], len(self.pos_embed[...]))
+            x = x + self.pos_embed[...].astype(self.dtype)[None, : x.shape[1]]
         x, taps = self.blocks(x, Context(key=key, tap=tap, mask=self.mask))
         x = x[:, :1] if hasattr(self, "cls_token") else x
         x = self.norm(x) if hasattr(self, "norm") else x
         return self.read_out(x) if hasattr(self, "read_out") else x, {"blocks": taps}
-
-    def _positions(self, tokens: int) -> Float[Array, "1 t d"]:
-        if tokens > len(self.pos_embed[...]):
-            raise ConfigError(
-                f"{tokens} tokens exceed the {len(self.pos_embed[...])} positions. Increase model.max_length."
-            )
-        return self.pos_embed[...].astype(self.dtype)[None, :tokens]

@@ -1,9 +1,9 @@
 """GPT: causal decoder for language modelling, with independent heads, head dimension, depth and MLP.
 
 Token embeddings and learned positions, causal pre-norm blocks, a final norm, logits over the vocabulary (Radford et al.
-2019). Its options also give Llama (rotary positions, RMSNorm, a gated SiLU, no biases),
-DeepSeek without experts (Llama with latent attention) and nanochat (norms of queries and keys, squared ReLU, a soft
-cap), and the GPT-2 of Leaner Transformers (Table 2).
+2019). Its options also give Llama (rotary positions, RMSNorm, a gated SiLU, no biases), DeepSeek without experts (Llama
+with latent attention) and nanochat (norms of queries and keys, squared ReLU, a soft cap), and the GPT-2 of Leaner
+Transformers (Table 2).
 
 Weights are initialised normal with 0.02, biases with zero. Published GPT-2 initialises the projections before each
 residual sum with smaller weights.
@@ -41,22 +41,13 @@ class Keys(TextKeys):
 
 
 class Model(Family):
-    """GPT language model.
-
-    Args:
-        keys: keys of config.model.
-        blocks: settings of the blocks; the final norm has the settings of their norms, embeddings their dropout.
-
-    Raises:
-        ConfigError: `head_bias` is set without a separate head, or `head_cap` is not positive.
-    """
+    """GPT language model."""
 
     keys = Keys
     no_decay = ("pos_embed", "gamma1", "gamma2")  # parameters exempt from weight decay, in addition to biases and norms
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return ("causal", "segments") for packed rows, else ("causal",)."""
         return ("causal", "segments") if arguments.get("packed", False) else ("causal",)
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
@@ -84,12 +75,8 @@ class Model(Family):
     ) -> tuple[Float[Array, "b t v"], Any]:
         """Return logits of the next token at each position (B, T, V), and {"blocks": stacked tap results}.
 
-        Args:
-            segments: document index of each token of packed rows; positions start from 0 in each document.
-            key: random keys, one per example; switch training on, with dropout and drop path.
-
-        Raises:
-            ConfigError: rows are longer than `max_length`.
+        `segments` are the document index of each token of packed rows; positions start from 0 in each document. `key`,
+        one per example, switches training on, with dropout and drop path.
         """
         x, taps = self.hidden(tokens, segments, key=key, tap=tap)
         return self._logits(x), taps
@@ -102,10 +89,7 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """Return the final hidden states (B T D), the input of the output head, and {"blocks": stacked tap results}.
-
-        It serves losses that do not need all logits at once. Arguments and errors are those of a call of the model.
-        """
+        """Return the final hidden states (B T D), for losses that do not need all logits at once, and taps."""
         check_length(tokens.shape[1], self.max_length)
         where = token_positions(tokens, segments)
         x = self._embedded(tokens, where)
@@ -123,23 +107,16 @@ class Model(Family):
         return self.head.kernel[...], None if self.head.bias is None else self.head.bias[...]
 
     def extend(self, tokens: Int[Array, "b t"], cache: Any, offset: Int[Array, ""]) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits of the token after the last one (B V), and the cache with the new tokens.
+        """Return logits of the token after the last one (B V), and the cache with the new tokens, which must fit.
 
-        Args:
-            tokens: tokens that follow those in the cache, B T.
-            cache: result of `empty_cache` or of an earlier call.
-            offset: number of tokens in the cache. The caller ensures that it has room for T more.
+        `offset` is the number of tokens in the cache, a result of `empty_cache` or of an earlier call.
         """
         x = self._embedded(tokens, offset + jnp.arange(tokens.shape[1])[None])
         x, _, cache = self.blocks(x, Context(mask=Mask(causal=True, offset=offset), cache=cache))
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache for B = `batch` rows of up to S = `size` tokens: arrays of zeros by name.
-
-        They are {"k": L B S K H, "v": L B S K H'}, or the arrays of another attention type; a list with one dictionary
-        per group if layers differ. Raises ConfigError if `size` is above `max_length`.
-        """
+        """Return a cache of zeros for B = `batch` rows of up to S = `size` tokens, see `Stack.empty_cache`."""
         check_length(size, self.max_length)
         return self.blocks.empty_cache(batch, size)
 

@@ -11,7 +11,6 @@ Options reproduce the original, except for the batch-wide scale of pairs, which 
 `zero_is_padding=True, padding="zeros", scale="batch", pool="padded_mean", dropout=0.1`.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -23,11 +22,11 @@ from jaxtyping import Array, Float, Int, Key
 
 from leanformer.config.common import PlainKeys
 from leanformer.config.declare import Literal, Size, dataclass
-from leanformer.errors import ConfigError
 from leanformer.layers.attention import dropout, fan_in, normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.masks import Context, Mask, Tap
 from leanformer.layers.model_base import Family
+from leanformer.layers.positions import check_length
 from leanformer.layers.stack import Stack
 
 
@@ -61,27 +60,20 @@ class Model(Family):
 
     With two towers, a pair (a, b) goes through one encoder, and the classifier reads [a, b, a·b, a − b]. Pairs are one
     batch of 2B, also for the attention's `scale="batch"`.
-
-    Args:
-        keys: keys of config.model.
-        blocks: settings of the blocks. Embeddings have their dropout, 0.1 in the original; the classifier's hidden
-            layer has the dimension of that of the last block's MLP.
     """
 
     keys = Keys
-    # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
     fixed = MappingProxyType({"epsilon": EPSILON, "kernel_init": fan_in})
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return ("lengths", "keep") if token 0 is padding, else ("lengths",)."""
         return ("lengths", "keep") if arguments.get("zero_is_padding", False) else ("lengths",)
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         self.towers, self.pool, self.zero_is_padding = keys.towers, keys.pool, keys.zero_is_padding
         self.max_length, self.dropout, self.dtype = keys.max_length, blocks.dropout, blocks.dtype
-        width, mlp_dim = blocks.width, blocks.mlp_config.mlp_dim
+        width, mlp_dim = blocks.width, blocks.mlp.mlp_dim
 
         extra = int(keys.pool == "token")
         if extra:
@@ -108,9 +100,6 @@ class Model(Family):
             lengths: number of valid tokens of each sequence, at least 1; all if None.
             key: random keys, one per example; switch training on, with dropout and drop path.
             tap: hook of the blocks; with two towers it receives 2B examples, a₀ b₀ a₁ b₁ ...
-
-        Raises:
-            ConfigError: sequences are longer than `max_length`.
         """
         if self.towers == 1:
             x, taps = self._encode(tokens, lengths, key, tap)
@@ -125,14 +114,8 @@ class Model(Family):
     def _encode(
         self, tokens: Int[Array, "b t"], lengths: Int[Array, "b"] | None, key: Key[Array, "b"] | None, tap: Tap | None
     ) -> tuple[Float[Array, "b d"], Any]:
-        """Return one vector per sequence, and the taps."""
-        if tokens.shape[1] > self.max_length:
-            raise ConfigError(
-                f"model.max_length={self.max_length}: found {tokens.shape[1]} tokens. Increase it, or truncate them."
-            )
-        mask = Mask(lengths=lengths)
-        if self.zero_is_padding:
-            mask = dataclasses.replace(mask, keep=tokens != 0)
+        check_length(tokens.shape[1], self.max_length)
+        mask = Mask(lengths=lengths, keep=tokens != 0 if self.zero_is_padding else None)
         x = self.embed[...][tokens].astype(self.dtype)  # cast last: gradients of a token are summed in float32
         if self.pool == "token":
             x, mask = self._with_class_token(x, mask)
@@ -144,10 +127,8 @@ class Model(Family):
         return self._pool(self.norm(x), mask), taps
 
     def _with_class_token(self, x: Float[Array, "b t d"], mask: Mask) -> tuple[Float[Array, "b t+1 d"], Mask]:
-        x = jnp.concatenate(
-            [jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])), x], axis=1
-        )
-        return x, Mask(
+        token = jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
+        return jnp.concatenate([token, x], axis=1), Mask(
             lengths=None if mask.lengths is None else mask.lengths + 1,
             keep=None if mask.keep is None else jnp.pad(mask.keep, ((0, 0), (1, 0)), constant_values=True),
         )

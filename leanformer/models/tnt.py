@@ -40,12 +40,7 @@ EPSILON = 1e-5  # epsilon of every norm
 
 
 def cut(x: Float[Array, "b height width c"], size: int) -> Float[Array, "b p {size} {size} c"]:
-    """Return the non-overlapping squares of maps, row by row, as B P size size C.
-
-    Args:
-        x: maps, whose height and width are multiples of `size`.
-        size: side of a square in pixels.
-    """
+    """Return the non-overlapping squares of maps, row by row, as B P size size C; `size` divides their sides."""
     b, height, width, c = x.shape
     x = x.reshape(b, height // size, size, width // size, size, c).swapaxes(2, 3)
     return jax.lax.collapse(x, 1, 3)
@@ -54,15 +49,8 @@ def cut(x: Float[Array, "b height width c"], size: int) -> Float[Array, "b p {si
 class Projection(nnx.Module):
     """Linear projection of the concatenated M pixel tokens of each patch to the patch dimension: B P M d to B P D.
 
-    Parameters: linear (M·d, D), its bias if `use_bias`; norm1 of M·d and norm2 of D; if `pixelwise` only norm1 of d,
-    for each pixel token.
-
-    Args:
-        pixels: M, number of pixel tokens of a patch.
-        inner_width: d, dimension of a pixel token.
-        width: D, dimension of a patch token.
-        pixelwise: True for a norm over each pixel token; False for one over all M·d numbers, and one of the result.
-        use_bias: True for a bias of the linear layer.
+    Parameters: linear (M·d, D); norm1 of all M·d numbers and norm2 of the result; or, if `pixelwise`, only norm1 of
+    each pixel token, d.
     """
 
     def __init__(
@@ -79,12 +67,8 @@ class Projection(nnx.Module):
         norm = functools.partial(LayerNorm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         flat = pixels * inner_width
         self.norm1 = norm(inner_width if pixelwise else flat)
-        about: dict[str, Any] = {
-            "kernel_init": normal,
-            "kernel_metadata": REPLICATED,
-            "dot_general": times_weights,
-        }
-        self.linear = nnx.Linear(flat, width, use_bias=use_bias, **about, dtype=dtype, rngs=rngs)
+        options: dict[str, Any] = {"kernel_metadata": REPLICATED, "dot_general": times_weights}
+        self.linear = nnx.Linear(flat, width, use_bias=use_bias, kernel_init=normal, dtype=dtype, rngs=rngs, **options)
         self.norm2 = None if pixelwise else norm(width)
 
     def __call__(self, pixels: Float[Array, "b p m d"]) -> Float[Array, "b p width"]:
@@ -99,17 +83,9 @@ class TntBlock(nnx.Module):
     """Inner block on the pixels of each patch, projection of pixels to patches, outer block on the patches.
 
     Called with a pair (pixels B P M d, tokens B T D: class token and P patches), it returns such a pair, {"inner": tap
-    result of the inner block, "outer": that of the outer one}, and None as the cache.
-
-    Both blocks are `blocks.Block`, with the same tap names; the inner batch axis is B·P, with every patch as an
-    example. Stochastic depth draws inner branches per patch and outer branches per image; the projection is never
-    dropped.
-
-    Args:
-        inner: block of the pixel tokens.
-        injection: projection whose result is added to the patch tokens.
-        outer: block of the patch tokens and the class token.
-        patches: P, number of patches of an image.
+    result of the inner block, "outer": of the outer one}, and None as the cache. The inner batch axis is B·P, with
+    every patch as an example. Stochastic depth draws inner branches per patch and outer branches per image; the
+    projection is never dropped.
     """
 
     dropout = 0.0
@@ -121,10 +97,7 @@ class TntBlock(nnx.Module):
     def __call__(
         self, x: tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], context: Context = EVAL_CONTEXT
     ) -> tuple[tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], dict[str, Any], None]:
-        """Return pixels and patches, class token first, and tap results of both blocks, {"inner", "outer"}.
-
-        `context.scales` are factors of the inner attention branch per patch, the inner MLP branch, and the outer two.
-        """
+        """`context.scales` are factors of the inner attention per patch, the inner MLP per patch, and the outer two."""
         pixels, patches = x
         b, p = pixels.shape[:2]
         of_pixels = of_patches = scales = context.scales
@@ -161,17 +134,11 @@ class Keys(ImageKeys):
 class Model(Family):
     """Transformer in Transformer for classification.
 
-    Args:
-        keys: keys of config.model.
-        blocks: settings of the patches' blocks. Attention of pixels is softmax, with "xla" instead of "cudnn": its head
-            dimension may not fit the fused kernel, and its M × M matrices are small.
-
-    Raises:
-        ConfigError: sizes are not divisible.
+    Attention of pixels is softmax, with "xla" instead of "cudnn": its head dimension may not fit the fused kernel, and
+    its M × M matrices are small.
     """
 
     keys = Keys
-    # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "pos_embed", "pixel_pos")
     fixed = MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
     layered = False
@@ -181,15 +148,14 @@ class Model(Family):
         patch_size, pixel_stride = keys.patch_size, keys.pixel_stride
         require(
             patch_size % pixel_stride == 0,
-            f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}; "
-            "choose a stride that divides it.",
+            f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}.",
         )
         patches, self.sides = math.prod(patch_grid(keys.image_size, patch_size)), image_sides(keys.image_size)
         self.layout, self.patch_size, self.dtype = layout, patch_size, blocks.dtype
         width, dtype = blocks.width, blocks.dtype
         self.grid = patch_size // pixel_stride
 
-        backend = "xla" if blocks.attention_config.backend == "cudnn" else blocks.attention_config.backend
+        backend = "xla" if blocks.attention.backend == "cudnn" else blocks.attention.backend
         of_pixels = AttentionConfig(keys.inner_heads, keys.inner_head_dim, qkv_bias=False, backend=backend)
         inner = BlockConfig(
             inner_width, attention=of_pixels, mlp=MlpConfig(keys.inner_mlp_dim), epsilon=EPSILON, dtype=dtype

@@ -5,6 +5,7 @@ convolution, a class token in front, learned positions, pre-norm blocks, final n
 Leaner Transformers (Table 4) widens the attention: num_heads × head_dim may exceed the embedding dimension.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -45,28 +46,18 @@ class Keys(ImageKeys):
 
 
 class Model(Family):
-    """Vision Transformer for classification.
-
-    Args:
-        keys: keys of config.model.
-        blocks: settings of the blocks; the final norm has the settings of their norms.
-
-    Raises:
-        ConfigError: `pool` is "mean" with `distilled`, or patches do not fit the image.
-    """
+    """Vision Transformer for classification."""
 
     keys = Keys
-    # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("head", "head_dist")
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         pool, distilled, patch_size = keys.pool, keys.distilled, keys.patch_size
         require(not distilled or pool == "token", 'model.distilled=True needs model.pool="token".')
-        rows, columns = patch_grid(keys.image_size, patch_size)
         self.sides = image_sides(keys.image_size)
         self.pool, self.dtype, width = pool, blocks.dtype, blocks.width
-        tokens = rows * columns + (pool == "token") + distilled
+        tokens = math.prod(patch_grid(keys.image_size, patch_size)) + (pool == "token") + distilled
 
         self.patch_embed = PatchConv(keys.channels, width, patch_size, first=True, dtype=blocks.dtype, rngs=rngs)
         if pool == "token":
@@ -82,10 +73,9 @@ class Model(Family):
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Float[Array, "b v"]], Any]:
-        """Return the logits of each head, and {"blocks": the tap's results stacked over layers}.
+        """Return {"class": logits B V, "distilled": if the model has the second head}, and {"blocks": tap results}.
 
-        The logits are {"class": B V}, with "distilled" (B V) if the model has the second head. `key`, one per example,
-        switches training on, with drop path.
+        `key`, one per example, switches training on, with drop path.
         """
         check_sides(images, self.sides)
         x = self.patch_embed(images.astype(self.dtype))
@@ -104,10 +94,7 @@ class Model(Family):
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits (B, V), the mean of the heads, and {"blocks": the tap's results stacked over layers}.
-
-        `key`, one per example, switches training on, with drop path.
-        """
+        """Return the mean of the heads' logits (B, V), and {"blocks": the tap's results stacked over layers}."""
         logits, taps = self.heads(images, key=key, tap=tap)
         total: Any = sum(logits.values())
         return total / len(logits), taps

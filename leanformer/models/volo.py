@@ -17,13 +17,12 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.config.common import ImageKeys
 from leanformer.config.declare import dataclass
-from leanformer.config.rules import image_sides
-from leanformer.errors import ConfigError
+from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig
 from leanformer.layers.convolution import BatchNorm, Conv, PatchConv, check_sides
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
-from leanformer.layers.model_base import WithClassAttention
+from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import ClassAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
@@ -45,9 +44,8 @@ def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
 def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"]:
     """Return the 3 x 3 windows around every other pixel of a map, zero-padded, as B I J N 9 H.
 
-    I x J is half the map, rounded up; the axis of 9 is the pixels of a window, row by row.
-
-    Built from slices of odd and even rows and columns, so neither it nor its derivative gathers or scatters.
+    I x J is half the map, rounded up; the axis of 9 is the pixels of a window, row by row. Built from slices of odd and
+    even rows and columns, so neither it nor its derivative gathers or scatters.
     """
     rows, columns = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0), (0, 0)))
@@ -55,12 +53,7 @@ def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"
 
 
 def overlap_add(y: Float[Array, "b i j n 9 h"], rows: int, columns: int) -> Float[Array, "b rows columns n h"]:
-    """Sum windows at their positions in a map, B rows columns N H: the transpose of `windows`.
-
-    Args:
-        y: windows, as returned by `windows`.
-        rows, columns: size of the map.
-    """
+    """Sum windows at their positions in a map, B rows columns N H: the transpose of `windows`."""
     b, _, _, n, _, h = y.shape
     return jax.linear_transpose(windows, jax.ShapeDtypeStruct((b, rows, columns, n, h), y.dtype))(y)[0]
 
@@ -75,18 +68,10 @@ def _halved(x: Float[Array, "b rows columns d"]) -> Float[Array, "b i j d"]:
 class OutlookAttention(nnx.Module):
     """Attention inside 3 x 3 windows of a map, with weights computed linearly from means of 2 x 2 pixels (section 3.1).
 
-    Called with tokens B T D, it returns B T D, arrays for a tap and None as the cache; the context is not read. Each
-    head of a window has a 9 x 9 matrix with a softmax per row; outputs of overlapping windows are summed. There are no
-    queries and keys: H only scales the logits, by 1 / √H.
-
-    Parameters: value (D, N, H') without bias, weights (D, N, 9, 9) and out (N, H', D) with biases.
-
-    Args:
-        width: D, embedding dimension.
-        num_heads: N.
-        head_dim: H.
-        value_dim: H', dimension of a value of a head; `head_dim` if None.
-        grid: rows and columns of the map; tokens are its pixels, row by row.
+    Each head of a window has a 9 x 9 matrix with a softmax per row; outputs of overlapping windows are summed. There
+    are no queries and keys: H only scales the logits, by 1 / √H. `grid` is rows and columns of the map, whose pixels
+    are the tokens, row by row. Parameters: value (D, N, H') without bias, weights (D, N, 9, 9) and out (N, H', D) with
+    biases.
     """
 
     masks = ()
@@ -113,7 +98,7 @@ class OutlookAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
-        """Return the projected output, and for a tap v and out, B T N H, with windows summed; no q and k."""
+        """Return the projected output, for a tap v and out, B T N H', with windows summed, and no cache."""
 
         def as_map(tokens: Float[Array, "b t *rest"]) -> Float[Array, "b rows columns *rest"]:
             return tokens.reshape(tokens.shape[0], *self.grid, *tokens.shape[2:])
@@ -128,18 +113,7 @@ class OutlookAttention(nnx.Module):
 
 
 class Stem(nnx.Module):
-    """Stem: three convolutions with batch norm and ReLU, the first 7 x 7 and strided, then patch embedding.
-
-    Called with images (B, height, width, channels), it returns a map (B, rows, columns, D). `train` is True to use and
-    update batch statistics.
-
-    Args:
-        channels: number of image channels.
-        stem_width: channels of the three convolutions.
-        width: D, output channels.
-        stride: stride of the first convolution.
-        size: side and stride of the patch embedding, in pixels of the last convolution.
-    """
+    """Three convolutions with batch norm and ReLU, the first 7 x 7 and strided, then patch embedding of side `size`."""
 
     def __init__(
         self, channels: int, stem_width: int, width: int, *, stride: int, size: int, dtype: Any, rngs: nnx.Rngs
@@ -158,17 +132,7 @@ class Stem(nnx.Module):
 
 
 class ClassBlock(nnx.Module):
-    """Pre-norm block on tokens B T D that updates only the class token, which is the first (section 3.3).
-
-    There is no stochastic depth. It returns all tokens, B T D, and None as tap result and as cache.
-
-    Args:
-        attention: attention of the class token to all tokens.
-        width: D.
-        mlp_dim: F, hidden dimension of the MLP.
-        epsilon: ε of both norms.
-        common: dtype and rngs.
-    """
+    """Pre-norm block that updates only the class token, the first, without stochastic depth or a tap (section 3.3)."""
 
     branches, dropout = 0, 0.0
 
@@ -178,29 +142,23 @@ class ClassBlock(nnx.Module):
         self.mlp = Mlp(width, MlpConfig(mlp_dim), **common)
 
     def __call__(self, x: Float[Array, "b t d"], _: Context) -> tuple[Float[Array, "b t d"], None, None]:
-        """Return all tokens with an updated class token, which is the first."""
         token = x[:, :1] + self.class_attention(self.norm1(x))
         token = token + self.mlp(self.norm2(token))[0]
         return jnp.concatenate([token, x[:, 1:]], axis=1), None, None
 
 
 def _check(image_size: int | Sequence[int], patch_size: int, stem_stride: int, widths: Sequence[int]) -> None:
-    if len(widths) < 2:
-        raise ConfigError(f"model.width={tuple(widths)}: VOLO requires at least 2 stages. Set one size per stage.")
-    if len(set(widths[1:])) > 1:
-        raise ConfigError(
-            f"model.width={tuple(widths)}: stages after the first share their tokens. Set one width for them."
-        )
-    if patch_size % stem_stride:
-        raise ConfigError(
-            f"model.patch_size={patch_size} is not a multiple of model.stem_stride={stem_stride}, the stride of "
-            "the stem's first convolution. Choose a stem_stride that divides it."
-        )
-    if any(side % patch_size or side < 2 * patch_size for side in image_sides(image_size)):
-        raise ConfigError(
-            f"model.image_size={image_size}: must be at least twice, and a multiple of, model.patch_size={patch_size}: "
-            "the map of patches is halved after stage 1."
-        )
+    stages = f"model.width={tuple(widths)}: stages after the first share their tokens. Set one width for them."
+    require(len(set(widths[1:])) == 1, stages)
+    require(
+        patch_size % stem_stride == 0,
+        f"model.patch_size={patch_size} is not a multiple of model.stem_stride={stem_stride}.",
+    )
+    require(
+        all(side % patch_size == 0 and side >= 2 * patch_size for side in image_sides(image_size)),
+        f"model.image_size={image_size}: must be at least twice, and a multiple of, model.patch_size={patch_size}: "
+        "the map of patches is halved after stage 1.",
+    )
 
 
 @dataclass(frozen=True)
@@ -224,25 +182,17 @@ class Keys(ImageKeys):
     token_head: bool = True
 
 
-class Model(WithClassAttention):
+class Model(Family):
     """VOLO for classification.
 
     The first stage uses outlook attention, the others self-attention. Tap results are named "stage1", "stage2" and so
-    on. Class blocks have no tap: their attention has one row, whose condition number is meaningless.
-
-    Args:
-        keys: keys of config.model; all widths but the first are equal.
-        blocks: settings of each stage. Attention applies to stages from 2; in stage 1 the head dimension only scales
-            logits. Stochastic depth rises linearly from 0 over the blocks of all stages, but there is none in stage 1
-            and in the class-attention blocks.
-
-    Raises:
-        ConfigError: stages do not match, or the image size does not fit the patches.
+    on. Class blocks have no tap: their attention has one row, whose condition number is meaningless. Stochastic depth
+    rises linearly from 0 over the blocks of all stages, but there is none in stage 1 and in the class-attention blocks.
     """
 
     keys = Keys
     classifiers = ("head", "aux_head")
-    no_decay = ("cls_token", "pos_embed")  # parameters exempt from weight decay, in addition to biases and norms
+    no_decay = ("cls_token", "pos_embed")
     staged, fixed = True, MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
 
     def __init__(self, keys: Keys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
@@ -260,17 +210,15 @@ class Model(WithClassAttention):
         grid = (rows, columns)
 
         def outlook(stage: BlockConfig, rngs: nnx.Rngs) -> Block:
-            a = stage.attention_config
-            sizes = (stage.width, a.num_heads, a.head_dim, a.value_dim)
+            config = stage.attention
+            sizes = (stage.width, config.num_heads, config.head_dim, config.value_dim)
             return Block(OutlookAttention(*sizes, grid=grid, dtype=dtype, rngs=rngs), stage, rngs=rngs)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-            options: dict[str, Any] = {"qkv_bias": False, "backend": first.attention_config.backend}
+            options: dict[str, Any] = {"qkv_bias": False, "backend": first.attention.backend}
             attention = ClassAttention(last, keys.class_heads, keys.class_head_dim, **options, **common)
-            return ClassBlock(
-                attention, last, keys.class_mlp_dim or blocks[-1].mlp_config.mlp_dim, epsilon=EPSILON, **common
-            )
+            return ClassBlock(attention, last, keys.class_mlp_dim or blocks[-1].mlp.mlp_dim, epsilon=EPSILON, **common)
 
         depths = [stage.depth for stage in blocks]
         rates = [first.drop_path * block / (sum(depths) - 1) for block in range(sum(depths))]
@@ -282,25 +230,22 @@ class Model(WithClassAttention):
         self.downsample = PatchConv(first.width, last, 2, **common)
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, grid[0] // 2, grid[1] // 2, last)))
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
-        how: dict[str, Any] = {"remat": first.remat, "unroll": first.unroll}
-        self.class_blocks = Stack(class_block, keys.class_depth, **how, rngs=rngs)
+        self.class_blocks = Stack(class_block, keys.class_depth, remat=first.remat, unroll=first.unroll, rngs=rngs)
         self.norm = LayerNorm(last, epsilon=EPSILON, **common)
         self.head = first.make_linear(last, num_classes, rngs)
         if keys.token_head:
             self.aux_head = first.make_linear(last, num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the stacked blocks of the stages by "stage1", "stage2" and so on, without class-attention blocks."""
         return {name: getattr(self, name).layers for name in self.stages}
 
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Array], Any]:
-        """Return the logits {"class": B V}, and {stage: the tap's results stacked over layers}.
+        """Return the logits {"class": B V, "tokens": B T V with a token-labelling head}, and taps by stage.
 
-        A model with a token-labelling head also has the logits "tokens", B T V, for the T tokens of the last stages,
-        row by row. `key`, one per example, switches training on: drop path is drawn, batch statistics are used and
-        updated.
+        The T tokens of the last stages are row by row. `key`, one per example, switches training on: drop path is
+        drawn, batch statistics are used and updated.
         """
         check_sides(images, self.sides)
         x, taps = self.patch_embed(images.astype(self.dtype), train=key is not None), {}
@@ -323,10 +268,7 @@ class Model(WithClassAttention):
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits (B, V), class + ½ max over tokens of tokens, and {stage: tap results stacked over layers}.
-
-        `key`, one per example, switches training on: drop path is drawn, batch statistics are used and updated.
-        """
+        """Return logits (B, V), class + ½ max over tokens of tokens, and {stage: tap results stacked over layers}."""
         logits, taps = self.heads(images, key=key, tap=tap)
         if "tokens" in logits:
             return logits["class"] + 0.5 * logits["tokens"].max(axis=1), taps

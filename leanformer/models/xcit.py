@@ -19,12 +19,11 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.common import ImageKeys
 from leanformer.config.declare import Size, dataclass
 from leanformer.config.rules import require
-from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig, drop_path, gelu, scaled
 from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init, patch_grid
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
-from leanformer.layers.model_base import ATTENTIONS, WithClassAttention
+from leanformer.layers.model_base import ATTENTIONS, Family
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
@@ -40,9 +39,6 @@ def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"
     The first 32 channels encode the row, the others the column, by alternating sines and cosines. Positions 1 to length
     are scaled to one period, for maps of any size. Wavelengths rise geometrically from one length of the map towards
     10000.
-
-    Args:
-        rows, columns: size of the map.
     """
 
     def axis(length: int) -> np.ndarray:
@@ -57,16 +53,7 @@ def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"
 
 
 class Stem(nnx.Module):
-    """Stem: 3 × 3 convolutions of stride 2 with BatchNorm, GELU between them; each doubles the channels up to D.
-
-    Called with images (B, height, width, channels), it returns a map (B, rows, columns, D). `train` is True to use and
-    update batch statistics.
-
-    Args:
-        channels: number of image channels.
-        width: D.
-        halvings: number of convolutions, each of which halves the map.
-    """
+    """`halvings` 3 × 3 convolutions of stride 2, BatchNorm, GELU between them; each doubles the channels, up to D."""
 
     def __init__(self, channels: int, width: int, halvings: int, *, dtype: Any, rngs: nnx.Rngs):
         widths = [channels, *(width >> i for i in reversed(range(halvings)))]
@@ -85,10 +72,8 @@ class Stem(nnx.Module):
 class CrossCovarianceAttention(MultiHeadAttention):
     """Cross-covariance attention: softmax(temperature · Q̂ᵀ K̂) Vᵀ per head, with an H × H matrix (section 3.2).
 
-    Called with tokens B T D, it returns B T D, arrays for a tap and None as the cache; the context is not read. Q̂ and
-    K̂ are queries and keys, each of whose channels has norm 1 over the tokens. Arguments and parameters are those of
-    `MultiHeadAttention`, and temperature (N, 1, 1). Norms and rotary positions of queries and keys, the logit scale,
-    the soft cap and attention dropout have no effect.
+    Q̂ and K̂ are queries and keys, each of whose channels has norm 1 over the tokens. Parameters are those of
+    `MultiHeadAttention`, and temperature (N, 1, 1); of its options, only interventions and biases have an effect.
     """
 
     options = MappingProxyType({})
@@ -101,10 +86,7 @@ class CrossCovarianceAttention(MultiHeadAttention):
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
-        """Return the projected output, and for a tap v and out (B T N H) and channel_attention, the matrices (B N H H).
-
-        There is no T × T matrix, so q and k are not returned.
-        """
+        """Return the output, for a tap v, out (B T N H) and channel_attention, the matrices (B N H H), and no cache."""
         q, k, v = self.query(x), self.key(x), self.value(x)
         wide = jnp.promote_types(q.dtype, jnp.float32)
         products = jnp.einsum("btnh,btng->bnhg", q, k, preferred_element_type=wide)
@@ -121,13 +103,7 @@ def _inverse_lengths(x: Float[Array, "b t n h"], wide: Any) -> Float[Array, "b n
 
 
 class LocalPatchInteraction(nnx.Module):
-    """Local patch interaction over a map, B height width D: depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3.
-
-    The result has the shape of the map. When called, `train` is True to use and update batch statistics.
-
-    Args:
-        width: D, number of channels.
-    """
+    """Local patch interaction over a map, B height width D: depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3."""
 
     def __init__(self, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.conv1, self.conv2 = (DepthwiseConv(width, dtype=dtype, rngs=rngs) for _ in range(2))
@@ -141,14 +117,9 @@ class XcitBlock(Block):
     """Pre-norm block over a map: attention, local patch interaction and MLP, each with a layer scale and residual sum.
 
     It maps B height width D to the same shape: x + attention(norm(x)), then x + LPI(norm(x)), then x + MLP(norm(x)). It
-    is `blocks.Block` with the second branch; `post_norm`, `dropout` and `graying` of its config have no effect.
-
-    A tap receives tokens row by row, B T D, under the names of `blocks.Block`. `attention` and the additional `local`,
-    the output of the second branch, include their layer scale; `middle` is tokens + attention.
-
-    Args:
-        attention: attention over tokens, B T D.
-        config: settings of the block, which need an MLP and a `layer_scale`.
+    is `blocks.Block` with the second branch; `post_norm`, `dropout` and `graying` of its config have no effect. A tap
+    receives tokens row by row, B T D; `attention` and the additional `local`, the output of the second branch, include
+    their layer scale.
     """
 
     branches = 3
@@ -163,7 +134,6 @@ class XcitBlock(Block):
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b height width d"], Any, None]:
-        """Return the result as in `Block`; `context.scales` are factors of attention, local interaction and MLP."""
         first, second, third = (None,) * 3 if context.scales is None else context.scales
         tokens = jax.lax.collapse(x, 1, 3)
         normed = self.norm1(tokens)
@@ -182,19 +152,10 @@ class XcitBlock(Block):
 
 
 class ClassBlock(nnx.Module):
-    """Class-attention block on tokens B T D that also changes the patches, as required by published weights.
+    """Class-attention block that also changes the patches, as required by published weights; without a tap.
 
     The first token is the class token. The attention update adds scaled normed patches, the second norm also replaces
-    patches if `tokens_norm`, and patches are doubled in the MLP update. The block returns all tokens, B T D, and None
-    as tap result and as cache.
-
-    Args:
-        attention: attention of the class token to all tokens.
-        width: D.
-        mlp_dim: F, hidden dimension of the MLP.
-        layer_scale: initial value of the layer scales.
-        tokens_norm: True if the second norm also replaces patches.
-        common: dtype and rngs.
+    patches if `tokens_norm`, and patches are doubled in the MLP update.
     """
 
     branches, dropout = 0, 0.0  # no drop path
@@ -209,7 +170,6 @@ class ClassBlock(nnx.Module):
         self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
 
     def __call__(self, x: Float[Array, "b t d"], _: Context) -> tuple[Float[Array, "b t d"], None, None]:
-        """Return all tokens with an updated class token, which is the first."""
         normed = self.norm1(x)
         update = jnp.concatenate([self.class_attention(normed), normed[:, 1:]], axis=1)
         x = x + scaled(update, self.gamma1)
@@ -239,30 +199,21 @@ class Keys(ImageKeys):
     tokens_norm: bool = True  # True: the second norm of class-attention blocks also normalises the patches
 
 
-class Model(WithClassAttention):
-    """XCiT for classification.
+class Model(Family):
+    """XCiT for classification; no parameter depends on `image_size`.
 
-    Tap results of the cross-covariance blocks are named "blocks". Class blocks have no tap: their attention has one
-    row, whose condition number is meaningless.
-
-    Args:
-        keys: keys of config.model; no parameter depends on `image_size`.
-        blocks: settings of the blocks, whose width is a multiple of patch_size / 2. Stochastic depth has the same rate
-            in each, none in class blocks.
-
-    Raises:
-        ConfigError: the stem cannot halve patch, image or width often enough, or values have a dimension of their own.
+    Stochastic depth has the same rate in each block, none in class blocks. Class blocks have no tap: their attention
+    has one row, whose condition number is meaningless.
     """
 
     keys = Keys
-    # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")
     attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **ATTENTIONS})
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         patch_size, tokens_norm = keys.patch_size, keys.tokens_norm
         require(keys.value_dim is None, f"model.value_dim={keys.value_dim}: not supported by XCiT. Leave it unset.")
-        width, dtype, backend = blocks.width, blocks.dtype, blocks.attention_config.backend
+        width, dtype, backend = blocks.width, blocks.dtype, blocks.attention.backend
         _check(keys.image_size, patch_size, width)
         self.dtype = dtype
         common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -274,15 +225,14 @@ class Model(WithClassAttention):
             common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
             attention = ClassAttention(width, keys.class_heads, keys.class_head_dim, backend=backend, **common)
             scale: dict[str, Any] = {"layer_scale": blocks.layer_scale, "tokens_norm": tokens_norm}
-            return ClassBlock(attention, width, keys.class_mlp_dim or blocks.mlp_config.mlp_dim, **scale, **common)
+            return ClassBlock(attention, width, keys.class_mlp_dim or blocks.mlp.mlp_dim, **scale, **common)
 
         self.patch_embed = Stem(keys.channels, width, patch_size.bit_length() - 1, **common)
         init = conv_init(2 * FREQUENCIES)
         self.pos_embed = blocks.make_linear(2 * FREQUENCIES, width, rngs, kernel_init=init, bias_init=init)
         self.blocks = Stack.from_config(blocks, block, drop_path=(blocks.drop_path,) * blocks.depth, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-        how: dict[str, Any] = {"remat": blocks.remat, "unroll": blocks.unroll}
-        self.class_blocks = Stack(class_block, keys.class_depth, **how, rngs=rngs)
+        self.class_blocks = Stack(class_block, keys.class_depth, remat=blocks.remat, unroll=blocks.unroll, rngs=rngs)
         self.norm = LayerNorm(width, **common)
         self.head = blocks.make_linear(width, keys.num_classes, rngs)
 
@@ -302,14 +252,13 @@ class Model(WithClassAttention):
 
 
 def _check(image_size: int | Sequence[int], patch_size: int, width: int) -> None:
-    if patch_size < 2 or patch_size & (patch_size - 1):
-        raise ConfigError(
-            f"model.patch_size={patch_size}: each convolution of XCiT's stem halves the image. "
-            "Choose a power of 2: 16 and 8 are published, 4 fits small images."
-        )
-    patch_grid(image_size, patch_size, "Choose a multiple of it, or a smaller power of 2 for the patch.")
-    if width % (patch_size // 2):
-        raise ConfigError(
-            f"model.width={width} cannot be halved as often as the stem of model.patch_size={patch_size} requires. "
-            f"Choose a multiple of {patch_size // 2}."
-        )
+    require(
+        patch_size > 1 and patch_size & (patch_size - 1) == 0,
+        f"model.patch_size={patch_size}: each convolution of XCiT's stem halves the image. Choose a power of 2.",
+    )
+    patch_grid(image_size, patch_size)
+    require(
+        width % (patch_size // 2) == 0,
+        f"model.width={width} is not a multiple of {patch_size // 2}, as the stem of model.patch_size={patch_size} "
+        "requires.",
+    )

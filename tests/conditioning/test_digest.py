@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from messages import mentions, refuses
+from messages import mentions
 
 from leanformer.conditioning import ACTIVATIONS, digest, tap
 from leanformer.conditioning.spectrum import FLOOR, Summary, condition
@@ -41,11 +41,6 @@ def test_flag_of_singular_matrices_names_their_precision(dtype):
     (layer,) = digest(condition(np.diag([1, 1, 0]).astype(dtype)[None, None]))
     assert layer["singular"] == 1 and layer["median"] == pytest.approx(1 / (5 * np.finfo(dtype).eps))
     assert mentions(layer["flags"][0], np.dtype(dtype).name, f"{layer['median']:.1e}")
-
-
-def test_digest_needs_an_axis_of_layers():
-    with refuses("x[None]", error=ValueError):
-        digest(condition(np.eye(3)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -99,26 +94,6 @@ def test_equal_tokens_are_singular(rng):
         np.testing.assert_allclose(layers[name]["median"], 1 / FLOOR, rtol=1e-6)
     assert layers["head_correlation"]["flags"]
     np.testing.assert_allclose(layers["attention_entropy"]["median"], np.log(TOKENS), rtol=1e-5)
-
-
-def test_measures_are_invariant_to_permutation_and_rotation(rng):
-    arrays = make_arrays(rng, TOKENS, HEADS)
-    arrays["q"] *= 3  # nearly uniform attention is ill-conditioned, and κ is accurate to κ times rounding
-    order = rng.permutation(TOKENS)
-    rotations = {
-        n: jnp.asarray(np.linalg.qr(rng.standard_normal((n, n)))[0], jnp.float32) for n in (HEAD_DIM, WIDTH, MLP_DIM)
-    }
-    plain = measure(arrays)
-    permuted = measure({name: x[:, order] for name, x in arrays.items()})
-    rotated = measure({name: x @ rotations[x.shape[-1]] for name, x in arrays.items()})
-    for other in (permuted, rotated):
-        for name, value in plain.items():
-            if name == "attention_distance":  # depends on the order of tokens
-                continue
-            # Rounding of the entries, at most 32 per row, amplified by κ.
-            worst = max(10, *np.ravel(value.condition_number)) if isinstance(value, Summary) else 100
-            for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(other[name]), strict=True):
-                np.testing.assert_allclose(a, b, rtol=32 * np.finfo(np.float32).eps * worst, err_msg=name)
 
 
 def test_digest_covers_examples_and_heads_per_layer(rng):

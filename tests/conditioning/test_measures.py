@@ -13,7 +13,6 @@ from leanformer import models
 from leanformer.conditioning import (
     ACTIVATIONS,
     WEIGHTS,
-    Summary,
     block_jacobian,
     by_name,
     condition,
@@ -204,6 +203,20 @@ def test_weight_measures_equal_numpy(vit):
         compare_summary(result[name], s)
 
 
+def test_weight_measures_of_shared_heads_match_copied_heads(rng):
+    shapes = {"query": (WIDTH, 6, HEAD_DIM), "key": (WIDTH, 2, HEAD_DIM), "value": (WIDTH, 2, VALUE_DIM)}
+    shapes["out"] = (6, VALUE_DIM, WIDTH)
+    shared = {name: np.float32(rng.standard_normal((1, *shape))) for name, shape in shapes.items()}
+    copied = shared | {name: np.repeat(shared[name], 3, axis=2) for name in ("key", "value")}
+    names = ["query_key_product", "value_output_product"]
+    result, expected = (
+        weights({"s": {"attention": {name: {"kernel": x} for name, x in kernels.items()}}}, names)["s"]
+        for kernels in (shared, copied)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), result, expected)
+    assert result["query_key_product"].condition_number.shape == (1, 6)
+
+
 def find_maxima(arrays):
     return {name: jnp.abs(x).max() for name, x in arrays.items()}
 
@@ -244,14 +257,8 @@ def test_no_tap_compiles_the_same_program(vit):
 def test_unknown_and_inapplicable_measures_are_refused(vit):
     with refuses("kappa", "attention_output"):
         tap(["kappa"])
-    with refuses("kappa", "attention_output"):
-        by_name({}, ["kappa"])
     with refuses("tokens", "query_weights"):
         weights({"blocks": vit.blocks}, ["tokens"])
-    names = ["attention_output", "attention_probabilities"]
-    taps = {"first": tap(names)({"out": jnp.ones((1, 5, 1, 3))})}
-    with refuses("attention_probabilities", "q, k"):
-        by_name(taps, names)
     parts = {"stage": {"attention": vit.blocks["attention"]}}
     with refuses("mlp_up_weights", "mlp.up.kernel"):
         by_name(weights(parts, ["mlp_up_weights"]), ["mlp_up_weights"])
@@ -304,16 +311,21 @@ def test_padding_adds_no_singular_values(reduce):
     model = fill_weights(lambda: models.build("bert", **sizes, rngs=nnx.Rngs(0)))
     lengths = jnp.array([5, 11, 19])
     tokens = jnp.asarray(np.random.default_rng(2).integers(1, 41, (3, 19)))
-    names = ("attention_output", "head_output", "tokens", "block_output", "mlp_hidden")
+    matrices = ("attention_output", "head_output", "tokens", "block_output", "mlp_hidden")
+    names = (*matrices, "head_correlation")
     measured = tap(names, reduce)
 
     def read(tokens, lengths):
         values = by_name(model(tokens, lengths, tap=measured)[1], names)
-        return {name: x if isinstance(x, Summary) else x[1] for name, x in values.items()}
+        return {name: x[1] if isinstance(x, tuple) else x for name, x in values.items()}
 
     padded = read(tokens, lengths)
     for i, length in enumerate(lengths.tolist()):
-        for name, alone in read(tokens[i : i + 1, :length], None).items():
+        single = read(tokens[i : i + 1, :length], None)
+        result, expected = padded["head_correlation"].value[:, i], single["head_correlation"].value[:, 0]
+        np.testing.assert_allclose(result, expected, rtol=1e-4)
+        for name in matrices:
+            alone = single[name]
             for field in ("log10_condition", "effective_rank"):
                 result, expected = getattr(padded[name], field)[:, i], getattr(alone, field)[:, 0]
                 np.testing.assert_allclose(result, expected, rtol=2e-3, err_msg=f"{name} {field}")

@@ -228,11 +228,6 @@ def test_float64_batch_with_a_nan_matrix(rng):
     np.testing.assert_allclose(result.condition_number[np.array([0, 2])], [1e8, 10], rtol=1e-6)
 
 
-def test_digest_of_no_matrices():
-    (row,) = digest(condition(np.zeros((1, 0, 7, 5))))
-    assert row["median"] is row["effective_rank"] is None and row["count"] == row["negligible"] == 0
-
-
 def test_integer_and_complex64_matrices(rng):
     x = np.array([[2, 1], [0, 3], [5, 7]])
     np.testing.assert_allclose(condition(x).condition_number, np.linalg.cond(x), rtol=1e-12)
@@ -243,15 +238,11 @@ def test_integer_and_complex64_matrices(rng):
 
 def test_invalid_matrices_are_refused():
     for matrix, error, value in (
-        ([1.0, 2.0], ValueError, "(2,)"),
         (np.zeros((3, 0)), ValueError, "(3, 0)"),
         ([["a", "b"]], TypeError, "<U1"),
         (np.ma.masked_equal(np.eye(3), 0), ValueError, "masked"),
-        (np.eye(2, dtype=np.longdouble), TypeError, np.dtype(np.longdouble).name),
     ):
         with refuses(value, error=error):
             condition(matrix)
-    with refuses("jit", "complex64", error=TypeError):
-        jax.jit(condition)(np.eye(3, dtype=np.complex64))
     with jax.enable_x64(True), refuses("jit", "float64", error=TypeError):
         jax.jit(condition)(np.eye(3))

@@ -24,6 +24,7 @@ from leanformer.layers.masks import Mask
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.models.davit import WindowAttention
+from tests.layers.test_masks import reference, run_attention
 from tools.gpu.absent import Gpu, pretend_attached
 
 
@@ -49,64 +50,38 @@ def kernel_calls(monkeypatch):
     return calls
 
 
-def reference(q, k, v, valid_keys, g):
-    """Return attention and its three gradients for a cotangent g, in float64; `valid_keys` (B S) are not masked."""
-    logits = np.where(valid_keys[:, None, None], np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(H), -np.inf)
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    grad_weights = np.einsum("btnh,bsnh->bnts", g, v)
-    grad_logits = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdims=True)) / np.sqrt(H)
-    grad_q, grad_k = np.einsum("bnts,bsnh->btnh", grad_logits, k), np.einsum("bnts,btnh->bsnh", grad_logits, q)
-    return np.einsum("bnts,bsnh->btnh", weights, v), grad_q, grad_k, np.einsum("bnts,btnh->bsnh", weights, g)
-
-
-def run_attention(q, k, v, g, *, lengths=None):
-    """Return the output of `attend` and its three gradients."""
-
-    @jax.jit
-    def output_and_gradients(q, k, v, g, lengths):
-        out, pull = jax.vjp(lambda *x: attention.attend(*x, mask=Mask(lengths=lengths), backend="cudnn"), q, k, v)
-        return out, *pull(g)
-
-    return output_and_gradients(q, k, v, g, lengths)
-
-
 def draw_arrays(rng, t, s):
     return [np.float32(rng.standard_normal((B, tokens, N, H))) for tokens in (t, s, s, t)]
 
 
-def largest_error(values, expected):
-    """Return the largest error relative to the largest number of an array, or to 1 if that is larger.
+def errors(q, k, v, g, lengths=None):
+    """Return the largest error of output and gradients, relative to the largest number of an array if that is above 1.
 
     The gradient of one key is a sum over all queries.
     """
-    return max(np.abs(a - b).max() / max(1, np.abs(b).max()) for a, b in zip(values, expected, strict=True))
+    t, s = q.shape[1], k.shape[1]
+    valid = np.arange(s) < (np.full(B, s) if lengths is None else lengths)[:, None]
+    expected = reference(q, k, v, g, np.broadcast_to(valid[:, None], (B, t, s)), H**-0.5)
+    result = run_attention(
+        q, k, v, g, mask=Mask(lengths=lengths if lengths is None else jnp.asarray(lengths)), backend="cudnn"
+    )
+    return [np.abs(a - b).max() / max(1, np.abs(b).max()) for a, b in zip(result, expected, strict=True)]
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("t", "s"), PAIRS)
-def test_padding_to_even_lengths_does_not_change_results(rng, kernel_calls, t, s):
-    """For the output and the three gradients, with one example of all keys and one of half of them."""
-    q, k, v, g = draw_arrays(rng, t, s)
-    lengths = np.array([s, (s + 1) // 2])
-    expected = reference(q, k, v, np.arange(s) < lengths[:, None], g)
-    assert largest_error(run_attention(q, k, v, g, lengths=lengths), expected) < 1e-5
-    assert kernel_calls == [(t + t % 2, s + s % 2, True, "cudnn")]
-
-
-@pytest.mark.parametrize(("t", "s"), [(6, 6), (7, 7), (1, 7), (7, 1)])
-def test_kernel_without_masked_keys(rng, kernel_calls, t, s):
-    q, k, v, g = draw_arrays(rng, t, s)
-    assert largest_error(run_attention(q, k, v, g), reference(q, k, v, np.ones((B, s), bool), g)) < 1e-5
-    assert kernel_calls == [(t + t % 2, s + s % 2, s % 2 == 1, "cudnn")]
+def test_padding_to_even_lengths_does_not_change_results(rng, kernel_calls, t, s, masked):
+    """For the output and the three gradients; if masked with one example of all keys and one of half of them."""
+    lengths = np.array([s, (s + 1) // 2]) if masked else None
+    assert max(errors(*draw_arrays(rng, t, s), lengths)) < 1e-5
+    assert kernel_calls == [(t + t % 2, s + s % 2, masked or s % 2 == 1, "cudnn")]
 
 
 def test_tolerance_detects_attention_to_the_added_token(rng, monkeypatch):
     original = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **_: original(q, k, v))
     for tokens in (7, 49, 197):
-        q, k, v, g = draw_arrays(rng, tokens, tokens)
-        expected = reference(q, k, v, np.ones((B, tokens), bool), g)
-        assert min(largest_error([a], [b]) for a, b in zip(run_attention(q, k, v, g), expected, strict=True)) > 1e-4
+        assert min(errors(*draw_arrays(rng, tokens, tokens))) > 1e-4
 
 
 @pytest.mark.parametrize("make", [MultiHeadAttention, ClassAttention, WINDOWS])
@@ -186,12 +161,6 @@ def test_resolve_names_unsupported_sizes(about, parts):
             backends.resolve("cudnn", **about)
 
 
-@pytest.mark.parametrize("options", [{"soft_cap": 2.0}, {"dropout": 0.1}], ids=str)
-def test_unsupported_options_are_refused_when_called(options):
-    with refuses('model.backend="cudnn"', *options.values(), 'model.backend="xla"'):
-        attention.attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), **options, backend="cudnn")
-
-
 def test_resolve_refuses_too_old_cudnn():
     """If cuDNN is missing or too old, JAX itself raises an error when tracing."""
     with pretend_attached(DEVICES["10.3"], cudnn=90800):
@@ -222,31 +191,16 @@ def test_attention_widths_include_every_head_dim_of_a_config(path):
 
 
 def test_stack_builds_lengths_once_outside_the_scan(rng, kernel_calls):
-    """Output and gradients equal those of the layers applied in a loop."""
     x, config = np.float32(rng.standard_normal((B, 7, 12))), BlockConfig(12, mlp=MlpConfig(16))
 
     def block(rngs):
         return Block(MultiHeadAttention(12, N, H, backend="cudnn", rngs=rngs), config, rngs=rngs)
 
-    stack = fill_weights(lambda: Stack(block, 3, remat="none", rngs=nnx.Rngs(0)))
-    graphdef, params = nnx.split(stack)
+    graphdef, params = nnx.split(fill_weights(lambda: Stack(block, 3, remat="none", rngs=nnx.Rngs(0))))
 
     def run_stack(params, x):
         return nnx.merge(graphdef, params)(x)[0]
 
-    def run_layers(params, x):
-        layers = nnx.split(nnx.merge(graphdef, params).layers)
-        for i in range(3):
-            x, _, _ = nnx.merge(layers[0], jax.tree.map(lambda leaf, i=i: leaf[i], layers[1]))(x)
-        return x
-
-    def differentiate(function):
-        out, pull = jax.vjp(jax.jit(function), params, x)
-        return out, *pull(jnp.sin(out))
-
-    # Rounding of three layers.
-    for a, b in zip(*map(jax.tree.leaves, map(differentiate, (run_stack, run_layers))), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, np.abs(b).max()))
     (scan,) = (eqn for eqn in jax.make_jaxpr(run_stack)(params, x).eqns if eqn.primitive.name == "scan")
     in_scan = [eqn for eqn in scan.params["jaxpr"].eqns if [str(v.aval) for v in eqn.outvars] == [f"int32[{B}]"]]
     assert in_scan == [] and f"i32[{B}]" in str(jax.make_jaxpr(run_stack)(params, x))

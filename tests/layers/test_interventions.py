@@ -1,4 +1,4 @@
-"""Interventions on conditioning, each against its formula in float64 NumPy."""
+"""Interventions on conditioning, each against its formula in float64 NumPy; their config keys."""
 
 import jax
 import jax.numpy as jnp
@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 import scipy.fft
 from flax import nnx
-from random_weights import fill_weights
+from messages import refuses
 
+from leanformer import config, models
 from leanformer.layers import interventions
 from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
 from leanformer.layers.masks import Context
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
+from leanformer.pretrained import layouts
 from leanformer.runtime.mesh import leaf_names
-from leanformer.training import train_setup
+from leanformer.training import state, train_setup
 from leanformer.training.optimizers import decay_mask
-from leanformer.training.state import materialise
+from tests.config.test_checks import load_changed
 
 
 B, T, D, N, H, F, L = 2, 7, 13, 3, 5, 17, 3
@@ -122,23 +124,6 @@ ALL_INTERVENTIONS = {
 }
 
 
-@pytest.mark.slow  # long to compile; faster tests cover each
-def test_step_with_all_interventions_changes_every_parameter(plain, meshes):
-    """Every direction of σReparam changes too."""
-    c = plain.copy_and_resolve_references().unlock()
-    c.model.update(ALL_INTERVENTIONS)
-    c.model.depth = 2
-    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
-    weights, rng = fill_weights(run.state.weights), np.random.default_rng(0)
-    batch = {name: rng.integers(0, 5, leaf.shape).astype(leaf.dtype) for name, leaf in run.batch.items()}
-    after, metrics = jax.jit(run.train_step)(materialise(run.make_state, weights, run.state), batch, run.run_key())
-    assert np.isfinite(float(metrics["last_loss"])) and int(metrics["skipped"]) == 0
-    changes = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)
-    assert len(jax.tree.leaves(changes[1])) == 6  # directions of four matrices of attention and two of the MLP
-    unchanged = [name for name, step in zip(leaf_names(changes), jax.tree.leaves(changes), strict=True) if step == 0]
-    assert all(name.endswith("key.bias") for name in unchanged), unchanged  # its gradient is only rounding
-
-
 def test_evaluation_does_not_update_directions(x):
     model = make_stack(sigma_reparam=True)
     for training in (False, True):
@@ -205,3 +190,67 @@ def make_stack(**attention):
         return Block(heads, BlockConfig(D, mlp=MlpConfig(F)), rngs=rngs)
 
     return Stack(make, L, rngs=nnx.Rngs(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "parts"),
+    [
+        ("quickstart", {"model.levers_on": "q"}, ('model.levers_on="q"', "model.spectral", "model.qkv_init")),
+        ("quickstart", {"model.spectral": 1.0, "model.levers_on": "qo"}, ('model.levers_on="qo"', "q", "k", "v")),
+        ("quickstart", {"model.graying": 1.5}, ("model.graying=1.5", 0, 1)),
+        ("quickstart", {"model.graying_by": "dct"}, ('model.graying_by="dct"', "model.graying")),
+        ("rank_nn", {"model.graying": 0.5, "model.causal": True}, ("model.graying=0.5", "model.causal=True")),
+        ("tnt_b_8x16", {"model.attention_dropout": 0.5}, ("model.attention_dropout=0.5", "TntBlock")),
+        (
+            "quickstart",
+            {"model.attention": "latent", "model.kv_rank": 8, "model.spectral": 1.0},
+            ("model.spectral=1.0", 'model.attention="latent"'),
+        ),
+    ],
+)
+def test_invalid_values_are_refused(name, changes, parts):
+    c = load_changed(name, changes)
+    with refuses(*parts):
+        train_setup.build(c, examples=10_000)
+
+
+def test_unset_keys_change_nothing():
+    """Unset keys, and values without effect, leave the programs of initialisation and model unchanged."""
+    arguments = config.load("quickstart").model.to_dict() | {"backend": "xla"}
+
+    def lower_programs(**model):
+        graphdef, make, shapes = state.split(lambda rngs: models.build(**arguments | model, rngs=rngs))
+        images = jnp.zeros((2, 28, 28, 1))
+        run = jax.jit(lambda weights, images: nnx.merge(graphdef, *weights)(images)[0])
+        return run.lower(shapes, images).as_text(), jax.jit(make).lower(jax.random.key(0)).as_text()
+
+    plain = lower_programs()
+    for neutral in ({"spectral": 0.0}, {"sigma_reparam": False}, {"graying": 1.0}):
+        assert lower_programs(**neutral) == plain
+    assert lower_programs(spectral=0.1)[0] != plain[0] and lower_programs(qkv_init="spectral")[1] != plain[1]
+
+
+def test_effective_weights_are_measured(tiny, meshes):
+    c = tiny.copy_and_resolve_references().unlock()
+    c.model.update(spectral=2.0, sigma_reparam=True)
+    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
+    weights = run.model.random_weights(0)  # their directions of the largest singular values have converged
+    raw, effective = (
+        np.float64(model.measured()["blocks"]["attention"]["key"]["kernel"])
+        for model in (
+            nnx.merge(run.model.graphdef, *weights),
+            interventions.with_effective_weights(run.model.graphdef, weights),
+        )
+    )
+    for i in range(3):
+        expected = raw[i].reshape(12, -1) + 2 * np.eye(12, 24)
+        np.testing.assert_allclose(
+            effective[i].reshape(12, -1), expected / np.linalg.svd(expected, compute_uv=False)[0], atol=1e-6
+        )
+
+
+def test_other_checkpoint_formats_refuse_interventions():
+    arguments = config.load("vit_b_7x16").model.to_dict()
+    assert layouts.layout("timm", arguments)
+    with refuses("model.spectral=10.0", "timm"):
+        layouts.layout("timm", arguments | {"spectral": 10.0})

@@ -1,6 +1,4 @@
-"""Latent attention: its formula in NumPy, equality with plain attention at full rank, and its cache."""
-
-import types
+"""Latent attention: its formula in NumPy, and its cache."""
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 from messages import refuses
-from random_weights import fill_weights
 
 from leanformer import models
-from leanformer.layers import backends
 from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
 from leanformer.layers.latent import LatentAttention
 from leanformer.layers.masks import Context, Mask
-from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
-from tests.layers.test_attention_registry import randomise_parameters
+from tests.layers.test_formulas import randomise_parameters
 
 
 B, T, D, N, H, V, R, Q, P, L = 2, 7, 13, 3, 5, 11, 8, 7, 4, 2
@@ -115,39 +110,14 @@ def test_gradients_match_formula(rng, query_rank, rotary):
     assert not rotary or np.abs(other[1] - expected[1]).max() > 1e-7 * largest
 
 
-def test_full_rank_latent_equals_plain_attention(x):
-    plain = fill_weights(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
-    latent = fill_weights(lambda: LatentAttention(D, N, H, V, kv_rank=D, rngs=nnx.Rngs(2)))
-    latent.latent.kernel[...], latent.latent.bias[...] = jnp.eye(D), jnp.zeros(D)
-    for name, plain_name in (("query", "query"), ("key_up", "key"), ("value_up", "value"), ("out", "out")):
-        for leaf in ("kernel", "bias"):
-            getattr(getattr(latent, name), leaf)[...] = getattr(getattr(plain, plain_name), leaf)[...]
-
-    def make_loss(module):
-        return lambda x: jnp.sin(3 * module(x)[0]).sum()
-
-    # A product with ones and zeros adds no rounding: the same sums in another order, about 10 epsilons of outputs.
-    eps, (result, expected) = np.finfo(np.float32).eps, (module(x)[0] for module in (latent, plain))
-    np.testing.assert_allclose(result, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
-    result, expected = (jax.grad(make_loss(module))(x) for module in (latent, plain))
-    np.testing.assert_allclose(result, expected, rtol=0, atol=128 * eps * np.abs(expected).max())
-
-
-def test_cache_holds_latents_and_decodes_full_sequence(x):
+def test_cache_holds_latents():
     def block(rngs):
         attention = LatentAttention(D, N, H, V, kv_rank=R, **ROTARY, rngs=rngs)
         return Block(attention, BlockConfig(D, mlp=MlpConfig(17)), rngs=rngs)
 
-    stack = fill_weights(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
-    full, _ = stack(x, Context(mask=Mask(causal=True)))
-    cache, parts = stack.empty_cache(B, T + 2), []
-    assert jax.tree.map(jnp.shape, cache) == {"latent": (L, B, T + 2, R), "turned": (L, B, T + 2, P)}
-    for first, piece in ((0, 4), (4, 1), (5, 2)):
-        context = Context(mask=Mask(causal=True, offset=jnp.int32(first)), cache=cache)
-        y, _, cache = stack(x[:, first : first + piece], context)
-        parts.append(y)
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), full, rtol=0, atol=1e-5 * np.abs(full).max())
-    assert np.abs(full - stack(x)[0]).max() > 0.1  # the tolerance detects a missing mask
+    stack = nnx.eval_shape(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
+    shapes = jax.tree.map(jnp.shape, stack.empty_cache(B, T + 2))
+    assert shapes == {"latent": (L, B, T + 2, R), "turned": (L, B, T + 2, P)}
 
 
 VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 2, "mlp_dim": 19}
@@ -159,27 +129,14 @@ def test_vit_with_latent_attention_from_config():
     assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
     widths = models.find_class("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
     assert widths == {"head_dim": (H + P,), "value_dim": (H,)}
-    hopper = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
-    backend, reason = backends.resolve("auto", device=hopper, dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
-    assert backend == "xla" and "192 and 128" in reason
-
-
-@pytest.mark.parametrize("option", [{"qk_norm": "rmsnorm"}, {"spectral": 0.5}, {"num_kv_heads": 1}], ids=str)
-def test_options_of_other_attention_are_refused(option):
-    with refuses(*(f"model.{name}={value}" for name, value in option.items())):
-        LatentAttention(D, N, H, kv_rank=R, **option, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({}, ("model.kv_rank=None", "model.width=13", 3)),
-        ({"kv_rank": 14}, ("model.kv_rank=14", 13)),
+        ({}, ("model.kv_rank=None", "model.width=13")),
         ({"kv_rank": R, "query_rank": 14}, ("model.query_rank=14", 13)),
-        ({"kv_rank": R, "rotary": 100.0}, ("model.rotary=100.0", "model.rotary_width", H // 2)),
-        ({"kv_rank": R, "rotary": 100.0, "rotary_width": 3}, ("model.rotary_width=3",)),
-        ({"kv_rank": R, "rotary_width": 4}, ("model.rotary_width=4", "model.rotary")),
-        ({"kv_rank": R, "latent_norm": "batch"}, ("batch", "rmsnorm")),
+        ({"kv_rank": R, "rotary": 100.0}, ("model.rotary=100.0", "model.rotary_width")),
         ({"kv_rank": R, "num_kv_heads": 1}, ("model.num_kv_heads=1", 'model.attention="latent"')),
         ({"kv_rank": R, "attention": "softmax"}, (f"model.kv_rank={R}", 'model.attention="softmax"')),
     ],

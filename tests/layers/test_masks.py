@@ -141,12 +141,6 @@ def test_shared_keys_are_never_copied():
     assert find_copies("xla") == [] and find_copies("naive") != []
 
 
-def test_indivisible_head_counts_are_refused():
-    q, k = jnp.zeros((1, 1, 5, 2)), jnp.zeros((1, 1, 3, 2))
-    with refuses(5, 3, error=ValueError):
-        attention.attend(q, k, k)
-
-
 CUDNN_MASKS = [
     (),
     ("lengths",),

@@ -1,15 +1,12 @@
 """DaViT: taps, random keys of stages, windows, measures, drop path."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from random_weights import fill_weights
 
-from leanformer import conditioning, models
+from leanformer import models
 from leanformer.layers.attention import attend
-from leanformer.layers.masks import EVAL_CONTEXT
-from leanformer.models import davit
 from leanformer.models.davit import WindowAttention
 
 
@@ -43,24 +40,6 @@ def test_tap_shapes():
     assert {stack: {name: x.shape for name, x in arrays.items()} for stack, arrays in result.items()} == expected
 
 
-def test_stages_use_different_random_keys(monkeypatch):
-    keys = []
-
-    def call(self, x, context=EVAL_CONTEXT):
-        keys.append(context.key)
-        return x, {}
-
-    def collect_keys(images, key):
-        monkeypatch.setattr(davit.Stack, "__call__", call)
-        fill_weights(lambda: models.build("davit", **TINY, drop_path=0.5, rngs=nnx.Rngs(0)))(images, key=key)
-        return keys
-
-    images = jnp.zeros((BATCH, *TINY["image_size"], 3))
-    stages = jax.jit(collect_keys)(images, jax.random.split(jax.random.key(2), BATCH))
-    numbers = np.concatenate([jax.random.key_data(stage) for stage in stages])
-    assert len(np.unique(numbers, axis=0)) == len(numbers) == len(TINY["depth"]) * BATCH
-
-
 def test_windows_attend_only_within_themselves(rng):
     x = jnp.asarray(rng.standard_normal((BATCH, 5, 3, 7)), jnp.float32)
     y, arrays, _ = fill_weights(lambda: WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0)))(x)
@@ -69,16 +48,3 @@ def test_windows_attend_only_within_themselves(rng):
     q, k, v = (arrays[name].reshape(BATCH, 6, 4, 3, -1)[:, 3] for name in "qkv")
     result = arrays["out"].reshape(BATCH, 5, 3, 3, 11)[:, 2:4, 2]
     np.testing.assert_allclose(result, attend(q, k, v)[:, ::2], rtol=0, atol=1e-5 * np.abs(result).max())
-
-
-def test_shapes_of_measures():
-    names = ["attention_output", "attention_entropy"]
-    taps = get_tap_shapes(conditioning.tap(names), **TINY)
-    result = conditioning.by_name(taps, names)
-    assert result["stage1.channel.attention_output"].shape == (15, 15)
-    assert result["stage1.spatial.attention_entropy"].value.shape == (2, BATCH * 6, 3)
-    assert "stage1.channel.attention_entropy" not in result
-    stacks = build_abstract(**TINY).measured()
-    weight_measures = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), stacks)
-    assert weight_measures.keys() == taps.keys()
-    assert weight_measures["stage2.spatial"]["output_weights"].shape == (14, 10)

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from messages import refuses
 from random_weights import fill_weights
 
-from leanformer import conditioning, models
+from leanformer import models
 from leanformer.layers.attention import dropout
 
 
@@ -87,25 +86,6 @@ def test_padded_mean_divides_by_the_row_length(tokens):
     assert build(pool="token").pos_embed.shape == (32, 17)
 
 
-def test_measures_ignore_padding(tokens):
-    model = build(attention="softmax", landmarks=None)
-    names = ["attention_output", "tokens", "block_output", "head_correlation"]
-    graphdef, params = nnx.split(model)
-
-    def measure(tokens, lengths):
-        run_measures = jax.jit(lambda p, t, n: nnx.merge(graphdef, p)(t, n, tap=conditioning.tap(names))[1]["blocks"])
-        return run_measures(params, tokens, lengths)
-
-    padded = measure(tokens, jnp.asarray(LENGTHS))
-    for i, length in enumerate(LENGTHS):
-        single = measure(tokens[i : i + 1, :length], jnp.asarray(LENGTHS[i : i + 1]))
-        result, expected = (x["head_correlation"].value[:, j] for x, j in ((padded, i), (single, 0)))
-        np.testing.assert_allclose(result, expected, rtol=1e-4)
-        for name in names[:3] if length >= 17 else ():  # as many rows as columns
-            result, expected = (x[name].condition_number[:, j] for x, j in ((padded, i), (single, 0)))
-            np.testing.assert_allclose(result, expected, rtol=1e-3, err_msg=name)
-
-
 def test_two_towers_share_an_encoder_and_are_ordered(rng):
     tokens = jnp.asarray(rng.integers(0, 13, (3, 2, 31)), jnp.int32)
     lengths = jnp.array([[31, 11], [23, 31], [9, 17]])
@@ -128,27 +108,3 @@ def test_dropout_has_its_rate_and_is_independent_per_example():
     assert not np.array_equal(result[0], result[1])
     np.testing.assert_array_equal(result[1:2, :50], dropout(x[1:2, :50], 0.1, keys[1:2]))  # longer padding, same masks
     assert dropout(x, 0.1, None) is x and dropout(x, 0.0, keys) is x
-
-
-def test_dropout_acts_on_embeddings_in_training_only(tokens):
-    keys, model, plain = jax.random.split(jax.random.key(1), 3), build(dropout=0.5), build()
-    np.testing.assert_array_equal(run(model, tokens), run(plain, tokens))
-    np.testing.assert_array_equal(run(plain, tokens, key=keys), run(plain, tokens))
-    read = nnx.jit(lambda model: model(tokens, key=keys, tap=dict)[1]["blocks"]["tokens"][0])
-    first, others = read(model), read(plain)
-    remaining = first != 0
-    np.testing.assert_allclose(first[remaining], 2 * others[remaining], rtol=1e-5)
-    assert abs(remaining.mean() - 0.5) < 4 * 0.5 / np.sqrt(remaining.size)
-
-
-def test_invalid_values_are_refused(tokens):
-    with refuses("model.pool='max'", "mean", "padded_mean", "token"):
-        build(pool="max")
-    with refuses("model.towers=3", "1 or 2"):
-        build(towers=3)
-    with refuses(31, "model.max_length=29"):
-        build(max_length=29)(tokens)
-    with refuses("model.landmarks=6", 'model.attention="softmax"'):
-        build(attention="softmax")
-    with refuses('model.backend="cudnn"', 'model.backend="xla"'):
-        build(zero_is_padding=True, backend="cudnn")(tokens)

@@ -8,9 +8,7 @@ from flax import nnx
 from random_weights import fill_weights
 
 from leanformer import conditioning, models
-from leanformer.layers.masks import EVAL_CONTEXT
 from leanformer.models import volo
-from leanformer.runtime.mesh import leaf_names
 
 
 TINY = {"image_size": (20, 28), "patch_size": 4, "channels": 3, "num_classes": 11, "stem_width": 5}
@@ -103,25 +101,3 @@ def test_drop_path_rises_over_all_blocks_except_outlooks():
     rates = (model.stage1.rates, model.stage2.rates, model.stage3.rates)
     np.testing.assert_allclose(np.concatenate(rates), [0, 0, 0.2, 0.3, 0.4, 0.5])
     assert model.class_blocks.rates == (0, 0)
-
-
-def test_stages_use_different_random_keys(images, monkeypatch):
-    def collect_keys(key):
-        keys = []
-
-        def call(self, x, context=EVAL_CONTEXT):
-            keys.append(context.key)
-            return x, None
-
-        monkeypatch.setattr(volo.Stack, "__call__", call)
-        build(drop_path=0.5)(images, key=key)
-        return keys
-
-    *stages, in_class_blocks = jax.jit(collect_keys)(jax.random.split(jax.random.key(2), BATCH))
-    assert in_class_blocks is None
-    numbers = np.concatenate([jax.random.key_data(stage) for stage in stages])
-    assert len(np.unique(numbers, axis=0)) == len(numbers) == 3 * BATCH
-
-
-def test_no_decay_lists_existing_parameters():
-    assert set(volo.Model.no_decay) <= set(leaf_names(nnx.as_pure(nnx.state(build_abstract(), nnx.Param))))
