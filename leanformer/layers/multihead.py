@@ -124,7 +124,7 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         value_dim, kv = value_dim or head_dim, num_heads if num_kv_heads is None else num_kv_heads
-        require(kv >= 1 and num_heads % kv == 0, f"model.num_kv_heads={kv}: not a divisor of {num_heads} query heads.")
+        check_shared(num_heads, kv)
         require(soft_cap is None or soft_cap > 0, f"model.soft_cap={soft_cap} must be positive, or unset.")
         self.attention_dropout = attention_dropout or 0.0
         self.backend, self.logit_scale, self.soft_cap = backend, logit_scale, soft_cap
@@ -222,6 +222,11 @@ class MultiHeadAttention(nnx.Module):
         return {name: jnp.zeros((batch, size, *x.out_features), x.dtype) for name, x in of_token.items()}
 
 
+def check_shared(num_heads: int, kv: int) -> None:
+    """Raise ConfigError if the number of key and value heads does not divide the number of query heads."""
+    require(kv >= 1 and num_heads % kv == 0, f"model.num_kv_heads={kv}: not a divisor of {num_heads} query heads.")
+
+
 def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
     if context.positions is None:
         first = 0 if context.mask.offset is None else context.mask.offset
@@ -266,6 +271,7 @@ class AveragedAttention(MultiHeadAttention):
         **arguments: Any,
     ):
         require(modules >= 1, f"model.modules={modules} must be at least 1.")
+        check_shared(num_heads, num_kv_heads or num_heads)
         several = modules > 1
         super().__init__(
             width,
