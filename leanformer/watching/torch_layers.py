@@ -5,7 +5,6 @@ import functools
 import re
 from typing import Any
 
-import torch
 from torch import nn
 
 
@@ -26,12 +25,6 @@ class Scope:
     block: nn.Module | None  # module around it whose input is the tokens entering the block
     heads: int | None  # number of heads that the modules state; None if unknown
     projection: nn.Module | None = None  # output projection that `at` selects; None to find it while the layer runs
-
-    @functools.cached_property
-    def linear_weights(self) -> dict[int, Any]:
-        """Weights of the linear layers inside by memory address, to recognise products with a weight itself."""
-        layers = [module for module in self.module.modules() if is_linear(module)]
-        return {layer.weight.data_ptr(): layer.weight for layer in layers if isinstance(layer.weight, torch.Tensor)}
 
     @functools.cached_property
     def batch_first(self) -> bool:

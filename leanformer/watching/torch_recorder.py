@@ -17,7 +17,6 @@ from leanformer.watching.torch_layers import Scope
 
 
 PRODUCTS = {"matmul", "__matmul__", "bmm"}
-FIRST, SECOND = ("input",), ("weight", "other", "mat2")  # names of the first two arguments of linear, softmax, products
 DROPOUT = {"dropout", "dropout_", "to", "type_as", "contiguous"}
 INNER = ("linear", "softmax", "scaled_dot_product_attention")  # functions that multi_head_attention_forward calls
 
@@ -82,12 +81,12 @@ class Recorder(TorchFunctionMode):
 
         A softmax or a fused attention discards the projection that was seen before.
         """
-        first, second = (_argument(args, kwargs, i, names) for i, names in enumerate((FIRST, SECOND)))
+        first = _argument(args, kwargs, 0, "input")
         if name == "linear":
-            self._see_linear(first, second)
+            self._see_linear(first, _argument(args, kwargs, 1, "weight"))
         elif name == "addmm":  # transformers' Conv1D: bias, input, weight
-            weight = _argument(args, kwargs, 2, ("mat2",))
-            self._see_linear(_argument(args, kwargs, 1, ("mat1",)), weight)
+            weight = _argument(args, kwargs, 2, "mat2")
+            self._see_linear(_argument(args, kwargs, 1, "mat1"), weight)
             self.flat = self.weight is weight or self.flat
         elif name == "scaled_dot_product_attention":
             self._see_fused(*args, result=result, **kwargs)
@@ -96,8 +95,6 @@ class Recorder(TorchFunctionMode):
             self.weights, self.product, self.projected = [result], None, None
             # No reference to `self`: the cycle would keep the tensors of each call until Python collects garbage.
             self.logits = lambda examples: by_head(logits, heads)[:examples]
-        elif name in PRODUCTS and (weight := self.scope.linear_weights.get(second.data_ptr())) is not None:
-            self._see_linear(first, weight)
         elif self.weights and any(first is x for x in self.weights):
             if name in DROPOUT and isinstance(result, torch.Tensor):
                 self.weights.append(result)
@@ -190,11 +187,9 @@ class Recorder(TorchFunctionMode):
         return product.shape[::2] == x.shape[:2] and not over_channels
 
 
-def _argument(args: Any, kwargs: Mapping[str, Any], index: int, names: tuple[str, ...]) -> Any:
-    """Return an argument of a function, given by its position or by one of several names; None if it is not given."""
-    if index < len(args):
-        return args[index]
-    return next((kwargs[name] for name in names if name in kwargs), None)
+def _argument(args: Any, kwargs: Mapping[str, Any], index: int, name: str) -> Any:
+    """Return an argument of a function, given by its position or by its name; None if it is not given."""
+    return args[index] if index < len(args) else kwargs.get(name)
 
 
 def by_head(x: torch.Tensor, heads: int | None) -> torch.Tensor:
