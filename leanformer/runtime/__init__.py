@@ -1,1 +1,1 @@
-"""Devices, processes, signals and files. This package is independent of models, tasks and batch contents."""
+"""Devices, processes, time and files. This package is independent of models, tasks and batch contents."""
