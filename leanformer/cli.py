@@ -109,7 +109,8 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except absl.Error as error:
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
-        raise ConfigError(f"{format_error(error)}\n`python -m leanformer.keys` lists and explains all keys.") from error
+        hint = "`python -m leanformer.keys` lists and explains all keys; with a word after it, it searches them."
+        raise ConfigError(f"{format_error(error)}\n{hint}") from error
     values: dict[str, Any] = {flag.name: defined[flag.name].value for flag in flags}
     for name in PATHS:
         _check_path(values.get(name), f"--{name}=")
@@ -190,7 +191,7 @@ class Command:
             texts = key_docs.help_texts(configs.base())
             lines += ["", "Every key of a config can be set. Common ones:", ""]
             lines += [f"  {f'--config.{key}={value}':<29} {texts[key]}" for key, value in COMMON_KEYS.items()]
-            lines += ["", "All keys, with values and help: python -m leanformer.keys [SECTION] [--config=FILE]"]
+            lines += ["", "All keys, with values and help: python -m leanformer.keys [WORD] [--config=FILE]"]
         return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
-"""List of config keys with values and help: `python -m leanformer.keys [SECTION] [--config=FILE]`.
+"""List of config keys with values and help: `python -m leanformer.keys [WORD] [--config=FILE]`.
 
-A section is model, data, optim, ..., or a single key. Without --config the keys of all tasks are listed, with their
-defaults.
+The word is a section, such as model, data or optim, a single key, or a word to search for in names and help, such as
+dropout; some names of other libraries, such as wd, are understood. Without --config the keys of all tasks are listed,
+with their defaults.
 """
 
 from leanformer import cli
@@ -9,10 +10,10 @@ from leanformer.config import key_docs
 from leanformer.errors import ConfigError
 
 
-@cli.command(cli.OPTIONAL_CONFIG, words="at most one section, such as model", optional_words=True, validated=False)
+@cli.command(cli.OPTIONAL_CONFIG, words="at most one word, such as model", optional_words=True, validated=False)
 def main(flags: cli.Values) -> None:
     if len(flags.words) > 1:
-        raise ConfigError(f"{' '.join(flags.words)}: name at most one section.")
+        raise ConfigError(f"{' '.join(flags.words)}: name at most one word.")
     print(key_docs.help_page(flags.config, *flags.words))
 
 

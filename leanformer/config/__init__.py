@@ -172,6 +172,8 @@ def format_error(error: BaseException) -> str:
         return f'There is no key "{typo[2]}". Did you mean "{typo[1]}"?'
     if key := re.match(r'Key "(.+?)" does not exist|.*Attempting to lookup: (\S+)', text):
         return f'There is no key "{key[1] or key[2]}".'
+    if isinstance(error, KeyError) and (key := re.fullmatch(r"'(\w+)'", text)):
+        return f'There is no key "{key[1]}".'
     return text
 
 

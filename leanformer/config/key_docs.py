@@ -1,7 +1,7 @@
 """Help texts of config keys, and help pages."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -13,6 +13,21 @@ from leanformer.errors import ConfigError
 
 WIDTH = 46
 NO_HELP = "key of the config file, without a help text"
+SYNONYMS = {  # words of other libraries, and parts of the names that the keys have here
+    "bs": ("batch_size",),
+    "dropout": ("dropout", "drop_path"),
+    "embed_dim": ("model.width",),
+    "epochs": ("total_epochs", "every_epochs"),
+    "fp16": ("dtype",),
+    "grad_accum": ("accumulate",),
+    "gradient_accumulation": ("accumulate",),
+    "hidden_size": ("model.width",),
+    "learning_rate": ("optim.lr",),
+    "n_head": ("num_heads",),
+    "n_layer": ("model.depth",),
+    "precision": ("dtype",),
+    "wd": ("weight_decay",),
+}
 
 
 def help_texts(c: Any) -> dict[str, str]:
@@ -22,21 +37,34 @@ def help_texts(c: Any) -> dict[str, str]:
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
-    """Return a help page of the keys of a config, or of all tasks and architectures; only those in `section` if set."""
+    """Return a help page of the keys of a config, or of all tasks and architectures; only those in `section` if set.
+
+    Of a word that is no section or key, such as dropout or wd, the page has the keys whose name or help contains it.
+    """
+    groups = [*defaults()] if c is None else [("", c)]
+    page = _page(groups, lambda key, _: not section or key == section or key.startswith(f"{section}."))
+    word = section.rpartition(".")[2].lower()
+    parts = SYNONYMS.get(word, (word,))
+    page = page or _page(groups, lambda key, text: any(part in f"{key} {text}".lower() for part in parts))
+    if not page:
+        raise ConfigError(f"{section}: no section or key of the config, and no key has the word in its name or help.")
+    return page
+
+
+def _page(groups: Iterable[tuple[str, ConfigDict]], shown: Callable[[str, str], bool]) -> str:
+    """Return the keys of titled configs for which shown(key, help) is true."""
     parts: list[str] = []
     seen: set[str] = set()  # keys of an earlier group with the same value are not repeated
-    for title, values in defaults() if c is None else [("", c)]:
+    for title, values in groups:
         texts = help_texts(values)
         lines = [
             f"  {f'{key}={format_value(value)}':<{WIDTH}} {meaning(texts, key)}"
             for key, value in config.iterate_keys(values)
-            if not section or key == section or key.startswith(f"{section}.")
+            if shown(key, meaning(texts, key))
         ]
         new = [line for line in lines if line not in seen]
         seen.update(new)
         parts += ["\n".join([title, "", *new] if title else new)] if new else []
-    if not parts:
-        raise ConfigError(f"{section}: no section or key of the config.")
     return "\n\n".join(parts)
 
 
