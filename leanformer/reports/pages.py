@@ -1,5 +1,6 @@
 """Pages of a training run: start, dry run, and final report with summary.json."""
 
+import math
 import os
 import socket
 import statistics
@@ -132,8 +133,20 @@ def origin(trainer: Trainer) -> str:
     """Describe where training starts: step, initial weights, workdir."""
     path, workdir = trainer.setup.config.init_from.path, trainer.workdir
     if trainer.first_step:
-        return f"Resuming from step {trainer.first_step} in {workdir}."
+        return f"Resuming from step {trainer.first_step} in {workdir}.{_new_rate(trainer)}"
     return f"Starting from {f'the weights of {path}' if path else 'scratch'} in {workdir}."
+
+
+def _new_rate(trainer: Trainer) -> str:
+    """Return a sentence if the schedule has another learning rate than the newest training record, else ""."""
+    records = [record for record in trainer.recorder.records if record["kind"] == "train"]
+    if not records:
+        return ""
+    step, was, total = records[-1]["step"], records[-1]["lr"], trainer.setup.intervals.total
+    now = float(trainer.setup.schedule.learning_rate(step - 1))
+    if math.isclose(was, now, rel_tol=0.01):
+        return ""
+    return f" The learning rate was {was:.2g} at step {step}; the schedule of {total:,} steps has {now:.2g} there."
 
 
 def complete(trainer: Trainer) -> str:

@@ -21,6 +21,7 @@ from leanformer.tasks.task import Batch, DataModule, Spec, Task
 
 HOST_AUGMENT = ("crop_scale", "crop_ratio", "flip")
 HOST_AUGMENT += ("rand_magnitude", "rand_std", "rand_layers", "rand_prob", "color_jitter")
+STRENGTHS = ("rand_magnitude", "color_jitter", "erase", "mixup", "cutmix")  # shown at the start; 0: off
 
 
 ERASE_TRIES = 10
@@ -155,6 +156,12 @@ class ImageData(DataModule):
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}
         return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
+
+    def notes(self) -> dict[str, str]:
+        strengths = {key: value for key, value in self.augment.items() if key in STRENGTHS and value}
+        low, high = self.augment["crop_scale"]
+        parts = [f"crops of {low:.0%} to {high:.0%} of the area", *(f"{key} {x:g}" for key, x in strengths.items())]
+        return {"augment": ", ".join(parts)}
 
     def make_prepare(self, source: data.Source, *, train: bool) -> Prepare:
         return labelled(source, self._augmented if train else self._cropped)

@@ -24,8 +24,8 @@ def two_steps(plain, one_device):
 
 
 @pytest.mark.slow
-def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypatch):
-    """Otherwise readers of finished runs would use the summary of the shorter run."""
+def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypatch, capfd):
+    """Otherwise readers of finished runs would use the summary of the shorter run. The new learning rate is told."""
     assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 2
 
     def request_stop(self):
@@ -36,6 +36,7 @@ def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(StopRequest, "now", request_stop)
         assert train(two_steps, tmp_path) == 75
+    assert mentions(capfd.readouterr().out, "learning rate", "schedule of 5 steps")
     assert not (tmp_path / "summary.json").exists() and artifacts.load_config(tmp_path).total_steps == 5
     assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 5
 
