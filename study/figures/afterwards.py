@@ -71,7 +71,7 @@ PASSAGES = [
                 "| heads, at the same total width | {surface[0]:+.1f %} | {surface[1]:+.1f %} |",
                 "All {steps} direct steps",
                 *(f"| {{added[{arm}]:+.1f}} |" for arm in ADDED.values()),
-                "| all nine | | | | {added_all:+.1f} |",
+                "| all nine comparisons | {added_all:+.1f} |",
                 "{better} of the ten gain; the rank correlation of fall and gain is {causes[correlation]:.2f} "
                 "({causes[low]:.2f} to {causes[high]:.2f})",
                 "| the same, over interventions | {causes[one]:+.1f} |",

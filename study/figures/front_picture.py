@@ -124,7 +124,6 @@ def draw_dose(axes: Axes) -> None:
 
 CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "conditioning": draw_conditioning,
-    "tasks": draw_tasks,
     "delay": draw_delay,
     "dose": draw_dose,
 }

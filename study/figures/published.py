@@ -76,8 +76,6 @@ def reruns_and_updates() -> Mapping[str, Any]:
     cells = [cell.updates for cell in updates.read_cells().values()]
     pairs, held = updates.narrow_pairs(), ((), ("depth",), ("depth", "tokens"))
     perfect, other = updates.by_updates(64, 32), updates.by_updates(24, 8)
-    deeper = {"_".join(key[0:2] + key[3:4]): x for key, x in reruns.depth().items() if key[2] + key[4] == "falsefalse"}
-    shallow, deep = updates.contrast().values()
     archai = {row["set"]: int(row["updates"]) for row in tables.read("language_models") if row["updates"]}
     return {
         "fewest": min(cells),
@@ -89,10 +87,6 @@ def reruns_and_updates() -> Mapping[str, Any]:
         "perfect": [change for _, change in perfect],
         "other": [change for _, change in other],
         "counts": [perfect[0][0], perfect[-1][0], other[0][0], other[-1][0]],
-        "decoders": len(tables.read("depth_width")),
-        "deeper": deeper,
-        "shallow": [[row[i] for row in shallow] for i in (1, 2)],
-        "deep": [[row[i] for row in deep] for i in (1, 2)],
         "lm1b": archai["random_TransXL_lm1b"],
         "wt103": archai["random_TransXL_wt103"],
         **reruns.heads(),
@@ -142,14 +136,6 @@ PASSAGES = [
                 "before and after | {fits[0][updates]:+.3f} | - | - |",
                 "| and depth | {fits[1][updates]:+.3f} | {fits[1][depth]:+.3f} | - |",
                 "| and tokens | {fits[2][updates]:+.3f} | {fits[2][depth]:+.3f} | {fits[2][tokens]:+.3f} |",
-                *(
-                    f"| {depth} | 128 | {{shallow[0][{i}]:,}} | {{shallow[1][{i}]:+.3f}} |"
-                    for i, depth in enumerate((4, 8, 12))
-                ),
-                *(
-                    f"| {depth} | 512 | {{deep[0][{i}]:,}} | {{deep[1][{i}]:+.3f}} |"
-                    for i, depth in enumerate((16, 24))
-                ),
                 "perfect, {perfect[0]:+.3f} to {perfect[4]:+.3f} with {counts[0]:,} to {counts[1]:,} updates; from 24 "
                 "to 8 it is reversed, {other[0]:+.3f} to {other[4]:+.3f} with {counts[2]:,} to {counts[3]:,}.",
                 "{runs} logs change the head dimension",
@@ -158,10 +144,6 @@ PASSAGES = [
                 "| median of runs | {median:+.4f} | | least and most | {ends[0]:+.4f}, {ends[1]:+.4f} |",
                 "| mean over studies | {mean:+.4f} |",
                 "about {nats:+.3f nats per token}, if",
-                "has {decoders} decoders",
-                "{deeper[2_epochs_learned_true]:+.3f} after two epochs, {deeper[1000_steps_learned_true]:+.3f} after "
-                "1,000 steps, with rotary positions {deeper[2_epochs_rotary_true]:+.3f}.",
-                "deeper ones diverge, {deeper[2_epochs_learned_false]:+.3f}.",
             ],
         },
     ),

@@ -33,6 +33,6 @@ SETTINGS = [
         # of published models: steps of the head dimension, heads, batches and shapes
         r"[Ff]rom \d+ to \d+ (?:the order|it is|\||against)|At 64 and below|64 or less|always 128",
         r"to 33 \| 34 to 67 \| 68 and above|Up to 33|4 to 16, equal|2, 4 or 8, chosen",
-        r"\| \d+ \| (?:128|512) \|(?= [\d,]+ \|)|per GPU, on 8|`global_bs` 64|the grid 8 \||8060S|minus 8 of|21 % more",
+        r"per GPU, on 8|`global_bs` 64|the grid 8 \||8060S",
     )
 ]

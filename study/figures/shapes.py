@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from study.figures.afterwards import ADDED
 from study.figures.passages import RESULTS, Passage
 from study.heads import language, vision
 from study.shapes import surface
@@ -43,10 +42,7 @@ def trade() -> Mapping[str, Any]:
 
 
 def read_trade(width: int, epochs: float) -> dict[str, Any]:
-    """Return the original's error in percent, and by arm the share of its parameters, the change and its verdict.
-
-    `heads` is what the added heads change: each lean arm minus the one with as many layers and the same MLP.
-    """
+    """Return the original's error in percent, and by arm the share of its parameters, the change and its verdict."""
     rows = language.read_rows(vision.ROWS)
     errors = vision.read_errors(rows, width, epochs)
     params = {n: language.rows_of(rows, vision.make_arm(n, width, epochs))[0]["params"] for n in errors}
@@ -56,7 +52,6 @@ def read_trade(width: int, epochs: float) -> dict[str, Any]:
         "share": {name: 100 * params[name] / params["original"] for name in judged},
         "change": {name: Estimate.of(change) for name, (change, _) in judged.items()},
         "verdict": {name: word for name, (_, word) in judged.items()},
-        "heads": {name: Estimate.of(change) for name, change in vision.compare_heads(errors).items()},
     }
 
 
@@ -72,7 +67,6 @@ PASSAGES = [
             RESULTS: [
                 "have {shares[0]:.0f} to {shares[1]:.0f} % of the parameters",
                 *(_row(name, arm, CHANGE) for name, arm in ARMS.items()),
-                *(_row(name, arm, "{{{setting}[heads][{arm}]:+.1f}}") for name, arm in ADDED.items()),
                 "originals err {short[error]:.2f ±}, {long[error]:.2f ±} and {wide[error]:.2f ±} %",
                 "interval ends below +{margin:.0f} %",
             ],

@@ -1,7 +1,7 @@
 """Figures on README and findings, from the values of the other modules."""
 
 from study.figures import afterwards, conditioning, heads, language, papers, published, shapes, tasks
-from study.figures.passages import FINDINGS, README, RESULTS, Passage
+from study.figures.passages import FINDINGS, README, Passage
 
 
 OPENLM = "| {low[HIGH]} to {high[HIGH]} | {heads[open_lm][HIGH]:+.3f} | {worse[HIGH]} of {pairs[HIGH]} |"
@@ -26,7 +26,6 @@ PASSAGES = [
                 *(f"| {{archai[{i}][0]}} to {{archai[{i}][1]}} | {{archai[{i}][2]:+.3f}} |" for i in range(3)),
                 "without squares | {archai[0][0]} to {archai[0][1]} | {linear:+.3f} |",
             ],
-            RESULTS: ["open_lm's loss changes by {step[64 to 32]:+.3f nats}"],
         },
     ),
     Passage(
@@ -35,10 +34,7 @@ PASSAGES = [
             FINDINGS: [
                 "open_lm made {fewest:,} to {most:,}, archai's Transformer-XL {lm1b:,} on One Billion Word and "
                 "{wt103:,} on",
-                "| head dimensions | {held[0]:+.3f} | | and depth | {held[1]:+.3f} | | and tokens | {held[2]:+.3f} |",
-                "cost {shallow[1][0]:.3f}, {shallow[1][1]:.3f} and {shallow[1][2]:.3f} nats in three shallower models "
-                "with {shallow[0][0]:,} to {shallow[0][2]:,} updates, and {deep[1][0]:.3f} and {deep[1][1]:.3f} in two",
-                "and {deep[0][0]:,} and {deep[0][1]:,} updates",
+                "heads of 64 and below by {held[1]:+.3f nats} at equal depth",
                 "repeated one change {runs} times**",
                 "in {worse} of {runs} runs, all {studies} studies, by {mean:.4f bits per byte}, about "
                 "{nats.value:.2f} nats",
