@@ -119,13 +119,8 @@ class BlockConfig:
 
     def make_linear(self, inputs: int, outputs: int, rngs: nnx.Rngs, **options: Any) -> nnx.Linear:
         """Return a new linear layer outside the blocks, such as a head, initialised like the matrices of the blocks."""
-        common: dict[str, Any] = {
-            "kernel_init": self.kernel_init,
-            "dot_general": times_weights,
-            "dtype": self.dtype,
-            "rngs": rngs,
-        }
-        return nnx.Linear(inputs, outputs, **common | options)
+        common: dict[str, Any] = {"kernel_init": self.kernel_init, "dot_general": times_weights, "dtype": self.dtype}
+        return nnx.Linear(inputs, outputs, **common | options, rngs=rngs)
 
 
 class Block(nnx.Module):

@@ -12,7 +12,6 @@ from flax import nnx
 from leanformer.config import declare
 from leanformer.config.common import PER_LAYER, BlockKeys
 from leanformer.config.rules import require
-from leanformer.errors import ConfigError
 from leanformer.layers.blocks import BlockConfig, MlpConfig
 from leanformer.layers.latent import LatentAttention
 from leanformer.layers.masks import check_supported
@@ -71,11 +70,9 @@ class Family(nnx.Module):
         for name, value in {**vars(keys), "num_kv_heads": options.get("num_kv_heads")}.items():
             numbers = widths(value) if isinstance(value, int | tuple | list) and not isinstance(value, bool) else ()
             require(min(numbers, default=1) >= 1, f"model.{name}={value} must be at least 1.")
-        kind = cls.attentions.get(keys.attention)
-        if kind is None:
-            raise ConfigError(
-                f'model.attention="{keys.attention}": unknown type. Choose one of: {", ".join(cls.attentions)}.'
-            )
+        known = f"Choose one of: {', '.join(cls.attentions)}."
+        require(keys.attention in cls.attentions, f'model.attention="{keys.attention}": unknown type. {known}')
+        kind = cls.attentions[keys.attention]
         for name, value in options.items():
             require(
                 name in kind.options,

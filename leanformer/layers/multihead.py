@@ -203,16 +203,11 @@ class MultiHeadAttention(nnx.Module):
             write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=mask.offset, axis=1)
             cache = cached = {name: write(old, cached[name].astype(old.dtype)) for name, old in context.cache.items()}
         k, v = self.keys_values(cached)
-        options: dict[str, Any] = {
-            "scale": self.logit_scale,
-            "soft_cap": self.soft_cap,
-            "backend": backend,
-            "lengths": lengths,
-        }
+        options: dict[str, Any] = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "lengths": lengths}
         if context.key is not None and self.attention_dropout:
             fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
             options |= {"dropout": self.attention_dropout, "key": fold(context.key, DROPOUT_KEY)}
-        out = attend(q, k, v, mask=mask, **options)
+        out = attend(q, k, v, mask=mask, backend=backend, **options)
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache
 

@@ -206,11 +206,8 @@ VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width
     [
         ({"rotary": 100.0, "head_dim": 5}, ("model.head_dim=5",)),
         ({"rotary": 100.0, "rotary_width": 12}, ("model.rotary_width=12", "model.head_dim=10")),
-        ({"rotary_width": 4}, ("model.rotary_width=4", "model.rotary")),
         ({"soft_cap": 0.0}, ("model.soft_cap=0.0",)),
         ({"qk_norm": "batch"}, ("batch", "rmsnorm")),
-        ({"temperature": 1}, ("model.temperature=1", "True", "False")),
-        ({"num_kv_heads": 4}, ("model.num_kv_heads=4", N)),
         ({"soft_cap": 2.0, "attention": "nystrom"}, ("model.soft_cap=2.0", 'model.attention="nystrom"')),
     ],
 )

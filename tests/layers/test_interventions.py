@@ -201,11 +201,6 @@ def make_stack(**attention):
         ("quickstart", {"model.graying_by": "dct"}, ('model.graying_by="dct"', "model.graying")),
         ("rank_nn", {"model.graying": 0.5, "model.causal": True}, ("model.graying=0.5", "model.causal=True")),
         ("tnt_b_8x16", {"model.attention_dropout": 0.5}, ("model.attention_dropout=0.5", "TntBlock")),
-        (
-            "quickstart",
-            {"model.attention": "latent", "model.kv_rank": 8, "model.spectral": 1.0},
-            ("model.spectral=1.0", 'model.attention="latent"'),
-        ),
     ],
 )
 def test_invalid_values_are_refused(name, changes, parts):

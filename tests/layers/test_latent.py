@@ -137,7 +137,6 @@ def test_vit_with_latent_attention_from_config():
         ({}, ("model.kv_rank=None", "model.width=13")),
         ({"kv_rank": R, "query_rank": 14}, ("model.query_rank=14", 13)),
         ({"kv_rank": R, "rotary": 100.0}, ("model.rotary=100.0", "model.rotary_width")),
-        ({"kv_rank": R, "num_kv_heads": 1}, ("model.num_kv_heads=1", 'model.attention="latent"')),
         ({"kv_rank": R, "attention": "softmax"}, (f"model.kv_rank={R}", 'model.attention="softmax"')),
     ],
 )

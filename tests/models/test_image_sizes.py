@@ -5,15 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from flax import nnx
 from messages import refuses
 from PIL import Image
 
-from leanformer import cli, models, pretrained
+from leanformer import cli, pretrained
 from leanformer.data.images import transforms as image
 from leanformer.errors import WeightsError
 from leanformer.training import train_setup
-from tests.models.test_zoo import ARCHITECTURES, SIZES
 
 
 def test_image_size_from_the_command_line(tmp_path):
@@ -25,14 +23,6 @@ def test_image_size_from_the_command_line(tmp_path):
         assert result[-1].model.image_size == (224, 160)
     params = train_setup.build(result[-1], examples=10**6, mesh=None).state.params
     assert params["pos_embed"].shape == (1, 14 * 10 + 1, 768)
-
-
-@pytest.mark.parametrize("name", ["vit", "xcit", "tnt", "volo"])
-def test_sizes_not_divisible_into_patches_are_refused(name):
-    height, width = SIZES[name]
-    arguments = {"channels": 1, "num_classes": 5, **ARCHITECTURES[name]}
-    with refuses(f"model.image_size={(height, width + 1)}"):
-        models.build(name, image_size=(height, width + 1), **arguments, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("shape", [(97, 131), (131, 97), (40, 300), (60, 30)])

@@ -199,12 +199,3 @@ def test_dropout_before_the_classifier(tokens):
 def test_invalid_options_are_refused(kind, options, parts):
     with refuses(*parts):
         build(kind, **options)
-
-
-def test_invalid_inputs_are_refused():
-    tokens = jnp.zeros((1, 11), jnp.int32)
-    for kind in ("gpt2", "crammed"):
-        with refuses(12, "model.max_length=11"):
-            build(kind)(jnp.zeros((1, 12), jnp.int32))
-    with refuses("model.types"):
-        build("crammed")(tokens, types=tokens)
