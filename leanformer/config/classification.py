@@ -9,6 +9,7 @@ from leanformer.config.rules import check_classes, check_length, require
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Pair = tuple[float, float]
+IMAGE_TYPES = ("pixels", "pathfinder")  # data types that are images: sequences of equal length, never truncated
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,6 @@ def check_images(c: Any) -> None:
     require(a.rand_magnitude <= 10, f"augment.rand_magnitude={a.rand_magnitude} must be in 0..10.")
 
 
-IMAGE_TYPES = ("pixels", "pathfinder")  # data types that are images: sequences of equal length, never truncated
-
-
 @dataclass(frozen=True)
 class SequencesAugment:
     label_smoothing: float = 0.0  # label smoothing: fraction of the label mass spread over all classes
@@ -104,7 +102,7 @@ class SequencesData(common.Data):
     eval_split: str = "test"  # evaluation split, such as "test", "val" or "eval"
     dir: str | None = None  # folder of TFDS data; $TFDS_DATA_DIR, or else ~/tensorflow_datasets, if unset
     max_length: int = 2000  # tokens kept per example; the rest is cut off
-    # parameters: fields of listops.Recipe for generated expressions; contour and seed of pathfinder.Pathfinder
+    # parameters: fields of listops.Recipe for generated expressions; contour and seed of pixels.Pathfinder
     recipe: ConfigDict = field(default_factory=ConfigDict)
 
 

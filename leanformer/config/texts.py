@@ -125,7 +125,7 @@ SCORES_OF_CLASSES = ("accuracy", "matthews")  # of three outputs and more
 
 @dataclass(frozen=True)
 class SentencesData(common.Data):
-    # training data: sst2, cola, mrpc, qqp, stsb, mnli, qnli or rte; or tsv:<folder>, see leanformer/data/sentences
+    # training data: sst2, cola, mrpc, qqp, stsb, mnli, qnli or rte; or tsv:<folder>, see leanformer/data/sentences.py
     name: str = "sst2"
     dir: str = "data/glue"  # folder with the downloaded GLUE tasks: SST-2/train.tsv, ...
     train_split: str = "train"  # training split: stem of its files

@@ -22,8 +22,6 @@ from leanformer.tasks.task import Batch, DataModule, Spec, Task
 HOST_AUGMENT = ("crop_scale", "crop_ratio", "flip")
 HOST_AUGMENT += ("rand_magnitude", "rand_std", "rand_layers", "rand_prob", "color_jitter")
 STRENGTHS = ("rand_magnitude", "color_jitter", "erase", "mixup", "cutmix")  # shown at the start; 0: off
-
-
 ERASE_TRIES = 10
 ERASE_AREA, ERASE_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
