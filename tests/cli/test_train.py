@@ -11,11 +11,10 @@ import jax
 import numpy as np
 import pytest
 from commands import ROOT, check_refused, command, run, subprocess_environment
-from jax.sharding import AxisType
 from messages import mentions
 from PIL import Image
 
-from leanformer.runtime.mesh import BATCH
+from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -39,8 +38,7 @@ TINY = {  # a real run with everything random switched on: mixup, cutmix, erasin
 def load_final_state(workdir):
     """Return the newest checkpoint, on one device."""
     c = artifacts.load_config(workdir)
-    mesh = jax.make_mesh((1, 1), BATCH, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
-    abstract_state = train_setup.build(c, examples=10_000, mesh=mesh).state
+    abstract_state = train_setup.build(c, examples=10_000, mesh=make_mesh(devices=jax.devices()[:1])).state
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         return checkpoints.restore(abstract_state)[0]
 
