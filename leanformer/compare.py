@@ -4,7 +4,8 @@
 Reads finished runs of any task from their folders or from the folders of sweeps. Runs that differ only in their seed
 form a configuration. The report contains:
 
-- if a config key has three or more numbers as values, the change of the score per doubling, with its 95 % interval;
+- if a config key has three or more positive numbers as values, the change of the score per doubling, with its 95 %
+  interval;
 - the mean of each configuration, with a 95 % confidence interval over seeds;
 - the differences between configurations, paired by seed, or by Welch's test if seeds do not match; --test=pooled
   assumes one variance for all configurations and needs fewer seeds. p values are corrected for the number of pairs;

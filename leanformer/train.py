@@ -3,8 +3,8 @@
 The same command resumes an interrupted run. A finished run has `summary.json` and plots in the workdir. Training uses
 one device, all devices of a host, or several processes (`launch/README.md`).
 
-Exit status: 0 finished; 75 saved after SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2, run it again; 130 saved after Ctrl-C;
-2 user-fixable error; 70 and others: crashed, run the command again.
+Exit status: 0 finished; 75 saved after SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 or SIGXCPU, run it again; 130 saved after
+Ctrl-C; 2 user-fixable error; 70 and others: crashed, run the command again.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def train(
     Args:
         config: validated config.
         workdir: folder of the run, which is created if it does not exist.
-        dry_run: True to print processes, devices and the starting step without training or writing.
+        dry_run: True to print processes, devices and the starting step without training or writing to the workdir.
         resume_command: command that resumes the run, for messages.
         make_evaluators: function of the trainer that returns further evaluators, see `training.evaluators`.
         make_loggers: function (workdir, first step, config) that returns further loggers, see `training.loggers`.
@@ -64,7 +64,7 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(Watchdog(config.hang_seconds, lambda: timer.activity))
 
-        # Devices, data, model, optimizer and training step: nothing is allocated or written.
+        # Devices, data, model, optimizer and training step: no array is allocated, and the workdir is not written.
         mesh = meshes.make_mesh(**config.mesh)
         task, source, held_out = tasks.open_run(config, workdir)
         setup = train_setup.build(config, examples=data.size(source), mesh=mesh, task=task)

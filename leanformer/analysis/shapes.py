@@ -85,7 +85,7 @@ class Costs:
 
 
 def with_shape(config: ConfigDict, shape: Shape) -> ConfigDict:
-    """Return a copy of a config with other sizes, and without probes, which are no part of a training step."""
+    """Copy a config with other sizes and with the probe off."""
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.model.update(dict(zip(AXES, shape, strict=True)))

@@ -70,7 +70,7 @@ class Surface:
         return self.scale.backward(np.array(stats.t.interval(level, self.freedom, rows @ self.mean, error)))
 
     def probability_worse(self, shapes: Sequence[Dimensions], first: Dimensions) -> Float[np.ndarray, " n"]:
-        """Return the probability that the mean error over seeds is above the mean error of `first`; 0.5 for itself."""
+        """Return the probability, per shape, that its mean error over seeds exceeds that of `first`; 0.5 if equal."""
         rows, beyond = self._rows([first, *shapes])
         rows, beyond = rows[1:] - rows[0], beyond[1:] - beyond[0]
         error = np.sqrt(self._variance(rows, beyond) + 2 * self.noise)
@@ -88,7 +88,7 @@ class Surface:
 
 
 def fit(shapes: Sequence[Dimensions], errors: Sequence[Sequence[float]], scale: Scale | None = None) -> Surface:
-    """Return the regression fitted to trained architectures.
+    """Fit the response surface, transformed errors on log sizes with a prior, to trained architectures.
 
     Args:
         shapes: trained architectures.

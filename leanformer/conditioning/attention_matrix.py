@@ -113,7 +113,7 @@ def entropy(a: Named) -> Reading:
 
 
 def relative_entropy(a: Named) -> Reading:
-    """Return the entropy over the log of the number of visible keys, 0 to 1; not valid if no query sees two keys."""
+    """Return attention entropy / log(visible keys), averaged over queries, 0 to 1; invalid if no query sees two."""
     xp, (entropies, keys) = _namespace(a), _entropies(a)
     several = keys > 1
     shares = entropies / xp.log(xp.astype(xp.clip(keys, 2, None), xp.float32))[:, None]

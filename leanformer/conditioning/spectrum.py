@@ -88,7 +88,7 @@ def use_jax() -> Any:
 
 
 def observed(arrays: Any) -> Any:
-    """Return JAX arrays without gradients, behind a barrier: fused with a measure, a model could round differently."""
+    """Cut JAX arrays off from gradients and XLA's fusion, so that measuring cannot change how the model rounds."""
     use_jax()
     import jax
 
@@ -111,7 +111,7 @@ class Summary:
         negligible: number of singular values of at most FLOOR σ_1, integers.
         finite: True if no entry is NaN or infinite, booleans.
         shape: rows and columns of a matrix, static under `jit`.
-        rows: number of rows that are not padding, integers; None if no row is.
+        rows: number of rows that are not padding, integers; None without padding.
     """
 
     condition_number: Any

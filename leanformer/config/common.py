@@ -125,8 +125,8 @@ class Common:
     # loggers that receive the records besides metrics.jsonl: "tensorboard", "wandb", see
     # leanformer/training/loggers.py; () = none
     loggers: tuple[str, ...] = ("tensorboard",)
-    # seconds without progress, thrice as many before the second step, after which a run prints all stacks and exits;
-    # 0 = no limit
+    # seconds without progress, six times as many while programs are compiled, after which a run prints all stacks and
+    # exits; 0 = no limit
     hang_seconds: float = 600.0
     # bitwise reproducible results on equal GPUs; for the cost see leanformer/runtime/startup.py
     deterministic: bool = False
@@ -225,7 +225,7 @@ def attention_keys() -> list[Any]:
 
 
 def model_section(name: str, **values: Any) -> ConfigDict:
-    """Return the section `model`: the keys of an architecture, with changed `values`, and unset attention options."""
+    """Return the section `model`: an architecture's defaults, overridden by `values`, and unset attention options."""
     m = declare.section(keys_of(name)(name=name))
     for options in attention_keys():
         m.update(declare.section(options()))

@@ -81,7 +81,7 @@ def _check_lengths(c: Any) -> None:
     lengths = {name: c[name] for name in LENGTHS if name in c}
     require(
         sum(value > 0 for value in lengths.values()) == 1,
-        f"Set exactly one of {', '.join(f'{name}={value}' for name, value in lengths.items())} above 0.",
+        f"Set exactly one of {', '.join(f'{name}={value}' for name, value in lengths.items())} above 0, others to 0.",
     )
 
 

@@ -133,7 +133,7 @@ def class_parser(numbers: Mapping[str, int]) -> Callable[[str], int]:
 
 
 def score_parser(lowest: float, highest: float) -> Callable[[str], float]:
-    """Return a function from the text of a label to a number in a range."""
+    """Return a parser of labels: a number in the range, else ValueError."""
 
     def number(word: str) -> float:
         value = float(word)

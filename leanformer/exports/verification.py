@@ -89,7 +89,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def their_outputs(folder: Path, description: Description, sample: Sample) -> np.ndarray:
-    """Return the outputs, as from `our_outputs`, of the model that another library loads from a folder."""
+    """Load the folder with its own library, and return that model's outputs, as `our_outputs` does."""
     torch, library = (importlib.import_module(name) for name in ("torch", description.library))
     arrays = {name: torch.from_numpy(np.array(x)) for name, x in sample.arrays.items()}
     arrays = {name: x if name == "image" else x.long() for name, x in arrays.items()}

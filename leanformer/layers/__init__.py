@@ -26,7 +26,7 @@ def forward_mode() -> AbstractContextManager[None]:
 def with_gradient(
     plain: Callable[..., Any], forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """Return `plain` as a `jax.custom_vjp`; inside `forward_mode` it is `plain` alone."""
+    """Give `plain` a gradient of its own by `jax.custom_vjp`, except inside `forward_mode`."""
     custom = jax.custom_vjp(plain, nondiff_argnums=static)
     custom.defvjp(forward, backward)
 

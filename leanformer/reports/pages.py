@@ -115,7 +115,7 @@ def dry_run(setup: Setup, workdir: Path) -> str:
         "workdir": workdir,
         "would start from": origin,
     }
-    return text.page("Dry run: nothing was trained or written.", rows)
+    return text.page("Dry run: nothing was trained, and the workdir was not written.", rows)
 
 
 def _format_batch(setup: Setup) -> str:

@@ -84,7 +84,7 @@ class TextData(DataModule):
         return {name: np.asarray(example[name], np.int32) for name in self.input_specs()}
 
     def read_text(self, raw: bytes, tokenizer: Any) -> dict[str, np.ndarray]:
-        """Return the first row of a document in UTF-8, `tokens` and `segments` (T,): its end token, then the text."""
+        """Return the first row of a UTF-8 text, `tokens` and `segments` (T,): the end token, then the text's tokens."""
         tokens = np.append(np.int32(tokenizer.end), tokenizer.encode([decode(raw)])[0])[: self.length]
         if len(tokens) < self.length:
             raise DataError(
@@ -163,7 +163,7 @@ class CausalLanguageModelling(TokenObjective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss` in nats/token, and `bits_per_byte` of text, which compares tokenizers, if bytes are known."""
+        """Return `loss` in nats/token and, if bytes are known, `bits_per_byte`, comparable between tokenizers."""
         values = {"loss": float(totals["nats"] / totals["tokens"])}
         if totals["bytes"]:
             values["bits_per_byte"] = float(totals["nats"] / totals["bytes"] / math.log(2))

@@ -79,7 +79,7 @@ class MaskedLanguageModelling(TokenObjective):
         return self.token_loss(model, self._decoded(model, part, key), part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Return the loss in `nats`, the target `tokens`, the `hits`, which are the most likely token, and the rows."""
+        """Return sums: `nats`, target `tokens`, `hits` (targets ranked first), and `examples` (rows)."""
         targets = jnp.where(batch["mask"][:, None], batch["targets"], rows.IGNORE)
         how: dict[str, Any] = {"at_once": self.at_once, "soft_cap": self.soft_cap}
         nats, hits = cross_entropy_and_hits(self._decoded(model, batch), *model.unembedding(), targets, **how)

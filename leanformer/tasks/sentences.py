@@ -89,7 +89,7 @@ class SentenceData(DataModule):
         return {"label": ((), np.float32)} if self.numbers else LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        """Return `tokens` of a text in UTF-8, and `tokens2` if it is two texts with a tab between, int32 (n,)."""
+        """Tokenise a UTF-8 text, or two separated by a tab: `tokens`, and `tokens2` of the second, int32 (n,)."""
         texts = [text.strip() for text in decode(raw).strip().split("\t")]
         if not all(texts) or len(texts) > 2:
             raise DataError("Expected one text, or two separated by a tab, none of them empty.")

@@ -172,7 +172,7 @@ class LoadedModel:
     def embed(self, texts: str | Sequence[str]) -> Float[np.ndarray, "n d"]:
         """Return one vector per text, scaled to norm 1. Warns if texts are truncated to the model's length.
 
-        Raises ConfigError if the model is not a bidirectional language model (BERT), DataError for a text that is none.
+        Raises ConfigError if the model is not a bidirectional language model (BERT).
         """
         check_encoder(self.model, str(self.workdir))
         several = [texts] if isinstance(texts, str) else list(texts)

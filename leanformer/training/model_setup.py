@@ -28,7 +28,7 @@ from leanformer.training.checkpoint import Checkpoints, is_run
 
 
 # Largest depth of a stack that a GPU runs without a loop over layers, if model.unroll is unset: a third fewer launches
-# and copies, at most 2 % more memory, for 1.5 to 3.5 times the seconds of compilation (four configs, docs/gpus.md).
+# and copies, at most 2 % more memory, for 1.5 to 3.2 times the seconds of compilation (four configs, study/LOG.md).
 UNROLLED = 12
 
 

@@ -71,8 +71,8 @@ def projections(model: ModelSetup) -> list[str]:
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
     """Return the changes of config.model that give each number of heads, as pairs (trade, {key: value}).
 
-    The trade HEAD_WIDTH, first for all numbers, keeps the head dimension, so num_heads x head_dim grows. TOTAL_WIDTH
-    keeps that product, which the number must divide.
+    First come the plans of trade HEAD_WIDTH, which keep the head dimension, so num_heads x head_dim grows; then
+    TOTAL_WIDTH, which keeps that product, a multiple of the number.
     """
     several = [key for key in ("num_heads", "head_dim", "value_dim") if isinstance(m.get(key), tuple | list)]
     if heads and several:

@@ -112,7 +112,10 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
 
 
 def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None]) -> None:
-    """Warn of config keys, environment variables and numbers of examples that differ from a run's config.json."""
+    """Warn of config keys, environment variables and numbers of examples that differ from a run's config.json.
+
+    Raises ConfigError if the run is of another task or architecture.
+    """
     if not (workdir / "config.json").is_file():
         return
     changes = config_changes(workdir, config)

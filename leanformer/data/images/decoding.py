@@ -109,7 +109,8 @@ def shrink_images(
     """Write the images of a split to `<folder>/<split>/<class>/`, to be read as `folder:<folder>`; return their number.
 
     Larger images are resized to `short_side`, bicubic as in Pillow, and stored as JPEGs of `channels`; others, and
-    unreadable ones, keep their bytes. Files that exist are kept, so a killed call can be repeated.
+    unreadable ones, keep their bytes, as all do with `short_side=None`. Files that exist are kept, so a killed call can
+    be repeated.
     """
     if not isinstance(source[0]["image"], bytes):
         raise DataError("The data are pixels in memory, not encoded images: smaller ones would save no time.")

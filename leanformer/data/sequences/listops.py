@@ -54,7 +54,7 @@ class Expressions(NamedTuple):
 
     @classmethod
     def join(cls, examples: Iterable[tuple[bytes, int]]) -> "Expressions":
-        """Return the expressions of pairs (tokens as bytes, value)."""
+        """Pack (tokens as bytes, value) pairs into arrays."""
         texts, labels = zip(*examples, strict=True)
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         return cls(np.frombuffer(b"".join(texts), np.uint8), offsets, np.array(labels, np.uint8))

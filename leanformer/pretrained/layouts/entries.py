@@ -102,7 +102,7 @@ def norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
 
 
 def batch_norm(theirs: str, ours: str, *, layers: int | None = None) -> list[Entry]:
-    """Entries of a batch norm: of `norm`, running_mean, our mean, running_var, our var, and num_batches_tracked."""
+    """Return the entries of `norm`, of the running mean and variance, and of num_batches_tracked."""
     names = {"running_mean": "mean", "running_var": "var"}
     statistics = [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers) for a, b in names.items()]
     # The number of batches is used only by PyTorch's cumulative average, which no model here uses.
