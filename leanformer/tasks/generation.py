@@ -68,7 +68,7 @@ def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) ->
         least = ordered[:, min(how.top_k, logits.shape[1]) - 1, None]
     if how.top_p is not None:
         shares = jax.nn.softmax(jnp.where(ordered < least, -jnp.inf, ordered), axis=-1)
-        before = jnp.cumsum(shares, axis=-1) - shares
+        before = jnp.pad(jnp.cumsum(shares, axis=-1), ((0, 0), (1, 0)))[:, :-1]
         least = jnp.maximum(least, jnp.where(before < how.top_p, ordered, jnp.inf).min(axis=-1, keepdims=True))
     return jax.vmap(jax.random.categorical)(keys, jnp.where(logits < least, -jnp.inf, logits))
 

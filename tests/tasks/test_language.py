@@ -246,6 +246,7 @@ def test_tokens_are_sampled_by_probability():
         (Sampling(top_k=2), [2 / 3, 0, 1 / 3, 0]),
         (Sampling(top_p=0.8), [0.5 / 0.95, 0, 0.25 / 0.95, 0.2 / 0.95]),
         (Sampling(top_p=0.75 - 1e-6), [2 / 3, 0, 1 / 3, 0]),
+        (Sampling(top_p=0.75), [2 / 3, 0, 1 / 3, 0]),
         (Sampling(0.5), np.square(shares) / np.square(shares).sum()),
         (Sampling(0.0), [1, 0, 0, 0]),
         (Sampling(generation.MIN_TEMPERATURE), [1, 0, 0, 0]),
