@@ -16,7 +16,7 @@ from leanformer.runtime import text
 # Matrices whose rows sum to 1, and products of two matrices, do not resemble one with independent Gaussian entries.
 UNLIKE_GAUSSIAN = ("attention_probabilities", "landmark_probabilities", "query_key_product", "value_output_product")
 LEGEND = (
-    "κ, the condition number, is the largest over the smallest singular value; 1 is the best. Cells: median "
+    "κ, the condition number, is the largest over the smallest singular value, 1 or more. Cells: median "
     "[10 %, 90 %] over the matrices of a layer; * marks a flag, listed below. Gaussian: exact distribution for a "
     "Gaussian matrix of this shape. Formula: its asymptote (√D + √N) / |√D - √N|; marked if over 10 % off. Singular: "
     "numerically singular in float32, so the condition number is a lower bound."

@@ -43,7 +43,7 @@ def draw_all(result: Comparison, measures: Sequence[Conditioning]) -> Charts:
         charts["curves"] = (drawn, caption)
     if measures:
         caption = (
-            "Condition number κ (1 is the best) by layer at the last probe: median over examples or heads, geometric "
+            "Condition number κ (1 or more) by layer at the last probe: median over examples or heads, geometric "
             "mean over runs. Score against κ, median over layers: hollow dots are lower bounds."
         )
         figures = [_plot_layers(measure) for measure in measures]

@@ -51,7 +51,7 @@ def start(trainer: Trainer, memory: int) -> str:
         "attention": f"{model.backend} ({model.backend_reason})",
         **setup.task.data.notes(),
         "score": f"{find(score.name).label}, {'higher' if score.higher else 'lower'} is better",
-        "compiled in": f"{trainer.timer.seconds()['compile']:.1f} s",
+        "compiled in": f"{trainer.timer.seconds()['compile']:.1f} s{', with earlier attempts' * bool(trainer.first_step)}",
     }
     return text.page("leanformer", rows)
 

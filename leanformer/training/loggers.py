@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import tqdm
 
-from leanformer.conditioning.spectrum import beyond_float32
+from leanformer.conditioning.spectrum import FLOOR, beyond_float32
 from leanformer.config import iterate_keys
 from leanformer.errors import ConfigError, first_line
 from leanformer.quantities import find
@@ -244,7 +244,7 @@ def _format_probe(values: Mapping[str, Any]) -> list[str]:
         part = f"{name.replace('_', ' ')} {format_value(name, statistics.median(medians) if medians else None)}"
         if "singular" in measure:
             part = f"κ of {part}"
-            if singular := sum(map(bool, measure["singular"])):
+            if singular := sum(median >= 0.99 / FLOOR for median in medians):
                 part += f" ({beyond_float32(singular, len(measure['median']))})"
         parts.append(part)
     return parts

@@ -165,3 +165,11 @@ def test_weights_and_biases_keeps_the_records_after_a_resume(tmp_path, tiny, mon
     assert wandb.axes["*"] == "step"  # the chart's x-axis
     assert [row["step"] for row in wandb.rows if row["train/loss"] == 2.0] == [*range(25, 61, 5)]
     assert wandb.ids == [json.loads((tmp_path / "wandb.json").read_text())] * 2
+
+
+def test_probe_line_counts_layers_whose_median_is_a_bound():
+    """A layer with some singular matrices, whose median is resolved, is not called unresolved."""
+    bound = 1 / conditioning.spectrum.FLOOR
+    measure = {"median": [3e4, bound, None], "singular": [2, 9, 0]}
+    assert mentions(loggers._format_probe({"attention_output": measure})[0], "in 1 of 3 layers")
+    assert "layers" not in loggers._format_probe({"attention_output": measure | {"median": [3e4, 4e4, 5e4]}})[0]
