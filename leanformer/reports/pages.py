@@ -32,7 +32,7 @@ def start(trainer: Trainer, memory: int) -> str:
     limit = memory_limit(device)
     shape = ", ".join(f"{key} {value}" for key, value in config.model.items() if key != "name" and value is not None)
     total, trained = count.parameters(setup.state.params), setup.freezing.count(setup.state.params)
-    names = tasks.class_names(trainer.source)
+    names, compiling = tasks.class_names(trainer.source), trainer.timer.seconds()["compile"]
     rows = {
         "model": f"{config.model.name}: {shape}",
         "parameters": f"{total:,}" + (f", of which {trained:,} are trained" if trained < total else ""),
@@ -51,7 +51,7 @@ def start(trainer: Trainer, memory: int) -> str:
         "attention": f"{model.backend} ({model.backend_reason})",
         **setup.task.data.notes(),
         "score": f"{find(score.name).label}, {'higher' if score.higher else 'lower'} is better",
-        "compiled in": f"{trainer.timer.seconds()['compile']:.1f} s{', with earlier attempts' * bool(trainer.first_step)}",
+        "compiled in": f"{compiling:.1f} s{', with earlier attempts' if trainer.first_step else ''}",
     }
     return text.page("leanformer", rows)
 
