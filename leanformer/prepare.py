@@ -7,8 +7,8 @@
     python -m leanformer.prepare shrink --config=FILE --short_side=288 --out=DIR    # writes a folder of smaller images
                                                          # for training with --config.data.name=folder:DIR
 
-`check` also reads and preprocesses a few examples of each split, so that a wrong image size or a corrupted file is
-detected early, and measures the number of training examples per second that one core prepares.
+`check` also reads and preprocesses a few examples of each split, so that a wrong image size is detected early (training
+names corrupted files), and measures the number of training examples per second that one core prepares.
 """
 
 import time

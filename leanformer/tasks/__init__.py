@@ -89,7 +89,8 @@ def resolve(c: Any) -> None:
     number = count_classes(c.data.name, c.data.train_split, c.data.dir)
     if not number:
         raise ConfigError(
-            f'model.num_classes=0: data.name="{c.data.name}" does not name its classes. Set --config.model.num_classes.'
+            f'model.num_classes=0: data.name="{c.data.name}" names no classes (a folder needs images such as .jpg and '
+            ".png). Set --config.model.num_classes."
         )
     with c.unlocked():
         c.model.num_classes = number
