@@ -1,6 +1,5 @@
 """Helpers of the benchmarks: configs, the machine's matmul throughput, clocks, alternating processes, tables."""
 
-import dataclasses
 import functools
 import json
 import runpy
@@ -105,56 +104,16 @@ def matmul_throughput(matmuls: list[tuple[Callable, int]]) -> float:
     return max(flops / min(time_call(matmul) for _ in range(3)) for matmul, flops in matmuls)
 
 
-@dataclasses.dataclass
-class MinTime:
-    """Minimum wall and CPU seconds over several calls."""
-
-    wall: float = float("inf")
-    cpu: float = float("inf")
-
-    def time(self, function, *args):
-        """Return the result of `function(*args)`, and time it until the result is ready."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        result = jax.block_until_ready(function(*args))
-        self.wall = min(self.wall, time.perf_counter() - wall)
-        self.cpu = min(self.cpu, time.process_time() - cpu)
-        return result
-
-
 class TimedStep:
-    """Training step of a config on random data, in float32, with the times of its compilation and its steps."""
+    """Training step of a config on random data, in float32."""
 
     def __init__(self, name: str, batch: int, **model: Any):
-        self.run = run = build(name, batch, "float32", "xla", **model)
-        self.name, self.flops = name, batch * run.flops_per_example[1]
-        self.compilation, self.fastest = MinTime(), MinTime()
-        self.step = self.compilation.time(run.compile_train_step)
-        self.state, self.data, self.key = run.initial_state(), make_batch(run), run.run_key()
+        self.run = build(name, batch, "float32", "xla", **model)
+        self.step = self.run.compile_train_step()
+        self.state, self.data, self.key = self.run.initial_state(), make_batch(self.run), self.run.run_key()
 
     def train(self) -> None:
-        self.state, _ = self.fastest.time(self.step, self.state, self.data, self.key)
-
-    def utilisation(self, rate: float, cpu_rate: float) -> tuple[float, float]:
-        """Return the utilisation of a throughput in FLOP/s, and of one in FLOPs per CPU second."""
-        return self.flops / self.fastest.wall / rate, self.flops / self.fastest.cpu / cpu_rate
-
-
-class MatmulThroughput:
-    """Matmul throughput of the machine: that of the fastest of several matmuls, each by its minimum time."""
-
-    def __init__(self):
-        self.matmuls = [(matmul, flops, MinTime()) for matmul, flops in make_matmuls()]
-
-    def measure(self) -> None:
-        for matmul, _, fastest in self.matmuls:
-            for _ in range(3):
-                fastest.time(matmul)
-
-    def peak(self) -> tuple[float, float]:
-        """Return FLOP/s, and FLOPs per CPU second."""
-        return tuple(
-            max(flops / getattr(fastest, clock) for _, flops, fastest in self.matmuls) for clock in ("wall", "cpu")
-        )
+        self.state, _ = jax.block_until_ready(self.step(self.state, self.data, self.key))
 
 
 class Worker:
