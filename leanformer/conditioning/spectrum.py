@@ -1,6 +1,7 @@
 """Singular values of matrices, and summaries of them: condition number, ranks and validity.
 
-Arrays of NumPy, PyTorch and JAX are measured where they are, also inside `jax.jit`; only these import JAX.
+Arrays of NumPy, PyTorch and JAX are measured where they are, also inside `jax.jit`. JAX is imported for its
+arrays only.
 """
 
 import dataclasses

@@ -12,8 +12,8 @@ Logs are in DIR/logs. With several GPUs, the first one of CUDA_VISIBLE_DEVICES i
 
 Before the minutes count, make the wheels that the machine lacks and take them along:
 
-    pip download --dest=wheels --requirement=tools/gpu/wheels.txt --constraint=constraints.txt
-    pip install --no-index --find-links=wheels --no-deps wheels/*.whl      # there
+    pip wheel --no-deps --wheel-dir=wheels --requirement=tools/gpu/wheels.txt --constraint=constraints.txt
+    pip install --no-index --no-deps wheels/*.whl      # there
 
 compile s is the time to trace, lower and compile the training step without a cache; MFU the share of the data sheet's
 bfloat16 peak, to be compared with the matmuls' share in the row `machine`; peak GB the peak device memory in 1e9 bytes.
