@@ -20,7 +20,7 @@ def write_run(
         changes: config keys and values that differ from the quickstart config.
         probe: median condition number of every layer.
         ended: write the summary of a finished run.
-        task: task name in the config; None for that of the quickstart config.
+        task: task name in the config; None for the quickstart config's.
         score: name of the score.
         steps: steps with records.
     """

@@ -10,7 +10,7 @@ from leanformer.runtime.mesh import leaf_names
 # gradient sums n = 8 examples x 24 tokens = 200 terms; the rounding error is about sqrt(n) u, and at most n u, of the
 # sum of their magnitudes. Forward and backward through two layers there are ten such sums in sequence, and terms cancel
 # to a tenth of their magnitude: 10 x 10 x sqrt(200) u = 8e-5 of a leaf's norm. Gradients that cancel to zero, such as
-# that of the key bias, keep the rounding error of the other leaves: sqrt(n) u = 1e-6 of the norm of all leaves.
+# the key bias's, keep the rounding error of the other leaves: sqrt(n) u = 1e-6 of the norm of all leaves.
 LEAF_TOLERANCE, TOTAL_TOLERANCE = 2e-4, 2e-6
 LOSS_TOLERANCE = 1e-5  # relative: a mean over examples of results of about ten sums each, 10 sqrt(n) u
 

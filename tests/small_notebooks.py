@@ -33,7 +33,7 @@ PARAMETERS = {  # values for the cell with the tag "parameters", by notebook
 
 
 def read(path):
-    """Return a notebook with a cell after that of its parameters, which sets all of them to smaller values."""
+    """Return a notebook with a cell after the parameters, which sets all of them to smaller values."""
     notebook, values = nbformat.read(path, as_version=4), PARAMETERS[path.stem]
     (place,) = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ())]
     lines = [f"assert {name} is not None\n{name} = {value!r}" for name, value in values.items()]  # of an existing name

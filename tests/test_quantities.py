@@ -16,7 +16,7 @@ def test_every_cost_and_training_metric_has_an_entry():
 @pytest.mark.parametrize(
     "score", [classification.Classification.score, language.TokenObjective.score, points.PointRegression.score]
 )
-def test_direction_is_that_of_the_task(score):
+def test_direction_agrees_with_the_task(score):
     assert quantities.QUANTITIES[score.name].higher is score.higher
 
 

@@ -135,7 +135,7 @@ def test_every_question_has_two_forms_and_one_correction(effects):
     assert smallest.p_corrected == pytest.approx(len(main) * smallest.p)
 
 
-def test_parameters_of_openlm_are_those_of_its_architecture():
+def test_parameters_of_openlm_fit_its_architecture():
     """Tokens are 20 x parameters; with 488 = 12 x 40 + 8 the heads are narrower than the width."""
     table = published_scaling.openlm_cells(published_scaling.openlm())
     for width, depth, params in zip(2**table.width, 2**table.depth, table.params, strict=True):
@@ -154,7 +154,7 @@ def test_small_vits_of_this_project(small):
     assert find(small, form="pairs", dims=(24, 24)).value == pytest.approx(expected)
 
 
-def test_packaged_table_is_that_of_the_evidence(effects):
+def test_packaged_table_equals_the_evidence(effects):
     """Numbers may differ in the last digit between processors."""
     rows, packaged = atlas.select_rows(effects), library.read()
     assert len(rows) == len(packaged) > 30

@@ -36,8 +36,8 @@ def test_the_peak_is_above_both_neighbours(by_heads, verdict):
     assert peak.decide(peak.compare(rows, 100)) == "not run" == peak.decide(peak.compare(rows[:2], 0))
 
 
-def test_condition_number_of_the_peak_is_that_of_float64(tmp_path, monkeypatch):
-    """Head outputs of known κ above float32's bound are measured; the tokens are those of ViT-B at 224 pixels."""
+def test_condition_number_of_the_peak_equals_float64(tmp_path, monkeypatch):
+    """Head outputs of known κ above float32's bound are measured; as many tokens as ViT-B has at 224 pixels."""
     monkeypatch.setattr(peak, "PICTURES", ("a",))
     monkeypatch.setattr(peak, "IMAGES", 2)
     for split in ("train", "val"):

@@ -20,7 +20,7 @@ def read(name):
         return [*csv.DictReader(file)]
 
 
-def test_updates_are_tokens_over_those_of_a_batch():
+def test_updates_are_tokens_over_tokens_of_a_batch():
     """A model file of the source has these tokens and a batch of 64 sequences, the grid 8: per GPU, on 8 GPUs."""
     (row,) = {
         (r["tokens"], r["batch"], r["updates"]) for r in read("openlm_grid") if (r["width"], r["depth"]) == ("96", "8")
@@ -79,7 +79,7 @@ def test_first_step_is_between_logged_steps():
     assert np.isnan(afterwards.first_step(curve, 1.0))
 
 
-def test_pooled_error_is_that_of_a_two_way_layout():
+def test_pooled_error_agrees_with_a_two_way_layout():
     """Of two arms it is the paired one."""
     table = {1: np.array([1.0, 2.0, 4.0]), 2: np.array([1.5, 2.2, 5.0])}
     pooled, paired = afterwards.pool(table)[1, 2], verdicts.change(table, 1, 2)

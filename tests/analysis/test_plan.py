@@ -84,7 +84,7 @@ def test_shapes_are_compiled_until_enough_fit(monkeypatch):
 
 
 @pytest.mark.slow  # compiles a step to check one number of the report
-def test_reported_memory_is_that_of_the_compiled_step(cached_costs, tmp_path):
+def test_reported_memory_equals_the_compiled_step(cached_costs, tmp_path):
     words = ["--budget=params:2e5", "--budget=memory:1e9", "--slack=0.1", "--best=1", f"--out={tmp_path}", *OVER]
     status, out, err = run_plan(*words)
     ((*_, peak),) = parse_tables(out)[0]

@@ -32,7 +32,7 @@ def test_pooled_difference_matches_students_t_test():
     groups = [A, B, A + 3]
     deviation, df = statistics.pooled_std(groups)
     assert (deviation, df) == pytest.approx((math.sqrt(np.mean([g.var(ddof=1) for g in groups])), 12), rel=1e-12)
-    # One seed per group is enough if the variance is that of other groups.
+    # One seed per group is enough if other groups have the variance.
     assert statistics.pooled_difference(A[:1], B[:1], (deviation, df)).testable
     assert not statistics.pooled_difference(A[:1], B[:1], statistics.pooled_std([A[:1], B[:1]])).testable
 

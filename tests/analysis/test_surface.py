@@ -46,7 +46,7 @@ def grid_fit(rng):
     return surface.fit(shapes, errors, Scale(1.0))
 
 
-def test_posterior_is_that_of_the_noise_with_the_largest_evidence(rng):
+def test_posterior_has_the_noise_with_the_largest_evidence(rng):
     """y ~ N(X b, noise), b ~ N(0, P); the noise has a scaled inverse chi-squared prior."""
     shapes = draw_shapes(rng, 14)
     values = rng.normal(0.3, 0.2, 14)

@@ -16,7 +16,7 @@ CONDITIONS = np.array([1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
 
 
 def as_jax(route):
-    """Return a function that measures with JAX by a method: the CPU's, or that of other devices, on the CPU."""
+    """Return a function that measures with JAX by a method: the CPU's, or the other devices', on the CPU."""
 
     def values(x):
         with pytest.MonkeyPatch.context() as patch:

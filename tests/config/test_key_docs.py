@@ -38,7 +38,7 @@ def test_descriptions_are_the_comments_at_the_declarations():
     assert key_docs.help_texts(config.sequences())["data.name"] != result["data.name"]
 
 
-def test_declarations_read_without_importing_their_files_are_those_of_the_models():
+def test_declarations_read_without_importing_their_files_equal_the_models():
     for name in common.architectures():
         imported = importlib.import_module(f"leanformer.models.{name}").Keys
         assert vars(common.keys_of(name)()) == vars(imported())

@@ -112,7 +112,7 @@ def test_prepare_check_reports_class_names(small_config):
 
 
 def test_run_saves_and_enforces_its_classes(small_config, pictures, tmp_path, capfd):
-    """The number of classes is that of the training split."""
+    """The training split has the number of classes."""
     workdir, small_config.model.num_classes = tmp_path / "run", 0
     assert artifacts.load_classes(workdir) is None
     assert train(small_config, workdir) == 0

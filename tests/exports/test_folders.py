@@ -205,7 +205,7 @@ def test_invalid_arguments_are_one_message(tmp_path):
 
 
 def test_card_has_the_scores_of_the_exported_checkpoint(tmp_path):
-    """Those of the last one are in summary.json, those of the others in metrics.jsonl."""
+    """summary.json has the scores of the last checkpoint, metrics.jsonl the scores of the others."""
     c = case_config(*VIT)
     final = {"kind": "eval", "step": 30, "loss": 0.2888}
     (tmp_path / "summary.json").write_text(json.dumps({"final": final}))

@@ -41,7 +41,7 @@ def test_wrong_epsilon_is_refused(file):
         check_case(reference, factor=10)
 
 
-def test_limit_is_that_of_the_parity_tests():
+def test_limit_equals_the_parity_tests_tolerance():
     assert verification.LIMIT == TOLERANCE
 
 

@@ -40,7 +40,7 @@ def test_float32_matches_reference(qkv, backend, scale):
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_bfloat16_error_is_that_of_rounded_inputs(qkv, backend):
+def test_bfloat16_rounds_like_its_inputs(qkv, backend):
     rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) for x in qkv]
     result = attention.attend(*(jnp.asarray(x, jnp.bfloat16) for x in rounded), backend=backend)
     assert result.dtype == jnp.bfloat16

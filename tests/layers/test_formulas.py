@@ -168,7 +168,7 @@ def test_attention_matches_formula(case, backend, x, rng):
     expected = np.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p.get("out.bias", 0)
     result, arrays, _ = module(x, Context(mask=Mask(causal=True)))
     np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-    # The tap's arrays include every option: the probe's entropy is that of these logits.
+    # The tap's arrays include every option: the probe measures the entropy of these logits.
     entropy = conditioning.tap(["attention_entropy"])(arrays)["attention_entropy"].value
     unmasked = softmax(logits)
     np.testing.assert_allclose(entropy, -(unmasked * np.log(unmasked + 1e-300)).sum(-1).mean(-1), rtol=1e-3, atol=1e-5)

@@ -181,7 +181,7 @@ def test_jax_refuses_odd_token_counts_without_padding(monkeypatch):
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda path: path.stem)
 def test_attention_widths_include_every_head_dim_of_a_config(path):
-    """Covers every key that ends in head_dim, except that of TNT's pixels, whose attention is never fused."""
+    """Covers every key that ends in head_dim, except TNT's pixels, whose attention is never fused."""
     m = runpy.run_path(str(path))["get_config"]().model.to_dict()
     names = [name for name in m if name.endswith("head_dim") and name != "inner_head_dim" and m[name] is not None]
     # DaViT's channel attention has a matrix without a token axis.

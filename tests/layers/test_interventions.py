@@ -87,7 +87,7 @@ def test_sigma_reparam_divides_by_the_largest_singular_value(rng, x):
         np.float64(x) @ normalise_by_sigma(as_matrix(attention.query.kernel[...]), 1.7),
         atol=3e-6,
     )
-    # The gradient includes that of σ₁: compare with differences of the formula in float64.
+    # The gradient includes the gradient of σ₁: compare with differences of the formula in float64.
     weighting = rng.standard_normal((D, N * H))
 
     def loss(kernel, scale):
@@ -176,7 +176,7 @@ def test_graying_gradients_match_finite_differences(rng):
         step = 1e-6 * np.eye(1, 20, i).reshape(x.shape)
         difference = (weighting * (flatten_cosines(x + step) - flatten_cosines(x - step))).sum() / 2e-6
         assert float(value) == pytest.approx(difference, rel=2e-3, abs=1e-3)
-    # The gradient of "svd" is that of a product with a constant matrix.
+    # "svd" has the gradient of a product with a constant matrix.
     left, s, _ = np.linalg.svd(x[0], full_matrices=False)
     constant = (left * (s / s[0]) ** -0.4) @ left.T
     np.testing.assert_allclose(gradient("svd")[0], constant.T @ weighting[0], atol=1e-4)

@@ -97,7 +97,7 @@ REMAT = ["none", pytest.param("light", marks=pytest.mark.slow), pytest.param("bl
 
 @pytest.mark.parametrize("remat", REMAT)
 def test_groups_compute_what_one_stack_does(remat, rng):
-    """Rates and random numbers of drop path and dropout are those of the layer's index in the whole stack."""
+    """Drop path and dropout take rates and random numbers by the layer's index in the whole stack."""
     whole = fill_weights(lambda: Stack(make_block, 4, drop_path=0.4, rngs=nnx.Rngs(3)))
     makers = dict.fromkeys(FIRSTS, make_block)
     parts = nnx.eval_shape(lambda: Stack(makers, 4, drop_path=0.4, remat=remat, rngs=nnx.Rngs(3)))
@@ -193,7 +193,7 @@ def test_freezing_uses_the_index_in_the_whole_stack():
 
 @pytest.mark.parametrize("name", ["xcit", "gpt"])
 def test_statistics_of_every_group_are_updated(name, rng):
-    """Those of batch normalisation, and the direction of each matrix of σReparam."""
+    """Batch normalisation's statistics, and the direction of each matrix of σReparam."""
     more = IMAGES | XCIT if name == "xcit" else TEXTS | {"sigma_reparam": True}
     model = build(name, **SIZES | more | {"drop_path": 0.2})
     before = nnx.to_pure_dict(nnx.state(model.blocks, nnx.BatchStat))

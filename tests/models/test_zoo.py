@@ -65,7 +65,7 @@ def make_initial_state(run):
     return state.materialise(run.make_state, fill_weights(run.state.weights), run.state)
 
 
-@pytest.mark.slow  # long to compile; faster tests compare logits with those of timm
+@pytest.mark.slow  # long to compile; faster tests compare logits with timm's
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture_smoke(name, meshes):
     """A step changes every parameter, and the probe's table shows every stack. Parity tests check values."""

@@ -31,7 +31,7 @@ def load_case(case):
 
 
 def convert_released(w, shape, prefix=""):
-    """Return our tree of parameters from the released names, or that of gradients under `prefix`."""
+    """Return our tree of parameters from the released names, or our tree of gradients under `prefix`."""
     n, h, d = shape["num_heads"], shape["head_dim"], shape["width"]
 
     def leaf(name, change=lambda x: x):

@@ -37,7 +37,7 @@ def check(path, content, model, layout="huggingface"):
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_exported_configs_are_those_of_their_models(tmp_path, folder, capsys):
+def test_exported_configs_fit_their_models(tmp_path, folder, capsys):
     check(tmp_path, *describe(folder), FOLDERS[folder][1])
     assert capsys.readouterr().err == ""
 

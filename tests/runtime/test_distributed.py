@@ -100,8 +100,7 @@ def resumed_run(two_processes, cache, tmp_path_factory):
 
 @pytest.mark.slow
 def test_one_process_resumes_a_two_process_run(one_process, resumed_run):
-    """No step is lost or repeated, and the losses of the remaining steps, at least ten, are those of an uninterrupted
-    run."""
+    """No step is lost or repeated; the losses of the remaining steps, at least ten, equal an uninterrupted run's."""
     workdir, saved, (statuses, out, err) = resumed_run
     assert statuses == [0], err
     assert mentions(out[0], f"step {saved}", workdir)

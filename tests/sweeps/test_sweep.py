@@ -159,7 +159,7 @@ def test_every_run_that_ends_prints_score_and_time_left(fake_sweep_runs, tmp_pat
 
 @pytest.fixture
 def make_flags(monkeypatch):
-    """Return a function that makes flags; the handlers of signals stay those of the tests."""
+    """Return a function that makes flags; the tests keep their handlers of signals."""
     monkeypatch.setattr(runs.signal, "signal", lambda *_: None)
     return lambda **values: runs.cli.Values(**{"slurm": (), "minutes": 5, "parallel": 2} | values)
 

@@ -118,7 +118,7 @@ def test_vocabulary_sharded_over_devices(shape, cap, rng, meshes):
 
 
 def test_all_logits_are_never_in_memory():
-    """Compiled value and gradient need less peak memory; FLOPs are those of the loss with all logits at once."""
+    """Compiled value and gradient need less peak memory, and as many FLOPs as the loss with all logits at once."""
     b, t, d, v = 2, 512, 8, 4099
     x, kernel, targets = (
         jax.ShapeDtypeStruct(s, k) for s, k in (((b, t, d), "float32"), ((d, v), "float32"), ((b, t), "int32"))

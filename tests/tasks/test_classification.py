@@ -89,7 +89,7 @@ def test_matrix_equals_counts_by_hand(rng, meshes, devices):
     assert result.trace() == top1 < mask.sum() == result.sum()
 
 
-def test_batch_statistics_equal_those_of_sorted_logits(rng):
+def test_batch_statistics_equal_counts_of_sorted_logits(rng):
     """The model returns random logits; the last rows are padding."""
     logits, labels = rng.standard_normal((200, 7)), rng.integers(0, 7, 200)
 

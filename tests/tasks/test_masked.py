@@ -60,7 +60,7 @@ def test_run_saves_its_tokenizer_and_probes_masked_rows(texts, tmp_path, meshes)
     jax.eval_shape(run.model.probe_step(run.task.objective, run.config.probe.measures), run.state.weights, batch)
 
 
-def test_forward_flops_are_a_third_of_those_of_training(texts, meshes):
+def test_forward_flops_are_a_third_of_training(texts, meshes):
     """Each matmul has two in the gradient; the logits of an evaluation are computed once, for loss and accuracy."""
     run = train_setup.build(texts, examples=None, mesh=meshes(1, 1))
     forward, training = run.flops_per_example

@@ -102,7 +102,7 @@ def test_steps_are_checked_late_and_all_at_once(tiny, tmp_path, capfd):
 
 
 def test_abort_names_the_step_to_resume_from(tiny, tmp_path, capfd):
-    """The first bad loss is that of step 7: the update of step 6 may have caused it, that of step 4 cannot have."""
+    """Step 7 has the first bad loss: the update of step 6 may have caused it, the update of step 4 cannot have."""
     monitor, checkpoints, records = make_monitor(tiny, tmp_path, steps=(2, 4, 6))
     folder = checkpoints.folder
     with checkpoints:

@@ -36,7 +36,7 @@ def test_resume_drops_records_after_the_restored_step(tmp_path):
 
 
 def test_start_from_scratch_keeps_no_record(tmp_path):
-    """Those of step 0 may be of another model, if a run ended before its first step."""
+    """A record of step 0 may describe another model, if a run ended before its first step."""
     write_records(tmp_path / "metrics.jsonl", {"step": 0, "kind": "probe"})
     with run_files.Recorder(tmp_path, start=0, total=9) as record:
         assert not record.has(0, "probe")

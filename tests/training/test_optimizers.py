@@ -198,7 +198,7 @@ def test_adamw_matches_numpy(rng):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), params, p)
 
 
-def test_factors_of_heads_do_not_decay_and_those_of_xcit_do():
+def test_factors_of_heads_do_not_decay_and_xcits_do():
     heads, cells = jax.ShapeDtypeStruct((5,), np.float32), jax.ShapeDtypeStruct((5, 1, 1), np.float32)
     stacked = [jax.ShapeDtypeStruct((3, *x.shape), np.float32) for x in (heads, cells)]
     params = {"blocks": {"layers": {"a": {"temperature": stacked[0]}, "b": {"temperature": stacked[1]}}}}

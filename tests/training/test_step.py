@@ -52,7 +52,7 @@ def batches(rng, tiny):
 
 
 def test_accumulation_equals_one_big_batch(tiny, meshes, batches, no_shape_checks):
-    """Loss and gradients equal those of one big batch, with mixing, erasing, drop path and EMA on."""
+    """One big batch has the same loss and gradients, with mixing, erasing, drop path and EMA on."""
 
     def gradient(accumulate):
         tiny.accumulate = accumulate

@@ -43,7 +43,7 @@ def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_run_longer_than_its_config_is_evaluated_where_it_is(two_steps, tmp_path, capfd):
-    """Otherwise an older score, or none, would be that of its last step."""
+    """Otherwise its last step would have an older score, or none."""
     two_steps.total_steps = 4
     two_steps.checkpoint.every = 3
     assert train(two_steps, tmp_path) == 0

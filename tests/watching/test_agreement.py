@@ -1,4 +1,4 @@
-"""Measures of `leanformer.watch` on timm's and transformers' models equal those of our probe on equal weights."""
+"""`leanformer.watch` on timm's and transformers' models measures what our probe does on equal weights."""
 
 import json
 import os

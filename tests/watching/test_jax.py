@@ -123,7 +123,7 @@ def check(w, expected, names=MEASURES, order=None):
 
 
 def check_padded(w):
-    """Compare the values of X, of which each example has its LENGTHS, with those of its own tokens alone."""
+    """Compare the values of X, of which each example has its LENGTHS, with the values of its own tokens alone."""
     for i, length in enumerate(LENGTHS):
         for layer, numbers in zip(w.layers.values(), by_hand(X[i : i + 1, :length]), strict=True):
             for measure in MEASURES:

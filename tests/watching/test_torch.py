@@ -241,7 +241,7 @@ def test_mask_made_inside_the_model_is_read(encoder):
     assert found == measure(mask=(tokens != 0).numpy()) != measure(mask=np.ones((2, 12), bool))
 
 
-def test_mask_of_cross_attention_is_that_of_other_tokens():
+def test_mask_of_cross_attention_covers_the_other_tokens():
     attention = nn.MultiheadAttention(24, 3, batch_first=True)
     with leanformer.watch(attention, measures=("attention_output",)) as w:
         attention(
