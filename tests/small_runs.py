@@ -1,4 +1,5 @@
-"""Small runs of every task, with all random features enabled: configs, data, and states without initialisers."""
+"""Small runs of every task, with all random features enabled: configs, data, states without initialisers, and what
+runs leave behind."""
 
 import dataclasses
 
@@ -8,6 +9,10 @@ from random_weights import fill_weights
 
 from leanformer import config
 from leanformer.data.sequences import build
+from leanformer.runtime.mesh import make_mesh
+from leanformer.tasks import artifacts
+from leanformer.training import run_files, train_setup
+from leanformer.training.checkpoint import Checkpoints
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
@@ -145,6 +150,40 @@ def make_initial_state(run, seed=0):
     params, statistics = fill_weights(run.state.weights, seed)
     ema = None if run.state.ema is None else fill_weights(run.state.ema, seed)
     return dataclasses.replace(zeros, params=params, statistics=statistics, ema=ema)
+
+
+def read_records(workdir, kind=None):
+    """Return the records of a run, of one kind or all, without timings."""
+    return [
+        {key: value for key, value in record.items() if key not in run_files.TIMING}
+        for record in run_files.read_records(workdir / "metrics.jsonl")
+        if kind in (None, record["kind"])
+    ]
+
+
+def load_last_state(workdir):
+    """Return the newest checkpoint, on one device."""
+    mesh = make_mesh(devices=jax.devices()[:1])
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        return checkpoints.restore(train_setup.build(artifacts.load_config(workdir), examples=10_000, mesh=mesh).state)[
+            0
+        ]
+
+
+def assert_equal_bits(a, b):
+    """Assert that two trees have equal bytes, so that NaN and -0.0 are compared too."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(jax.device_get(x)), np.asarray(jax.device_get(y))
+        assert (x.shape, x.dtype, x.tobytes()) == (y.shape, y.dtype, y.tobytes()), jax.tree_util.keystr(path)
+
+
+def assert_same_run(workdir, other, steps):
+    """Assert that two runs have the same last state, after `steps` steps, and the same records."""
+    state = load_last_state(workdir)
+    assert int(state.step) == steps
+    assert_equal_bits(state, load_last_state(other))
+    assert read_records(workdir) == read_records(other)
 
 
 def abstract_eval_batch(setup):

@@ -14,7 +14,6 @@ from scipy import stats
 
 from leanformer.analysis import comparison, frontier, runs
 from leanformer.analysis.comparison import Configuration
-from leanformer.reports import charts
 from leanformer.reports import comparison as report
 
 
@@ -244,28 +243,6 @@ def test_configurations_are_named_by_what_differs_in_their_folders(name, tmp_pat
     result = comparison.compare(runs.read([str(tmp_path)]))
     expected = {"q{}_seed0": {"q(4,8)", "q(4,12)"}, "made,n={},seed=0": {"n=(4,8)", "n=(4,12)"}}[name]
     assert {one.name for one in result.configurations} == expected
-
-
-def test_names_are_escaped_in_the_page(tmp_path):
-    for seed in range(2):
-        fake_runs.write_run(tmp_path / f"a<b>&_seed{seed}", 0.5 + seed / 10, seed=seed)
-        fake_runs.write_run(tmp_path / f"c_seed{seed}", 0.5 + seed / 10, seed=seed, changes={"model.depth": 2})
-    result = comparison.compare(runs.read([str(tmp_path)]))
-    page = report.make_page(result, [], {})
-    assert "a&lt;b&gt;&amp;" in page and "<b>" not in page
-
-
-@pytest.mark.parametrize("name", ["a$x^$b", "_base"])
-def test_names_are_drawn_as_they_are(name, tmp_path):
-    """A name is neither a formula, which may be invalid, nor left out of the legend."""
-    for seed in range(2):
-        fake_runs.write_run(tmp_path / f"{name},seed={seed}", 0.5 + seed / 10, seed=seed)
-        fake_runs.write_run(tmp_path / f"other,seed={seed}", 0.5 + seed / 10, seed=seed, changes={"model.depth": 2})
-    figure, _ = charts._plot_curves(comparison.compare(runs.read([str(tmp_path)])))
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    shown = [text._preprocess_math(text.get_text()) for text in legend.get_texts()]
-    assert sorted((words.strip(), formula) for words, formula in shown) == sorted([(name, False), ("other", False)])
 
 
 def test_excluded_runs_of_a_sweep_are_named(tmp_path):

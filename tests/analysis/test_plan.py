@@ -214,17 +214,6 @@ def test_proxies_of_other_settings_are_not_reused(cached_costs, fake_sweep, tmp_
         assert status == 2 and mentions(err, tmp_path / "proxies" / "proxies.json")
 
 
-@pytest.mark.parametrize(("status", "part"), [(1, "12"), (2, "sweep"), (130, None)])
-def test_proxies_that_fail_or_are_stopped_end_the_plan(cached_costs, fake_sweep, tmp_path, status, part):
-    fake_sweep.ends, fake_sweep.status = False, status
-    if part:
-        result, _, err = run_plan(*PROXIES, f"--out={tmp_path}", *OVER)
-        assert result == 2 and mentions(err, part) and not list(tmp_path.glob("*.py"))
-    else:
-        with pytest.raises(SystemExit, match="130"):
-            run_plan(*PROXIES, f"--out={tmp_path}", *OVER)
-
-
 def test_shapes_are_spread_over_every_axis():
     grid = [(d, 96, n, h, f) for d in (1, 2, 4, 8) for n in (1, 2, 4, 8) for h in (4, 8, 16, 32) for f in (64, 512)]
     chosen = shapes.select_spread(grid, 16)
@@ -255,8 +244,3 @@ def test_invalid_arguments_are_refused(words, parts, cached_costs):
     given = [f"--config={QUICK}", *([] if "--budget" in words[0] else ["--budget=params:2e5"]), *words]
     status, out, err = run_in_process(["", "", "leanformer.plan", *given])
     assert (status, out) == (2, "") and mentions(err, *parts), err
-
-
-def test_models_whose_sizes_depend_on_others_are_refused():
-    status, out, err = run_in_process(["", "", "leanformer.plan", "--config=llama_small", "--budget=params:1e6"])
-    assert (status, out) == (2, "") and mentions(err, "model.num_kv_heads=4")

@@ -103,14 +103,6 @@ def test_flag_values_are_parsed(in_root):
     assert f.argv.startswith("go --config=configs/quickstart.py --steps=5 ")
 
 
-def test_calls_share_no_state(in_root):
-    assert main([*GO, "--steps=5", "--set=a=1", "--config.model.width=20", "--config.seed=4", "--dry"]) == 0
-    assert main(GO) == 0
-    first, second = calls
-    assert (second.steps, list(second.set), second.dry, second.against) == (3, [], False, None)
-    assert (first.config.seed, second.config.seed, second.config.model.width) == (4, 0, 96)
-
-
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -11,11 +11,10 @@ from commands import check_refused, command, run, run_in_process
 from golden import check_page
 from messages import mentions
 from PIL import Image
-from safetensors.numpy import load_file
+from small_runs import read_records
 
 from leanformer import quantities
 from leanformer.conditioning import tables
-from leanformer.training import run_files
 
 
 SMALL = {  # no features that only add compile time: test_train has mixup, erasing and accumulation
@@ -26,12 +25,6 @@ SMALL = {  # no features that only add compile time: test_train has mixup, erasi
     "probe.measures": ("tokens", "attention_entropy"),  # others are singular or not depending on rounding
     **{"optim.warmup_epochs": 0.0, "optim.warmup_steps": 1},
 }
-
-
-def records(workdir, kind):
-    """Return the records of one kind, without timings."""
-    result = [r for r in run_files.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
-    return [{key: value for key, value in r.items() if key not in run_files.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +55,9 @@ def test_train_writes_records_checkpoints_and_plots(workdir):
     assert {p.name for p in (workdir / "plots").iterdir()} == {"loss.png", "accuracy.png", "lr.png", "conditioning.png"}
     assert json.loads((workdir / "config.json").read_text())["config"]["model"]["width"] == 24
     assert list((workdir / "tensorboard").iterdir())
-    steps = {kind: [record["step"] for record in records(workdir, kind)] for kind in ("train", "eval", "probe")}
+    steps = {kind: [record["step"] for record in read_records(workdir, kind)] for kind in ("train", "eval", "probe")}
     assert steps == {"train": [1, 2], "eval": [2], "probe": [0, 1, 2]}
-    tokens = records(workdir, "probe")[0]["tokens"]
+    tokens = read_records(workdir, "probe")[0]["tokens"]
     assert len(tokens["median"]) == 2
     assert all(low <= high for low, high in zip(tokens["q10"], tokens["q90"], strict=True))
 
@@ -85,7 +78,7 @@ def test_evaluate_agrees_with_the_last_record(workdir):
     status, out, err = run(command("evaluate", workdir, config=None))
     assert status == 0, err
     result = json.loads((workdir / "evaluation.json").read_text())
-    (last,) = records(workdir, "eval")
+    (last,) = read_records(workdir, "eval")
     assert {key: result[key] for key in last if key != "kind"} == {k: v for k, v in last.items() if k != "kind"}
     assert quantities.find("ema_top1").axis in out
     with (workdir / "confusion.csv").open(newline="") as file:
@@ -124,15 +117,6 @@ def test_probe_of_all_checkpoints_and_head_counts(workdir):
     names = {"by_layer.png", "over_steps.png", "over_heads.png", "spectra.png"}
     assert {p.name for p in (workdir / "probe").iterdir()} == names | {"probe.json"}
     assert all((workdir / "probe" / name).stat().st_size > 10_000 for name in names)
-
-
-def test_convert_writes_the_newest_checkpoint(workdir, tmp_path):
-    words = [*command("convert", config=None), f"--weights={workdir}", f"--out={tmp_path / 'out'}"]
-    status, _, err = run_in_process([*words, "--to=timm"])
-    assert status == 0, err
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert tensors["head.weight"].shape == (10, 24) and "blocks.1.mlp.fc2.bias" in tensors
-    check_refused([*words[:-1], f"--out={tmp_path / 'new'}", "--config=configs/quickstart.py"], workdir, "--config")
 
 
 def test_cost_of_two_configs(one_device):

@@ -7,17 +7,14 @@ import signal
 import subprocess
 import time
 
-import jax
 import numpy as np
 import pytest
 from commands import ROOT, check_refused, command, run, subprocess_environment
 from messages import mentions
 from PIL import Image
+from small_runs import assert_same_run, read_records
 
-from leanformer.runtime.mesh import make_mesh
-from leanformer.tasks import artifacts
-from leanformer.training import run_files, train_setup
-from leanformer.training.checkpoint import Checkpoints
+from leanformer.training import run_files
 
 
 TINY = {  # a real run with everything random switched on: mixup, cutmix, erasing, drop path, EMA, accumulation
@@ -35,20 +32,6 @@ TINY = {  # a real run with everything random switched on: mixup, cutmix, erasin
 }
 
 
-def load_final_state(workdir):
-    """Return the newest checkpoint, on one device."""
-    c = artifacts.load_config(workdir)
-    abstract_state = train_setup.build(c, examples=10_000, mesh=make_mesh(devices=jax.devices()[:1])).state
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        return checkpoints.restore(abstract_state)[0]
-
-
-def load_records(workdir):
-    """Return the records of metrics.jsonl, without timings."""
-    result = run_files.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in r.items() if key not in run_files.TIMING} for r in result]
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("undisturbed")
@@ -57,19 +40,10 @@ def uninterrupted(tmp_path_factory):
     return workdir, out
 
 
-def assert_same_run(workdir, other):
-    a, b = load_final_state(workdir), load_final_state(other)
-    assert int(a.step) == 40
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-    assert load_records(workdir) == load_records(other)
-
-
 @pytest.mark.slow
 def test_records_are_written_when_due(uninterrupted):
     workdir, _ = uninterrupted
-    steps = {
-        kind: [r["step"] for r in load_records(workdir) if r["kind"] == kind] for kind in ("train", "eval", "probe")
-    }
+    steps = {kind: [r["step"] for r in read_records(workdir, kind)] for kind in ("train", "eval", "probe")}
     assert steps == {"train": [*range(5, 41, 5)], "eval": [10, 20, 30, 40], "probe": [0, 10, 20, 30, 40]}
 
 
@@ -78,7 +52,7 @@ def test_killed_run_resumes_bit_exactly(uninterrupted, tmp_path):
     """Three times kill -9 at random moments of training, saving and evaluating; the same command resumes the run."""
     generator = random.Random(20505)
     for _ in range(3):
-        count = len(load_records(tmp_path))
+        count = len(read_records(tmp_path))
         process = subprocess.Popen(
             command("train", tmp_path, TINY),
             cwd=ROOT,
@@ -87,15 +61,15 @@ def test_killed_run_resumes_bit_exactly(uninterrupted, tmp_path):
             stderr=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + 200
-        while process.poll() is None and time.monotonic() < deadline and len(load_records(tmp_path)) < count + 2:
+        while process.poll() is None and time.monotonic() < deadline and len(read_records(tmp_path)) < count + 2:
             time.sleep(0.01)
         time.sleep(generator.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert 0 < len(load_records(tmp_path)) < 12
+    assert 0 < len(read_records(tmp_path)) < 12
     status, _, err = run(command("train", tmp_path, TINY))
     assert status == 0, err
-    assert_same_run(tmp_path, uninterrupted[0])
+    assert_same_run(tmp_path, uninterrupted[0], 40)
 
 
 @pytest.mark.slow
@@ -109,7 +83,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(uninterrupted, tmp_path):
         text=True,
     )
     deadline = time.monotonic() + 200
-    while process.poll() is None and time.monotonic() < deadline and len(load_records(tmp_path)) < 2:
+    while process.poll() is None and time.monotonic() < deadline and len(read_records(tmp_path)) < 2:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -117,7 +91,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(uninterrupted, tmp_path):
     assert mentions(out, f"--workdir={tmp_path}") and mentions(err, "SIGINT")
     status, _, err = run(command("train", tmp_path, TINY))
     assert status == 0, err
-    assert_same_run(tmp_path, uninterrupted[0])
+    assert_same_run(tmp_path, uninterrupted[0], 40)
 
 
 @pytest.mark.slow
@@ -130,7 +104,7 @@ def test_run_killed_before_its_summary_writes_it_on_resume(uninterrupted, tmp_pa
     status, _, err = run(command("train", workdir, TINY))
     assert status == 0, err
     assert json.loads((workdir / "summary.json").read_text())["final"]["step"] == 40
-    assert_same_run(workdir, uninterrupted[0])
+    assert_same_run(workdir, uninterrupted[0], 40)
 
 
 @pytest.mark.slow

@@ -83,13 +83,3 @@ def test_keys_page_of_a_config_has_its_values():
     }
     status, _, err = run_in_process(["", "", "leanformer.keys", "--config=quikstart"])
     assert status == 2 and mentions(err, "quikstart")
-
-
-def test_own_key_of_a_config_file_is_listed():
-    c = config.base()
-    with c.unlocked():
-        c.my_key = 5
-        c.model.my_size = 7
-    (line,) = [line for line in key_docs.help_page(c, "my_key").splitlines() if "my_key=5" in line]
-    assert line.endswith(key_docs.NO_HELP)
-    assert "model.my_size=7" in key_docs.help_page(c)

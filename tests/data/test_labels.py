@@ -1,11 +1,10 @@
 """Class names: the same number in every split and when a run resumes; mismatches are refused, never renumbered."""
 
-import json
 import shutil
 
 import pytest
-from commands import CONFIGS, run_in_process
-from messages import mentions, refuses
+from commands import CONFIGS
+from messages import refuses
 
 from leanformer import config, prepare, tasks
 from leanformer.data.images import open_images, sources
@@ -155,25 +154,3 @@ def test_zero_num_classes_is_filled_from_the_training_split(pictures, tmp_path, 
     c.data.name = "folder:/nowhere"
     with refuses("/nowhere", error=DataError):
         tasks.resolve(c)
-
-
-def test_evaluation_ignores_new_classes_of_the_training_split(small_config, pictures, tmp_path, capfd):
-    """It reads the evaluation split alone."""
-    workdir, out = tmp_path / "run", tmp_path / "out"
-    assert train(small_config, workdir) == 0
-    write_images(pictures, train=["aal"])
-    status, _, err = run_in_process(["", "", "leanformer.evaluate", f"--workdir={workdir}", f"--out={out}"])
-    assert (status, err) == (0, "") and json.loads((out / "evaluation.json").read_text())["accuracy"].keys() == {
-        *("ape", "bee", "cat")
-    }
-    assert (out / "confusion.csv").is_file() and (out / "plots" / "confusion.png").is_file()
-
-
-def test_resumed_run_warns_of_another_number_of_examples(small_config, pictures, tmp_path, capfd):
-    workdir, small_config.checkpoint.every = tmp_path / "run", 0
-    assert train(small_config, workdir) == 0
-    assert json.loads((workdir / "config.json").read_text())["examples"]["train"] == 12
-    (pictures / "train" / "ape" / "0.png").unlink()
-    small_config.total_steps = 3
-    assert train(small_config, workdir) == 0
-    assert mentions(capfd.readouterr().err, "WARNING", "examples train: 12 -> 11")

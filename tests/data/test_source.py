@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import os
 import pickle
 import struct
 
@@ -71,17 +70,6 @@ def test_files_that_are_not_images_are_ignored(folder):
         after = Folder(folder, "train")
     assert after.classes == before.classes == ["ape", "bee", "cat"]
     assert [after.name(i) for i in range(len(after))] == [before.name(i) for i in range(6)]
-
-
-def test_names_that_are_not_utf_8_match_lists_by_bytes(folder):
-    name = os.fsdecode(b"caf\xe9")  # Latin-1
-    (folder / "train" / name).mkdir()
-    (folder / "train" / name / "0.png").write_bytes(make_png(3))
-    assert Folder(folder, "train").classes == sorted(["ape", "bee", "cat", name])
-    (folder / "classes.txt").write_bytes(b"\xef\xbb\xbfcaf\xe9\r\ncat\nbee\nape\n")  # as Windows writes it
-    (folder / "few.txt").write_bytes(b"train/caf\xe9/0.png\r\ntrain/ape/0.png\n")
-    source = Folder(folder, "few")
-    assert source.classes[0] == name and [source[i]["label"] for i in range(2)] == [0, 3]
 
 
 @pytest.mark.parametrize(

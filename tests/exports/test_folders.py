@@ -197,13 +197,6 @@ def test_old_libraries_are_named(monkeypatch):
         assert fine or mentions(verification.obstacle(lean), version, "5.9")
 
 
-def test_invalid_arguments_are_one_message(tmp_path):
-    start = [*make_command(tmp_path), f"--out={tmp_path}/out"]
-    check_refused([*start, "--to=timm", "--config.model.value_dim=5"], "model.value_dim=5", "timm")
-    check_refused([*start, "another"], "another", "--weights")
-    assert not (tmp_path / "out").exists()
-
-
 def test_card_has_the_scores_of_the_exported_checkpoint(tmp_path):
     """summary.json has the scores of the last checkpoint, metrics.jsonl the scores of the others."""
     c = case_config(*VIT)

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from messages import refuses
 
-from leanformer import conditioning, models
+from leanformer import conditioning
 from leanformer.layers import norms
 from leanformer.layers.blocks import ACTIVATIONS, Block, BlockConfig, Mlp, MlpConfig
 from leanformer.layers.masks import Context, Mask
@@ -196,24 +195,6 @@ def test_blocks_with_post_norm_or_without_mlp_match_formula(norm, x, rng):
     assert "hidden" not in arrays and {k.split(".")[0] for k in p} - {"norm1"} == {"attention"}
     np.testing.assert_array_equal(arrays["middle"], result)
     np.testing.assert_allclose(arrays["normed"], NORMS[norm](np.float64(x), **norm_parameters(1, p)), rtol=0, atol=1e-5)
-
-
-VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 1, "mlp_dim": F}
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ({"rotary": 100.0, "head_dim": 5}, ("model.head_dim=5",)),
-        ({"rotary": 100.0, "rotary_width": 12}, ("model.rotary_width=12", "model.head_dim=10")),
-        ({"soft_cap": 0.0}, ("model.soft_cap=0.0",)),
-        ({"qk_norm": "batch"}, ("batch", "rmsnorm")),
-        ({"soft_cap": 2.0, "attention": "nystrom"}, ("model.soft_cap=2.0", 'model.attention="nystrom"')),
-    ],
-)
-def test_inapplicable_options_are_refused(options, parts):
-    with refuses(*parts):
-        jax.eval_shape(lambda: models.build("vit", **VIT | {"num_heads": N, "head_dim": H} | options, rngs=nnx.Rngs(0)))
 
 
 def test_attention_types_accept_their_declared_options():

@@ -168,17 +168,6 @@ def test_resolve_refuses_too_old_cudnn():
     assert backend == "xla" and mentions(reason, 10.3, 9.11)
 
 
-def test_jax_refuses_odd_token_counts_without_padding(monkeypatch):
-    """If this fails, JAX accepts odd numbers of tokens and the padding can be removed."""
-    monkeypatch.setattr(attention, "_even", lambda x: x)
-    for t, s in itertools.product(TOKENS, TOKENS):
-        if t % 2 or s % 2:
-            with refuses(f"Q {t}", f"KV {s}", error=NotImplementedError):
-                trace_gradient(DEVICES["9.0"], t, s, 64)
-        else:
-            trace_gradient(DEVICES["9.0"], t, s, 64)
-
-
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda path: path.stem)
 def test_attention_widths_include_every_head_dim_of_a_config(path):
     """Covers every key that ends in head_dim, except TNT's pixels, whose attention is never fused."""

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from messages import refuses
 
 from leanformer import models
 from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
@@ -129,17 +128,3 @@ def test_vit_with_latent_attention_from_config():
     assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
     widths = models.find_class("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
     assert widths == {"head_dim": (H + P,), "value_dim": (H,)}
-
-
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({}, ("model.kv_rank=None", "model.width=13")),
-        ({"kv_rank": R, "query_rank": 14}, ("model.query_rank=14", 13)),
-        ({"kv_rank": R, "rotary": 100.0}, ("model.rotary=100.0", "model.rotary_width")),
-        ({"kv_rank": R, "attention": "softmax"}, (f"model.kv_rank={R}", 'model.attention="softmax"')),
-    ],
-)
-def test_invalid_values_are_refused(changes, parts):
-    with refuses(*parts):
-        models.build("vit", **(VIT | changes), rngs=nnx.Rngs(0))

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from messages import refuses
 from random_weights import fill_weights
 
 from leanformer import models
@@ -186,13 +185,6 @@ def test_convolution_along_the_tokens(rng, tokens, taps):
     for b, n, h in np.ndindex(B, N, H):
         expected[b, :, n, h] = np.convolve(x[b, :, n, h], kernel[::-1, n], "full")[taps // 2 :][:tokens]
     np.testing.assert_allclose(result, expected, atol=1e-5 * np.abs(expected).max())
-
-
-def test_invalid_values_are_refused(rng, x):
-    with refuses('model.padding="zeros"', 29, "model.landmarks=7"):
-        make_attention(rng, padding="zeros")(x)
-    with refuses("model.iterations=0"):
-        make_attention(rng, iterations=0)
 
 
 VIT = {"image_size": 8, "patch_size": 2, "channels": 1, "num_classes": 3, "width": D, "depth": 2, "mlp_dim": 19}

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import run_in_process
 from flax import nnx
 from messages import refuses
 from random_weights import fill_weights
@@ -256,22 +255,6 @@ def test_watch_has_the_heads_of_each_layer(rng):
     assert [layer.heads for layer in w.layers.values()] == [*GPT["num_heads"]]
     assert [*w.layers] == [f"blocks.{i}" for i in range(4)]
     assert all(layer.status() == "ok" for layer in w.layers.values())
-
-
-def test_command_line_takes_sizes_per_layer():
-    words = ["", "", "leanformer.keys", "--config=quickstart_gpt", "model", "--config.model.num_heads=4,8"]
-    status, out, err = run_in_process([*words, "--config.model.mlp_dim=9"])
-    assert (status, err) == (0, "")
-    for line in ("model.num_heads=(4,8) ", "model.mlp_dim=9 "):
-        assert f"  {line}" in out
-
-
-def test_invalid_numbers_per_layer_are_refused():
-    for key in ("num_heads", "num_kv_heads", "value_dim"):
-        with refuses(f"model.{key}=(2, 4)", "model.depth=4"):
-            models.check("gpt", **GPT | {key: (2, 4)})
-        with refuses(f"model.{key}=(2, 4, 0, 2)"):
-            models.check("gpt", **GPT | {key: (2, 4, 0, 2)})
 
 
 @pytest.mark.parametrize(("name", "source"), [("vit", "timm"), ("gpt", "huggingface")])

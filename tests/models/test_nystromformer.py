@@ -8,7 +8,6 @@ from flax import nnx
 from random_weights import fill_weights
 
 from leanformer import models
-from leanformer.layers.attention import dropout
 
 
 def relative_error(values, expected):
@@ -98,13 +97,3 @@ def test_two_towers_share_an_encoder_and_are_ordered(rng):
     result = run(model, tokens, lengths)
     assert relative_error(result, hidden @ model.head.kernel[...] + model.head.bias[...][None]) < 1e-5
     assert relative_error(run(model, tokens[:, ::-1], lengths[:, ::-1]), result) > 1e-3
-
-
-def test_dropout_has_its_rate_and_is_independent_per_example():
-    keys, x = jax.random.split(jax.random.key(0), 3), jnp.ones((3, 201, 97))
-    result = np.asarray(dropout(x, 0.1, keys))
-    np.testing.assert_allclose(np.unique(result), [0, 1 / 0.9], rtol=1e-5)
-    np.testing.assert_allclose((result == 0).mean(axis=(1, 2)), 0.1, atol=4 * np.sqrt(0.09 / (201 * 97)))
-    assert not np.array_equal(result[0], result[1])
-    np.testing.assert_array_equal(result[1:2, :50], dropout(x[1:2, :50], 0.1, keys[1:2]))  # longer padding, same masks
-    assert dropout(x, 0.1, None) is x and dropout(x, 0.0, keys) is x

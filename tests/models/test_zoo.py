@@ -1,7 +1,5 @@
 """Every image architecture on non-square images: a training step, a probe, other attention, and many devices."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,27 +152,6 @@ def test_stages_use_different_random_keys(name, monkeypatch):
     stages = jax.jit(collect_keys)(jax.random.split(jax.random.key(2), 2))
     numbers = np.concatenate([jax.random.key_data(stage) for stage in stages])
     assert len(np.unique(numbers, axis=0)) == len(numbers) == 2 * len(ARCHITECTURES[name]["depth"])
-
-
-@pytest.mark.slow  # tests/training/test_sharding.py covers one architecture with batch statistics
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_meshes_of_the_caller(name):
-    """The caller's mesh may have other axes than ours, if they are Auto."""
-    model = models.build(**make_config(name, backend="xla").model.to_dict(), rngs=nnx.Rngs(0))
-    images = np.random.default_rng(0).standard_normal((8, *SIZES[name], 1)).astype(np.float32)
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-
-    @functools.partial(jax.jit, static_argnums=2)
-    def gradients(params, images, mesh):
-        return jax.grad(lambda params: (nnx.merge(graphdef, params, rest)(images)[0] ** 2).sum())(params)
-
-    expected = gradients(params, images, None)
-    spec = jax.sharding.PartitionSpec("data")
-    mesh = jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
-    sharded = jax.device_put(images, jax.sharding.NamedSharding(mesh, spec))
-    with jax.set_mesh(mesh):
-        found = gradients(params, sharded, mesh)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected)
 
 
 @pytest.mark.slow  # long to compile; tests/training/test_sharding.py covers one architecture

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 from messages import refuses
-from parity import case, load_into_model
+from parity import case
 
 from leanformer.errors import WeightsError
 
@@ -33,8 +33,3 @@ def test_files_without_the_name_prefix_are_read():
     jax.tree.map(np.testing.assert_array_equal, GPT2.load(plain), GPT2.weights)
     with refuses("what", "(3,)", error=WeightsError):
         GPT2.load(plain | {"what": np.zeros(3, np.float32)})
-
-
-def test_models_without_checkpoint_format_are_refused():
-    with refuses("model.gated=True", "huggingface", "model.positions"):
-        load_into_model("gpt", GPT2.arguments | {"gated": True}, GPT2.tensors, "huggingface")

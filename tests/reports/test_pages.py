@@ -41,14 +41,6 @@ def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path,
     assert parse_batch_row(pages.dry_run(setup, tmp_path)) == [48, *numbers]  # starts with those read per process
 
 
-def test_header_has_advice_for_gpus_without_bfloat16_units():
-    turing = types.SimpleNamespace(device_kind="Tesla T4", platform="gpu", compute_capability="7.5")
-    assert mentions(pages.precision("bfloat16", turing), "bfloat16", 7.5, "--config.dtype=float32")
-    for dtype, device in (("float32", turing), ("bfloat16", jax.devices()[0])):
-        row = pages.precision(dtype, device)
-        assert mentions(row, dtype) and "--config" not in row
-
-
 def test_header_names_the_precision_of_float32_on_gpus():
     ampere = types.SimpleNamespace(device_kind="NVIDIA A30", platform="gpu", compute_capability="8.0")
     assert mentions(pages.precision("float32", ampere), "TF32", 10, "JAX_DEFAULT_MATMUL_PRECISION=highest")

@@ -106,21 +106,6 @@ def test_failed_write_keeps_the_old_file_and_no_draft(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
 
 
-def test_sync_failure_is_an_error_unless_sync_is_unsupported(tmp_path, monkeypatch):
-    def make_sync_fail(number):
-        def fsync(handle):
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(os, "fsync", fsync)
-
-    make_sync_fail(22)
-    files.write_text(tmp_path / "x", "new")
-    make_sync_fail(28)
-    with pytest.raises(OSError, match=os.strerror(28)):
-        files.write_text(tmp_path / "x", "newer")
-    assert (tmp_path / "x").read_text() == "new"
-
-
 BLOCK = 2**22  # bytes per read
 
 

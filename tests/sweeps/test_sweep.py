@@ -149,14 +149,6 @@ def fake_sweep_runs(tmp_path):
     return [FakeRun(tmp_path / name, (make_script(tmp_path / name, score),)) for name, score in scores.items()]
 
 
-def test_every_run_that_ends_prints_score_and_time_left(fake_sweep_runs, tmp_path, capsys, make_flags):
-    runs._run_here(fake_sweep_runs, tmp_path / "logs", os.environ, make_flags(parallel=1))
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert first.startswith("[1/3] a  top-1 accuracy 50 %  loss 0.5") and first.endswith("s left")
-    assert "75 %" in second and "left" not in third and third.endswith("failed")
-    assert runs._end_of_log(fake_sweep_runs[2], tmp_path / "logs") == "it broke"
-
-
 @pytest.fixture
 def make_flags(monkeypatch):
     """Return a function that makes flags; the tests keep their handlers of signals."""

@@ -16,8 +16,9 @@ from commands import ROOT, run, subprocess_environment
 from flax import nnx
 from messages import mentions, refuses
 from random_weights import fill_weights
+from small_runs import read_records
 
-from leanformer import evaluate, tasks, train
+from leanformer import evaluate, train
 from leanformer.training import evaluators, optimizers, run_files, state, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -36,11 +37,6 @@ def points(tiny):
     tiny.probe.update(every=6, examples=8)
     tiny.loss = "softmax"
     return tiny
-
-
-def read_records(workdir):
-    result = run_files.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in run_files.TIMING} for record in result]
 
 
 def test_custom_task_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):
@@ -140,12 +136,6 @@ def test_epochs_of_an_endless_source_are_refused(points, meshes):
     points.optim.warmup_epochs = 1.0
     with refuses("optim.warmup_epochs=1.0"):
         train_setup.build(points, examples=None, mesh=meshes(1, 1))
-
-
-def test_unknown_task_is_refused(tiny):
-    tiny.task = "divination"
-    with refuses('task="divination"', "images, sequences"):
-        tasks.build(tiny)
 
 
 @pytest.mark.slow

@@ -11,12 +11,11 @@ from small_runs import make_small_config
 
 from leanformer import config
 from leanformer.costs import hardware
-from leanformer.runtime import text
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
 from leanformer.train import train
-from leanformer.training import loggers, run_files, train_setup
+from leanformer.training import run_files, train_setup
 from leanformer.training.trainer import Trainer
 
 
@@ -104,36 +103,3 @@ def test_changes_of_config_and_environment_are_reported(tmp_path, tiny, capfd, m
     run_files.write_config(tmp_path, tiny)
     assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5", "JAX_DEFAULT_PRNG_IMPL", "None -> rbg")
     assert artifacts.load_config(tmp_path).optim.lr == 0.5
-
-
-@pytest.mark.parametrize(("seconds", "expected"), [(119, "119 s"), (380, "6 min"), (400_000, "111 h")])
-def test_format_of_durations(seconds, expected):
-    assert text.format_duration(seconds) == expected
-
-
-@pytest.fixture
-def print_train(tmp_path, capsys, monkeypatch):
-    """Return a function from train records (step, values) to the printed lines, as piped, with 80 columns."""
-    monkeypatch.setattr(loggers.sys.stderr, "isatty", lambda: False, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def print_records(total, records):
-        with run_files.Recorder(tmp_path, start=0, total=total) as record:
-            for step, values in records:
-                record.write(step, "train", {"loss": 1.0, "examples_per_s": 16.0} | values)
-        return capsys.readouterr().out.splitlines()
-
-    return print_records
-
-
-def test_time_left_ignores_the_compilation(print_train):
-    """The first interval, which includes compilation, is ignored: 40 s for the first, 1 s for each of the others."""
-    first, second, last = print_train(10, [(1, {"wall_s": 40.0}), (3, {"wall_s": 42.0}), (10, {"wall_s": 49.0})])
-    assert "left" not in first and second.endswith("7 s left") and last.endswith("0 s left")
-
-
-def test_line_of_a_step_is_short_and_names_only_problems(print_train):
-    values = {"lr": 0.001273, "grad_norm": 3.206, "skipped": 0, "examples_per_s": 753.7, "data_wait": 0.008}
-    calm, busy = print_train(2344, [(100, values | {"wall_s": 9.0}), (200, values | {"data_wait": 0.3, "skipped": 2})])
-    assert calm == "step 100/2344  loss 1  754 examples/s" and "grad" not in busy
-    assert busy.endswith("skipped steps 2  data wait 30%") and len(busy) <= 80

@@ -13,32 +13,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_runs import CONFIG_MAKERS, make_initial_state, make_small_config
+from small_runs import (
+    CONFIG_MAKERS,
+    assert_equal_bits,
+    assert_same_run,
+    make_initial_state,
+    make_small_config,
+    read_records,
+)
 
 from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime import multihost
 from leanformer.runtime.timing import Timer
-from leanformer.tasks import artifacts
 from leanformer.tasks.task import Score
-from leanformer.training import optimizers, run_files, train_setup
+from leanformer.training import optimizers, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
-
-
-def to_bytes(leaf):
-    """Return the bytes of an array, so that NaN and -0.0 are compared too."""
-    return np.asarray(jax.device_get(leaf)).tobytes()
-
-
-def assert_equal_bits(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        assert (x.shape, x.dtype) == (y.shape, y.dtype) and to_bytes(x) == to_bytes(y), jax.tree_util.keystr(path)
 
 
 def draw_state(template, seed):
@@ -131,27 +126,6 @@ def test_step_randomness_is_a_function_of_seed_and_step(folder, meshes):
     c.seed = 8
     other = train_setup.build(c, examples=None, mesh=meshes(1, 1)).run_key()
     assert [loss(number) for number in range(6)] != [loss(number, other) for number in range(6)]
-
-
-def read_records(workdir):
-    records = run_files.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in run_files.TIMING} for record in records]
-
-
-def load_last_state(workdir):
-    """Return the newest checkpoint, on one device."""
-    c = artifacts.load_config(workdir)
-    template = train_setup.build(c, examples=10_000, mesh=sharding.make_mesh(devices=jax.devices()[:1])).state
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        return checkpoints.restore(template)[0]
-
-
-def assert_same_run(workdir, other, steps):
-    """Assert that two runs have the same last state and the same records."""
-    state = load_last_state(workdir)
-    assert int(state.step) == steps
-    assert_equal_bits(state, load_last_state(other))
-    assert read_records(workdir) == read_records(other)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 
 import pytest
 from messages import mentions
@@ -53,27 +52,3 @@ def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypat
     records = run_files.read_records(tmp_path / "metrics.jsonl")
     for kind, expected in (("train", range(1, 7)), ("eval", (2, 4, 6)), ("probe", (0, 2, 4, 6))):
         assert [record["step"] for record in records if record["kind"] == kind] == [*expected], kind
-
-
-@pytest.mark.parametrize("phase", ["restore", pytest.param("checkpoint", marks=pytest.mark.slow)])
-def test_hang_in_any_phase_is_ended(phase, short, tmp_path, monkeypatch, one_device):
-    """Here the watchdog, which ends the process, ends the hang."""
-    short.hang_seconds, found, go_on, original = 0.5, [], threading.Event(), timing.Timer.touch
-
-    def touch(self, name):
-        original(self, name)
-        if name == phase and not go_on.is_set():
-            assert go_on.wait(60)
-            raise ZeroDivisionError  # in place of the end of the process
-
-    def give_up(message):
-        if mentions(message, phase):
-            found.append(message)
-            go_on.set()
-
-    monkeypatch.setattr(timing.Timer, "touch", touch)
-    monkeypatch.setattr(timing, "give_up", give_up)
-    monkeypatch.setattr(timing, "TICK", 0.1)
-    with pytest.raises(ZeroDivisionError):
-        train.train(short, tmp_path)
-    assert mentions(found[0], phase)

@@ -8,10 +8,8 @@ import pytest
 from messages import refuses
 
 from leanformer import pretrained
-from leanformer.data.text import tokenizer as tokenizers
-from leanformer.errors import DataError, WeightsError
+from leanformer.errors import WeightsError
 from leanformer.exports import folders
-from leanformer.tasks import artifacts
 from leanformer.training import model_setup
 from tools.exports import CASES, case_config, random_weights
 
@@ -45,14 +43,3 @@ def test_positions_of_another_grid_are_resized_if_allowed(tmp_path, layout, size
     resized = jax.image.resize(grid, (1, *size, grid.shape[-1]), "cubic")
     np.testing.assert_array_equal(new[:, :1], old[:, :1])
     np.testing.assert_allclose(new[:, 1:], np.reshape(resized, (1, -1, grid.shape[-1])), atol=1e-6)
-
-
-def test_other_tokenizer_is_refused(tmp_path):
-    names = {"theirs": ["a bear saw a bird"] * 3, "other": ["so they sang of it"] * 3}
-    chosen = {name: tokenizers.train_bpe(texts, 260) for name, texts in names.items()}
-    (tmp_path / "tokenizer.json").write_text(chosen["theirs"].json())
-    artifacts.check_tokenizer(tmp_path, chosen["theirs"])
-    artifacts.check_tokenizer(tmp_path, None)
-    artifacts.check_tokenizer(tmp_path / "none", chosen["other"])
-    with refuses(tmp_path / "tokenizer.json", "data.tokenizer", error=DataError):
-        artifacts.check_tokenizer(tmp_path, chosen["other"])

@@ -41,22 +41,6 @@ def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypa
     assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 5
 
 
-@pytest.mark.slow
-def test_run_longer_than_its_config_is_evaluated_where_it_is(two_steps, tmp_path, capfd):
-    """Otherwise its last step would have an older score, or none."""
-    two_steps.total_steps = 4
-    two_steps.checkpoint.every = 3
-    assert train(two_steps, tmp_path) == 0
-    summary = files.read_json(tmp_path / "summary.json")
-    (tmp_path / "summary.json").unlink()
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "metrics.jsonl").write_text("".join(line for line in lines if '"eval"' not in line))
-    two_steps.total_steps = 2
-    assert train(two_steps, tmp_path) == 0 and mentions(capfd.readouterr().out, "4 steps", 2, "not trained")
-    again = files.read_json(tmp_path / "summary.json")
-    assert again["steps"] == again["final"]["step"] == 4 and again["final"]["loss"] == summary["final"]["loss"]
-
-
 def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_path, capfd):
     images, texts = (configs.load(f"configs/{name}.py") for name in ("quickstart", "quickstart_gpt"))
     run_files.write_config(tmp_path, images)
