@@ -14,7 +14,6 @@ from leanformer.conditioning.spectrum import (
     condition,
     digest,
     singular_values,
-    summarise,
     with_spectrum,
 )
 from leanformer.conditioning.theory import formula, gaussian
@@ -33,7 +32,6 @@ __all__ = [
     "gaussian",
     "measure",
     "singular_values",
-    "summarise",
     "tap",
     "weights",
     "with_spectrum",

@@ -22,7 +22,7 @@ from leanformer.quantities import find
 
 MEASURED, THEORY, FORMULA, SEEDS = "#1f6f8b", "#c2512f", "#767676", "#333333"
 # Hues of similar luminance, with a contrast of at least 3:1 to white and to the background of dark pages, and none like
-# that of THEORY, which is drawn beside them.
+# THEORY, which is drawn beside them.
 LAYERS = LinearSegmentedColormap.from_list("layers", ["#3b6fd0", "#0f8a94", "#5a8a1f", "#a97a00", "#b0507f"])
 COLUMNS = 4
 NAMED = 8  # approximate number of layers in a legend

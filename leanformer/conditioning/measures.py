@@ -54,7 +54,7 @@ def tap(names: Iterable[str], reduce: Callable[[Any], Any] = condition) -> Calla
         reduce: function of a batch of matrices; `singular_values` gives spectra instead of summaries. Only `condition`
             and `with_spectrum` leave out the singular values of padding.
     """
-    measures = _look_up(names, ACTIVATIONS)
+    measures = look_up(names, ACTIVATIONS)
     return lambda arrays: apply(measures, observed(dict(arrays)), reduce)
 
 
@@ -66,7 +66,7 @@ def by_name(stacks: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     stack that lacks it. Raises ConfigError if a name is unknown, or a measure applies to no block of the model.
     """
     names = tuple(names)
-    known = _look_up(names, ACTIVATIONS | WEIGHTS)
+    known = look_up(names, ACTIVATIONS | WEIGHTS)
     by_stack = {
         stack: {name: [group[name] for group in measures] for name in measures[0]}
         if isinstance(measures, list)
@@ -108,7 +108,7 @@ def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
         names: names of measures in WEIGHTS. Raises ConfigError for others.
         reduce: function of a batch of matrices, as for `tap`.
     """
-    measures = _look_up(names, WEIGHTS)
+    measures = look_up(names, WEIGHTS)
 
     def of_blocks(blocks: Any) -> Any:
         if isinstance(blocks, list):
@@ -154,7 +154,7 @@ def block_jacobian(function: Callable[[Any, Any], Any], blocks: Any, examples: A
     return summarise(singular_values(factors), (leaves[0].shape[0] * leaves[0].shape[1], count))
 
 
-def _look_up(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:
+def look_up(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:
     names = list(names)
     for name in names:
         if name not in table:

@@ -51,7 +51,7 @@ def _condition_of_bidiagonal(squares: np.ndarray, above: np.ndarray) -> np.ndarr
     """Return the condition numbers of bidiagonal matrices, from the squares of their entries, draws x n and n - 1.
 
     The extreme eigenvalues of BᵀB are found by bisection of their logarithms. The number of eigenvalues below a shift
-    is that of negative pivots of BᵀB - shift, which quotients and differences give to high relative accuracy.
+    is the number of negative pivots of BᵀB - shift, which quotients and differences give to high relative accuracy.
     """
     n = squares.shape[1]
     if n == 1:

@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -206,15 +205,6 @@ def constrain_batch(tree: Any) -> Any:
     if all(mesh.shape[axis] == 1 for axis in axes):
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(axes)), tree)
-
-
-def explicit_mesh(x: jax.Array) -> Mesh | AbstractMesh | None:
-    """Return the mesh of an array that is sharded over Explicit axes, the default of `jax.make_mesh`; else None."""
-    sharding = jax.typeof(x).sharding
-    if all(axes is None for axes in sharding.spec):
-        return None
-    placed = None if isinstance(x, Tracer) else x.sharding
-    return placed.mesh if isinstance(placed, NamedSharding) else sharding.mesh
 
 
 def tensor_parts() -> int:

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from leanformer.errors import ConfigError
-from leanformer.watching import EXAMPLES
+from leanformer.watching import Watch
 from leanformer.watching.jax_arrays import Attention, is_cross_attention, replicate
-from leanformer.watching.session import Watch
 from leanformer.watching.traced import Arrivals, Place
 
 
@@ -47,14 +46,6 @@ class Measured(eqx.Module):
 
 def attach(watch: Watch) -> Callable[[], None]:
     """Set `watch.model` to a copy whose attention layers are measured, and return the function that restores it."""
-    watch.options.refuse_selection()
-    if watch.options.examples not in (None, EXAMPLES) or (
-        watch.options.valid is not None and watch.options.valid.ndim > 1
-    ):
-        raise ConfigError(
-            "examples= and a mask of examples x tokens: a model of Equinox takes one example. Map it over fewer "
-            "examples, and pass a mask to the model."
-        )
     original, arrivals = watch.model, Arrivals(watch, mapped=True)
 
     def is_attention(x: Any) -> bool:
@@ -71,7 +62,7 @@ def attach(watch: Watch) -> Callable[[], None]:
             "leanformer.conditioning.condition(array) measures any array."
         )
     for name, layer in places:
-        watch.add_layer(name, layer.num_heads).note(UNCALLED)
+        watch.add_layer(name, layer.num_heads)
 
     def wrap(path: Any, x: Any) -> Any:  # by path, since a layer may be at several places
         return Measured(x, name_of(path), arrivals) if is_attention(x) else x
@@ -81,7 +72,7 @@ def attach(watch: Watch) -> Callable[[], None]:
     def detach() -> None:
         watch.model = original
         for layer in watch.layers.values():
-            if layer.calls or layer.single:
-                layer.notes.pop(UNCALLED, None)
+            if not layer.calls and not layer.single:
+                layer.note(UNCALLED)
 
     return detach

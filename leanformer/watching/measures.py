@@ -16,15 +16,14 @@ from leanformer.conditioning.attention_matrix import Padding
 from leanformer.conditioning.measures import apply
 from leanformer.conditioning.spectrum import FLOOR, QUANTILES
 from leanformer.conditioning.tables import gaussian_prediction
-from leanformer.errors import ConfigError
 
 
 DEFAULT = ("attention_output", "head_output", "tokens", "attention_entropy", "largest_logit")
 SOURCES = {"out", "tokens", "q", "k"}  # arrays that every framework can provide
-AVAILABLE = tuple(name for name, spec in ACTIVATIONS.items() if SOURCES.issuperset(spec.needs))
+AVAILABLE = {name: spec for name, spec in ACTIVATIONS.items() if SOURCES.issuperset(spec.needs)}
 ROWS = {"out", "tokens"}  # arrays with a row per token
-OF_LOGITS = {name for name in AVAILABLE if ACTIVATIONS[name].logits}
-OF_QUERIES = {name for name in AVAILABLE if ACTIVATIONS[name].needs == ("q", "k")} - OF_LOGITS
+OF_LOGITS = {name for name, spec in AVAILABLE.items() if spec.logits}
+OF_QUERIES = {name for name, spec in AVAILABLE.items() if spec.needs == ("q", "k")} - OF_LOGITS
 UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
     ("out",): "the heads' outputs were not seen",
     ("tokens",): "no block around the layer was found that tokens enter",
@@ -44,15 +43,6 @@ MEASURED = (  # keys of a row, besides those about the layer, in order
 ROUNDOFF = {"float16": 2**-11, "bfloat16": 2**-8, "float8_e4m3fn": 2**-4, "float8_e5m2": 2**-3}
 
 
-def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of measures, or a single name, as a tuple."""
-    names = (names,) if isinstance(names, str) else tuple(names)
-    wrong = [name for name in names if name not in AVAILABLE]
-    if wrong or not names:
-        raise ConfigError(f"measures={', '.join(wrong) or '()'}: unknown. Choose from {', '.join(AVAILABLE)}.")
-    return names
-
-
 def reduce(arrays: Mapping[str, Any], valid: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return {measure: numbers} of one call of a layer, as from `pack`: arrays of the same library, B (N) x fields.
 
@@ -67,7 +57,7 @@ def reduce(arrays: Mapping[str, Any], valid: Any, names: Sequence[str]) -> dict[
             keep = xp.reshape(valid, (*valid.shape, *(1,) * (arrays[name].ndim - 2)))
             arrays[name] = xp.where(keep, arrays[name], 0)
         arrays["mask"] = Padding(valid)
-    return {name: pack(x) for name, x in apply({name: ACTIVATIONS[name] for name in names}, arrays).items()}
+    return {name: pack(x) for name, x in apply({name: AVAILABLE[name] for name in names}, arrays).items()}
 
 
 def pack(measured: Summary | Reading) -> Any:
@@ -147,10 +137,10 @@ class Tally:
         values = np.where(usable[..., None] | (np.arange(len(FIELDS)) != VALUE), values, np.nan)
         self.values = np.concatenate([self.values, values.astype(np.float32)])[-CAPACITY:]
 
-    def describe(self, head: int | None) -> dict[str, Any]:
-        """Return quantiles and counts of one head, or of all heads together if None, as in `Watch.rows`."""
+    def describe(self, head: int | None, last: int = CAPACITY) -> dict[str, Any]:
+        """Return quantiles of the last examples, and all counts, of one head, or all (None), as in `Watch.rows`."""
         chosen = slice(None) if head is None else slice(head, head + 1)
-        values = self.values[:, chosen]
+        values = self.values[-last:, chosen]
         kept = values.reshape(-1, len(FIELDS))
         kept = kept[np.isfinite(kept[:, VALUE])]
         value = kept[:, VALUE]
@@ -202,13 +192,16 @@ class Layer:
         self.notes: dict[str, None] = {}  # sentences about the layer
         self.unseen = dict(UNSEEN)
         self.total: dict[str, Tally] = {}  # by measure, over all calls
-        self.recent: dict[str, Tally] = {}  # by measure, since the last `record`
+        self.recorded: dict[str, int] = {}  # by measure, examples at the last `record`
 
     def note(self, sentence: str) -> None:
         self.notes[sentence] = None
 
     def add_call(self, measured: Mapping[str, np.ndarray], rows: np.ndarray, roundoffs: Mapping[str, float]) -> None:
-        """Add the results of one call, of whose examples `rows` tokens are not padding, as by `add`."""
+        """Add the results of one call, of whose examples `rows` tokens are not padding, as by `add`.
+
+        Results of windows, or of the images that are cut into windows, are of another number of examples.
+        """
         kept = rows > 0
         if not kept.all():
             self.note(ALL_PADDING)
@@ -216,7 +209,7 @@ class Layer:
             self.single += 1
         elif kept.any():
             self.calls += 1
-            self.add({name: x[kept] for name, x in measured.items()}, roundoffs)
+            self.add({name: x[kept] if len(x) == len(kept) else x for name, x in measured.items()}, roundoffs)
 
     def add(self, measured: Mapping[str, np.ndarray], roundoffs: Mapping[str, float]) -> None:
         """Add the results of one call, as from `reduce`, but in host memory.
@@ -229,30 +222,24 @@ class Layer:
             bound_unresolved(values, roundoffs.get(name, 0.0))
             heads = values.shape[1] if values.ndim > 2 else None
             values = values.reshape(len(values), -1, len(FIELDS))
-            columns = int(values[0, 0, COLUMNS])
-            for tallies in (self.total, self.recent):
-                tally = tallies.setdefault(name, Tally(heads))
-                if len(tally.values) and (tally.columns, *tally.values.shape[1:]) != (columns, *values.shape[1:]):
-                    self.note(f"{name} has {columns} columns after {tally.columns}: only the first are counted")
-                else:
-                    tally.add(values)
+            columns, tally = int(values[0, 0, COLUMNS]), self.total.setdefault(name, Tally(heads))
+            if len(tally.values) and (tally.columns, *tally.values.shape[1:]) != (columns, *values.shape[1:]):
+                self.note(f"{name} has {columns} columns after {tally.columns}: only the first are counted")
+            else:
+                tally.add(values)
 
     def status(self) -> str:
         """Return "ok", or sentences about what is missing or unusual in the layer, separated by "; "."""
         notes = list(self.notes)
-        single = f"{self.single} call{'s' * (self.single > 1)} with a single token left out"
-        if not self.calls:
-            return "; ".join([single if self.single else "never called", *notes])
         if self.single:
-            notes.append(f"{single}: the condition number would be 1")
-        specs = {name: ACTIVATIONS[name] for name in self.names if name in ACTIVATIONS}  # none, of weights
-        for needs, reason in self.unseen.items():
-            wanted = [name for name, spec in specs.items() if spec.needs == needs]
-            missing = [name for name in wanted if name not in self.total]
-            if missing and all(specs[name].whole for name in missing):
-                reason = "only for sequences without padding" if len(missing) < len(wanted) else f"{reason}, or padding"
-            if missing:
-                notes.append(f"{', '.join(missing)} not measured: {reason}")
+            notes.insert(0, f"calls with a single token, whose condition number is 1, left out: {self.single}")
+        elif not self.calls:
+            notes.insert(0, "never called")
+        for needs, reason in self.unseen.items() if self.calls else ():
+            specs = {name: spec for name, spec in AVAILABLE.items() if name in self.names and spec.needs == needs}
+            if missing := [name for name in specs if name not in self.total]:
+                padding = ", or there is padding" * all(specs[name].whole for name in missing)
+                notes.append(f"{', '.join(missing)} not measured: {reason}{padding}")
         return "; ".join(notes) or "ok"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -276,12 +263,13 @@ class Layer:
     def record(self) -> dict[str, float]:
         """Return `Watch.record` of this layer."""
         result = {}
-        for name, tally in self.recent.items():
-            values = tally.describe(None)
-            if values["median"] is not None:
+        for name, tally in self.total.items():
+            recent = tally.examples - self.recorded.get(name, 0)
+            values = tally.describe(None, recent)
+            if recent and values["median"] is not None:
                 suffix = "_at_least" if "median" in values["bounds"] else ""
                 result[f"{self.name}/{name}{suffix}"] = values["median"]
-        self.recent = {}
+            self.recorded[name] = tally.examples
         return result
 
 

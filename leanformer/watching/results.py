@@ -1,6 +1,6 @@
 """Results of a watch: rows, verdict in words, table and pictures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ LEGEND = (
 class Verdict(dict[str, Any]):
     """Findings on a watched model: a dictionary ready for JSON, which prints as its sentences.
 
-    Keys: sentences; measure (by which the layers are judged); layers (how many); worst (layer, condition_number,
-    at_least, times_gaussian); median_times_gaussian; singular (number of layers); change (layers that are higher,
-    lower, and the most changed) if there is a reference; heads (median, lowest and highest share of the head dimension
-    that is used).
+    Keys: sentences; measure (by which the layers are judged); layers (how many); calls (most of a layer); worst
+    (layer, condition_number, at_least, times_gaussian); median_times_gaussian; singular (number of layers); change
+    (layers that are higher, lower, and the most changed) if there is a reference; heads (median, lowest and highest
+    share of the head dimension that is used).
     """
 
     def __str__(self) -> str:
@@ -54,9 +54,7 @@ class Results:
         self.layers: dict[str, Layer] = {}
         self.unmatched: dict[str, str] = {}
         self.reference: Any = reference
-
-    def wait(self) -> None:
-        """Wait until the results of compiled calls, which JAX computes in the background, have arrived."""
+        self.wait: Callable[[], object] = lambda: None  # until results that JAX computes in the background have arrived
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -66,7 +64,7 @@ class Results:
             layer, heads, head_dim, calls, measure, head: what was measured.
             median, q10, q90: quantiles; None if no value is finite.
             interval: 95 % interval of the median over examples; None for fewer than six.
-            bounds: list of those of the three quantiles that are lower bounds.
+            bounds: names of the quantiles that are lower bounds.
             shape: [median number of rows, columns] of the matrices.
             tokens: [fewest, most rows].
             effective_rank, stable_rank: medians.
@@ -130,10 +128,12 @@ def judge(rows: Rows) -> Verdict:
     names = [row["measure"] for row in of_layers]
     measure = next((name for name in ("attention_output", "head_output", "tokens") if name in names), None)
     chosen = [row for row in of_layers if measure in (None, row["measure"])]
-    result |= {"measure": measure, "layers": len(chosen)}
+    result |= {"measure": measure, "layers": len(chosen), "calls": max(row["calls"] for row in chosen)}
     _judge_by_gaussian(result, chosen)
     _judge_by_reference(result, chosen)
     _judge_heads(result, [row for row in rows if row["measure"] == "head_output" and row["head"] is not None])
+    if result["calls"] > 1:
+        result["sentences"].append(f"All {result['calls']} measured calls count together; record() has the latest.")
     return result
 
 
@@ -160,7 +160,7 @@ def _judge_by_gaussian(result: Verdict, rows: Rows) -> None:
     ]
     what = f"κ of {result['measure']}" if result["measure"] else "κ"
     result["sentences"].append(
-        f"{what}, and how many times that of a Gaussian matrix of the same shape, highest first: {', '.join(named)}; "
+        f"{what}, and its ratio to a Gaussian matrix of the same shape, highest first: {', '.join(named)}; "
         f"the median of {len(rows)} is {result['median_times_gaussian']:,.3g} times."
     )
     if result["singular"]:

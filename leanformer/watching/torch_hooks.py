@@ -9,11 +9,13 @@ the arrays and splits them into heads; the number of heads of an attention produ
 stated one.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
+import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 from leanformer.conditioning.spectrum import to_numpy
 from leanformer.errors import ConfigError
-from leanformer.watching import torch_layers
-from leanformer.watching.measures import Layer, find_roundoffs
-from leanformer.watching.session import Watch
+from leanformer.watching import Watch, torch_layers
+from leanformer.watching.measures import Layer, find_roundoffs, reduce
 from leanformer.watching.torch_layers import Scope
 from leanformer.watching.torch_recorder import Recorder, as_batch, measurable
 
@@ -52,8 +53,7 @@ def attach(watch: Watch) -> Callable[[], None]:
     if isinstance(watch.reference, nn.Module):  # called along, so that its watch is the reference
         options = dataclasses.replace(watch.options, reference=None, every=1)
         initial = watch.reference = Watch(watch.reference, options, attach).__enter__()
-    hooks = Hooks(watch, initial)
-    hooks.register(layers)
+    hooks = Hooks(watch, initial, layers)
 
     def detach() -> None:
         for handle in hooks.handles:
@@ -94,17 +94,17 @@ def _select(model: nn.Module, pattern: str, layers: list[Scope]) -> list[Scope]:
         # The layer that was found around it sees the attention product; otherwise only the projection's input.
         inside = [scope for scope in layers if scope.name == "" or name.startswith(f"{scope.name}.")]
         outer = inside[0].name if inside else name.rpartition(".")[0]
+        block = inside[0].block if inside else torch_layers.find_block(modules, name)
         heads = inside[0].heads if inside else torch_layers.find_heads(modules, outer)
-        result.append(Scope(name, modules[outer], inside[0].block if inside else None, heads, modules[name]))
+        result.append(Scope(name, modules[outer], block, heads, modules[name]))
     return result
 
 
 def _describe_missing(model: nn.Module, pattern: str | None, unmatched: Mapping[str, str]) -> str:
     linear = [name for name, module in model.named_modules() if torch_layers.is_linear(module)]
-    more = f" and {len(linear) - SHOWN} more" if len(linear) > SHOWN else ""
-    candidates = f"Linear layers are {', '.join(linear[:SHOWN]) or 'none'}{more}."
+    candidates = f"Its {len(linear)} linear layers: {', '.join(linear[:SHOWN])}{', ...' * (len(linear) > SHOWN)}"
     if pattern is not None:
-        return f"at={pattern}: no module with a weight has such a name. {candidates}"
+        return f"at={pattern}: no module with a weight has such a name in {type(model).__name__}. {candidates}"
     reasons = "".join(f" {name}: {reason}." for name, reason in list(unmatched.items())[:SHOWN])
     return (
         f"watch: no attention layer was found in {type(model).__name__}: no module with a number of heads "
@@ -121,83 +121,78 @@ class PassThrough(TorchFunctionMode):
 
 
 class Hooks:
-    """Hooks of one watch on one PyTorch model.
+    """Hooks of one watch on one PyTorch model and its attention layers, which are added to the watch.
 
     Args:
         initial: open watch of a model to call with the same arguments; None for none.
     """
 
-    def __init__(self, watch: Watch, initial: Watch | None):
+    def __init__(self, watch: Watch, initial: Watch | None, layers: list[Scope]):
         self.watch, self.options, self.initial = watch, watch.options, initial
         self.handles: list[Any] = []
         self.running = self.measured = False  # a call of the model; it is one to measure
         self.calls, self.skipped = 0, False
-        self.tokens: dict[int, torch.Tensor] = {}  # input of running blocks
-        # Running parts of the model that may have a padding mask: part, mask that holds in it (True: not padding), and
-        # what to note if there is none.
-        self.masks: list[tuple[nn.Module, np.ndarray | None, str]] = []
+        self.tokens: dict[nn.Module, torch.Tensor | None] = {}  # input of running blocks
+        # Masks of the running parts of the model (True: not padding), and what to note if there is none.
+        self.masks: list[tuple[np.ndarray | None, str]] = []
         self.seen: set[str] = set()  # layers that ran in this call of the model
-
-    def register(self, layers: list[Scope]) -> None:
-        """Register all hooks on the model and its attention layers, which are added to the watch."""
-        model = self.watch.model
-        self._before(model, self._call_initial)
-        self._before(model, self._begin)  # runs before the one above
-        for block in {id(scope.block): scope.block for scope in layers if scope.block is not None}.values():
-            self._before(block, self._enter_block, prepend=False)
+        model = watch.model
+        for block in {scope.block for scope in layers} - {None}:
+            self._during(block, functools.partial(self._enter_block, block), prepend=False)
         for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
-            self._keep_padding(encoder)
+            self._during(encoder, self._enter_encoder, prepend=False)
         for scope in layers:
             scope.heads = self.options.heads or scope.heads
-            self._watch_layer(scope, self.watch.add_layer(scope.name or type(model).__name__, scope.heads))
-        # After those of the layers, which may themselves be such parts and still need their mask.
+            layer = watch.add_layer(scope.name or type(model).__name__, scope.heads)
+            self._during(scope.module, functools.partial(self._enter_layer, scope, layer, itertools.count()))
+        # The later registered, the earlier entered and the later left: these around layers, the model around all.
         for part in (m for m in model.modules() if m is not model and (_takes_mask(m) or _has_own_masks(m))):
-            self._before(part, self._enter_part)
-            self._after(part, self._leave_part)
-        self._after(model, self._end)
+            self._during(part, functools.partial(self._enter_part, part))
+        self._during(model, self._enter_model)
 
-    def _before(self, module: nn.Module, hook: Callable[..., None], prepend: bool = True) -> None:
-        hook = self._untraced(hook)
-        self.handles.append(module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True))
+    def _during(self, module: nn.Module, make: Callable[..., Any], prepend: bool = True) -> None:
+        """Have the context manager `make(args, kwargs)`, if there is one, entered and left around calls of a module.
 
-    def _after(self, module: nn.Module, hook: Callable[..., None]) -> None:
-        self.handles.append(module.register_forward_hook(self._untraced(hook), always_call=True))
+        Nothing happens under a tracer, compiler or functional transform, which know no numbers.
+        """
+        entered: list[Any] = []
 
-    def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """Return a hook that does nothing under a tracer, compiler or functional transform, which know no numbers."""
-
-        def call(*args: Any) -> None:
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if torch.compiler.is_compiling() or _is_transformed():
                 self.skipped = True
             else:
-                hook(*args)
+                context = make(args, kwargs) or contextlib.nullcontext()
+                context.__enter__()
+                entered.append(context)
 
-        return call
+        def leave(*_: object) -> None:
+            if entered:
+                entered.pop().__exit__(None, None, None)
 
-    def _call_initial(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.initial is not None and self.measured and not _recomputing():
-            with torch.no_grad(), torch.random.fork_rng():
-                self.initial.model(*args, **kwargs)
+        self.handles.append(module.register_forward_pre_hook(enter, prepend=prepend, with_kwargs=True))
+        self.handles.append(module.register_forward_hook(leave, always_call=True))
 
-    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not _recomputing():
-            self.running, self.measured = True, self.calls % self.options.every == 0
-            self.calls += 1
-            self.seen.clear()
-            self.masks.clear()
-            self._enter_part(model, args, kwargs)
+    def _enter_model(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if _recomputing() else self._call(args, kwargs)
 
-    def _end(self, *_: object) -> None:
-        if not _recomputing():
-            self.running = self.measured = False
-            self.masks.clear()
-            self.tokens.clear()
+    @contextlib.contextmanager
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        self.running, self.measured = True, self.calls % self.options.every == 0
+        self.calls += 1
+        self.seen.clear()
+        with self._enter_part(self.watch.model, args, kwargs) or contextlib.nullcontext():
+            if self.initial is not None and self.measured:
+                with torch.no_grad(), torch.random.fork_rng():
+                    self.initial.model(*args, **kwargs)
+            yield
+        self.running = self.measured = False
+        self.tokens.clear()
 
-    def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find the mask of the layers inside: that of an outer part, or else that of this part's call."""
+    def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Find the mask of the layers inside: the mask of an outer part, or else of this part's call."""
         if not self.measured or self.options.mask is not None:
-            return
-        (valid, note), sentence = self.masks[-1][1:] if self.masks else (None, ""), ""
+            return None
+        (valid, note), sentence = self.masks[-1] if self.masks else (None, ""), ""
         if valid is None:
             valid, sentence = _read_mask(part, args, kwargs)
         if part is self.watch.model:  # otherwise made by the model, from a mask that it does not pass on
@@ -205,52 +200,34 @@ class Hooks:
         if _has_own_masks(part):
             note = OWN if _takes_mask(part) and (note or valid is not None) else ""
             valid = None
-        self.masks.append((part, valid, note))
+        return self._masked(valid, note)
 
-    def _leave_part(self, part: nn.Module, *_: object) -> None:
-        if self.masks and self.masks[-1][0] is part:
-            self.masks.pop()
-
-    def _keep_padding(self, encoder: nn.Module) -> None:
-        """Have PyTorch's encoder, which looks for a mode, keep padding instead of packing the tokens of its layers."""
-        modes: list[TorchFunctionMode] = []
-
-        def enter(*_: object) -> None:
-            if self.measured or not self.running:
-                modes.append(PassThrough().__enter__())
-
-        def leave(*_: object) -> None:
-            if modes:
-                modes.pop().__exit__(None, None, None)
-
-        self._before(encoder, enter, prepend=False)
-        self._after(encoder, leave)
+    @contextlib.contextmanager
+    def _masked(self, valid: np.ndarray | None, note: str) -> Iterator[None]:
+        self.masks.append((valid, note))
+        yield
+        self.masks.pop()
 
     def _enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.measured:
-            given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-            if given:
-                self.tokens[id(block)] = given[0]
+            given = (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.is_floating_point())
+            self.tokens[block] = next(given, None)
 
-    def _watch_layer(self, scope: Scope, layer: Layer) -> None:
-        recorders: list[Recorder] = []  # of calls that are under way
-        alone = itertools.count()  # calls of a part of the model by itself
+    def _enter_encoder(self, *_: object) -> Any:
+        """PyTorch's encoder looks for a mode: with one, it keeps padding instead of packing tokens."""
+        return PassThrough() if self.measured or not self.running else None
 
-        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            due = self.measured if self.running else next(alone) % self.options.every == 0
-            if due and not _recomputing():
-                recorders.append(Recorder(scope, args, kwargs))
-                recorders[-1].__enter__()
+    def _enter_layer(self, scope: Scope, layer: Layer, alone: Iterator[int], args: Any, kwargs: Any) -> Any:
+        """`alone` counts calls of a part of the model by itself."""
+        due = self.measured if self.running else next(alone) % self.options.every == 0
+        return self._recorded(scope, layer, args, kwargs) if due and not _recomputing() else None
 
-        def leave(*_: object) -> None:
-            if recorders:
-                recorder = recorders.pop()
-                recorder.__exit__(None, None, None)
-                with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-                    self._collect(scope, layer, recorder)
-
-        self._before(scope.module, enter)
-        self._after(scope.module, leave)
+    @contextlib.contextmanager
+    def _recorded(self, scope: Scope, layer: Layer, args: Any, kwargs: Any) -> Iterator[None]:
+        with Recorder(scope, args, kwargs) as recorder:
+            yield
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            self._collect(scope, layer, recorder)
 
     def _collect(self, scope: Scope, layer: Layer, recorder: Recorder) -> None:
         arrays, dtype, notes = recorder.arrays(self.options.examples, layer.names)
@@ -263,19 +240,24 @@ class Hooks:
             layer.note("called several times per call of the model: all are counted together")
         self.seen.add(layer.name)
         examples, tokens, layer.heads, layer.head_dim = arrays["out"].shape
-        if recorder.scope.heads is None and layer.heads == 1:
+        if scope.heads is None and layer.heads == 1:
             layer.heads, layer.head_dim = None, None
             layer.names = tuple(name for name in layer.names if name != "head_output")
         stored = self._add_tokens(scope, layer, recorder, arrays)
         valid = self.options.valid_for(examples, tokens, layer.name)
-        _, mask, note = self.masks[-1] if self.masks else (None, None, "")
+        mask, note = self.masks[-1] if self.masks else (None, "")
         if mask is not None and mask[:examples].shape == (examples, tokens):
             valid = mask[:examples]
         elif mask is not None:
             layer.note(f"the call's mask {mask.shape} does not fit {examples} x {tokens} tokens: not used")
         elif note:
             layer.note(note)
-        self.watch.collect(layer, arrays, valid, find_roundoffs(layer.names, dtype, stored))
+        rows = np.full(examples, tokens) if valid is None else valid.sum(axis=1)
+        padded = None if valid is None or valid.all() else torch.tensor(valid, device=arrays["out"].device)
+        if padded is not None and "tokens" in arrays and arrays["tokens"].shape[:2] != padded.shape:
+            del arrays["tokens"]
+        measured = {name: to_numpy(x) for name, x in reduce(arrays, padded, layer.names).items()}
+        layer.add_call(measured, rows, find_roundoffs(layer.names, dtype, stored))
 
     def _add_tokens(
         self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, torch.Tensor]
@@ -284,7 +266,7 @@ class Hooks:
 
         Returns their type; None if there are none.
         """
-        x = self.tokens.get(id(scope.block))
+        x = self.tokens.get(scope.block)
         if x is None or "tokens" not in layer.names:
             return None
         width = recorder.weight.shape[1 if recorder.flat else 0]
@@ -318,9 +300,9 @@ def _takes_mask(module: nn.Module) -> bool:
 
 
 def _has_own_masks(module: nn.Module) -> bool:
-    """Return whether a mask outside is not that of a module's layers: an encoder-decoder, or a model of images alone.
+    """Return, from the arguments of its call, whether a mask outside is not for the layers of a module.
 
-    It is known by the arguments of its call.
+    This holds for an encoder-decoder, and for a model of images alone.
     """
     names = _parameters(module)
     both = not (SOURCE.isdisjoint(names) or TARGET.isdisjoint(names))
@@ -337,13 +319,9 @@ def _parameters(module: nn.Module) -> tuple[str, ...]:
 
 def _read_mask(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[np.ndarray | None, str]:
     """Return the padding mask of a call, B T, True: not padding; and a sentence if it cannot be read."""
-    try:
-        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        return None, ""
-    given = given | given.get("kwargs", {})
+    given = {**dict(zip(_parameters(module), args, strict=False)), **kwargs}
     if given.get("query") is not given.get("key"):
-        return None, ""  # cross-attention: the mask is that of other tokens
+        return None, ""  # cross-attention: the mask is for other tokens
     for name, padding in MASKS.items():
         mask = given.get(name)
         if not isinstance(mask, torch.Tensor):

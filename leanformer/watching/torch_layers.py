@@ -18,7 +18,7 @@ INPUT = re.compile(
 
 @dataclasses.dataclass
 class Scope:
-    """Attention layer of a PyTorch model: the modules from which its arrays are taken."""
+    """Attention layer of a PyTorch model: the modules whose arrays are taken."""
 
     name: str  # path in the model; "" for the model itself
     module: nn.Module
@@ -58,7 +58,7 @@ def find_scopes(model: nn.Module) -> tuple[list[Scope], dict[str, str]]:
     scopes = []
     for name in innermost:
         outer = _widen(name, candidates, innermost)
-        scopes.append(Scope(outer, modules[outer], _block(outer, modules), find_heads(modules, name)))
+        scopes.append(Scope(outer, modules[outer], find_block(modules, outer), find_heads(modules, name)))
     return scopes, unmatched
 
 
@@ -80,7 +80,7 @@ def _widen(name: str, candidates: dict[str, nn.Module], innermost: list[str]) ->
         result = parent
 
 
-def _block(name: str, modules: dict[str, nn.Module]) -> nn.Module | None:
+def find_block(modules: dict[str, nn.Module], name: str) -> nn.Module | None:
     """Return the block of a layer: the nearest module around it that is numbered, or else its parent."""
     for around in _ancestors(name):
         if around.rpartition(".")[2].isdecimal():
@@ -89,7 +89,7 @@ def _block(name: str, modules: dict[str, nn.Module]) -> nn.Module | None:
 
 
 def _ancestors(name: str) -> list[str]:
-    """Return a module's dotted name and those of the modules around it, innermost first; "" is the model."""
+    """Return the dotted names of a module and of the modules around it, innermost first; "" is the model."""
     parts = name.split(".") if name else []
     return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
 

@@ -4,6 +4,7 @@ The output projection is the first linear layer after the attention product that
 applied to the layer's input; without a product that is visible (a fused kernel), the last such linear layer.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,25 +57,23 @@ class Recorder(TorchFunctionMode):
 
     def _inside(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call PyTorch's function for `nn.MultiheadAttention`, and see the functions inside, which have no hooks."""
-        originals = {name: getattr(functional, name) for name in INNER}
 
-        def seen(name: str) -> Callable[..., Any]:
+        def watch(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                result = originals[name](*args, **kwargs)
+                result = original(*args, **kwargs)
                 self.see(name, args, kwargs, result)
                 return result
 
             return call
 
-        query = args[0] if args else kwargs["query"]  # T B D, or T D
+        query = _argument(args, kwargs, 0, "query")  # T B D, or T D
         self.transposed = (query.shape[0], query.shape[1] if query.ndim == 3 else 1)
-        for name in INNER:
-            setattr(functional, name, seen(name))
-        try:
+        with contextlib.ExitStack() as undo:
+            for name in INNER:
+                original = getattr(functional, name)
+                undo.callback(setattr, functional, name, original)
+                setattr(functional, name, watch(name, original))
             return func(*args, **kwargs)
-        finally:
-            for name, original in originals.items():
-                setattr(functional, name, original)
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Set the attributes from the call of a PyTorch function in the layer, such as "softmax".

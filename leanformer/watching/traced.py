@@ -18,9 +18,9 @@ from jax.core import Tracer
 
 from leanformer.conditioning.spectrum import observed
 from leanformer.errors import ConfigError
+from leanformer.watching import Watch
 from leanformer.watching.jax_arrays import Attention, batched, count_rows, replicate
 from leanformer.watching.measures import Layer, find_roundoffs, reduce
-from leanformer.watching.session import Watch
 
 
 REFUSED = (
@@ -48,7 +48,7 @@ class Arrivals:
 
     def __init__(self, watch: Watch, mapped: bool = False):
         self.watch, self.mapped = watch, mapped
-        watch.effects = jax.effects_barrier
+        watch.wait = jax.effects_barrier
         self.calls: dict[str, int] = {}  # by part, "" for the model, to measure each `every`-th
         self.due: bool | None = None  # whether the call of the model that is under way is measured; None outside one
         self.known: dict[str, dict[bytes, int]] = {}  # by scanned layer: index of each iteration by its weights
@@ -74,8 +74,6 @@ class Arrivals:
 
         `out` are the heads' outputs before the output projection, *B T N H, `tokens` the input of the block, *B T D.
         """
-        if not out.size:
-            return out
         if type(out).__name__ == "BatchTracer" and not self.mapped:
             raise ConfigError(REFUSED)
         options, layers = self.watch.options, self._layers(place)
@@ -118,24 +116,20 @@ class Arrivals:
         `measured` are results of `measures.pack` with leading axes L B; within windows, L and the windows of all
         examples. `rows` are the numbers of tokens that are not padding, L B.
         """
+        places = [Place(f"{stack}.{first + i}") for i in range(len(rows))]
 
         def deliver(measured: Mapping[str, Any], rows: Any) -> None:
-            for i, number in enumerate(rows):
-                place = Place(f"{stack}.{first + i}")
-                of_layer = {name: np.asarray(x[i]) for name, x in measured.items()}
-                windows = {name: x for name, x in of_layer.items() if len(x) != len(number)}
-                self._deliver(place, roundoffs, {n: x for n, x in of_layer.items() if n not in windows}, number, ())
-                if windows and self.watch.open:  # of attention within windows, which count as examples
-                    self._layers(place)[0].add(windows, roundoffs)
+            for i, place in enumerate(places):
+                self._deliver(place, roundoffs, {name: x[i] for name, x in measured.items()}, rows[i], ())
 
-        for i in range(len(rows)):
-            layer = self.watch.add_layer(f"{stack}.{first + i}")
+        for place in places:
+            layer = self.watch.add_layer(place.name)
             if "head_output" in measured:
                 layer.heads = measured["head_output"].shape[2]
         if _is_traced(measured, rows):
             self._check_uncounted()
             jax.debug.callback(deliver, measured, rows)
-        elif self._is_due(f"{stack}.{first}"):
+        elif self._is_due(places[0].name):
             deliver(measured, rows)
 
     def _check_uncounted(self) -> None:

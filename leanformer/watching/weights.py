@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from leanformer import conditioning
-from leanformer.conditioning import WEIGHTS
+from leanformer.conditioning import WEIGHTS, condition
+from leanformer.conditioning.measures import Measure, apply, look_up
 from leanformer.errors import ConfigError
 from leanformer.stored import StoredTensor, open_lazily
 from leanformer.watching.measures import Layer, pack, unit_roundoff
@@ -38,8 +38,6 @@ HEADS, KV_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads"), ("n
 INTERLEAVED = ("gpt_neox", "bloom")  # packed as N 3 H; others as N H, K H, K H
 BY_GROUP = ("codegen", "internlm2")  # packed as groups of queries with their keys and values
 CONTIGUOUS = ("chatglm", "glm", "glm4")  # with the name query_key_value, but N H, K H, K H
-PARTS = {"query": "attention.query.kernel", "key": "attention.key.kernel", "value": "attention.value.kernel"}
-PARTS |= {"out": "attention.out.kernel", "up": "mlp.up.kernel", "down": "mlp.down.kernel"}
 Members = Mapping[str, StoredTensor]  # matrices of a layer by role
 Loaders = dict[str, Callable[[], np.ndarray]]
 
@@ -47,7 +45,7 @@ Loaders = dict[str, Callable[[], np.ndarray]]
 class WeightsWatch(Results):
     """Measures of the matrices of safetensors files, as `watch_weights` returns them.
 
-    With several files, layers, rows, table and verdict are those of the last one, beside the first as reference.
+    With several files, layers, rows, table and verdict are of the last one, with the first as reference.
 
     Attributes:
         layers: statistics by the name of a layer, or of a matrix without a role.
@@ -82,7 +80,7 @@ def watch_weights(
     Args:
         path: safetensors file, index of shards, or folder with one of them; or several, such as the checkpoints of a
             run in order.
-        heads, kv_heads, head_dim: sizes of the attention; by default those of config.json beside the file.
+        heads, kv_heads, head_dim: sizes of the attention; by default from config.json beside the file.
         measures: names of `leanformer.conditioning.WEIGHTS`, and "matrix" for all other matrices; by default all.
         reference: other results or their rows to compare with; by default the first of several files.
 
@@ -90,19 +88,16 @@ def watch_weights(
         ConfigError: an argument is invalid or does not fit the matrices, or no matrix has one of the measures.
         WeightsError: the file is unreadable, see `pretrained.read`.
     """
-    names = tuple(measures) if measures is not None else (*WEIGHTS, "matrix")
-    if wrong := [name for name in names if name not in (*WEIGHTS, "matrix")]:
-        raise ConfigError(f"measures={', '.join(wrong)}: unknown. Choose from {', '.join(WEIGHTS)}, matrix.")
+    known = WEIGHTS | {"matrix": Measure("any other matrix", ())}
+    names = tuple(look_up(known if measures is None else measures, known))
     paths = [path] if isinstance(path, str | Path) else path
     given = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     files = {str(each): _watch_file(each, given, names) for each in paths}
     if not files:
         raise ConfigError("watch_weights: there is no file.")
-    first, *_, result = (*files.values(), *files.values())
-    result.reference = reference
-    if len(files) > 1:
-        result = WeightsWatch(result.layers, result.unmatched, reference or first)
-        result.files = files
+    first, last = next(iter(files.values())), list(files.values())[-1]
+    result = WeightsWatch(last.layers, last.unmatched, reference or (first if len(files) > 1 else None))
+    result.files = files if len(files) > 1 else {}
     return result
 
 
@@ -117,7 +112,7 @@ def _watch_file(path: str | Path, given: Mapping[str, int | None], names: Sequen
         _measure_group(layers[name], members, layout.of(name))
     for name, tensor in others.items() if "matrix" in names else ():
         layers[name] = Layer(name, ("matrix",))
-        _add(layers[name], "matrix", conditioning.condition(tensor()[None].astype(np.float32)), tensor)
+        _add(layers[name], "matrix", condition(tensor()[None].astype(np.float32)), tensor)
     if not any(layer.calls for layer in layers.values()):
         reasons = f" ({next(iter(unmatched.values()))})" if unmatched else ""
         raise ConfigError(f"{path}: none of its {len(tensors)} tensors is a matrix of the chosen measures{reasons}.")
@@ -193,7 +188,7 @@ class Layout:
     """Sizes of heads and order of axes of a file's matrices.
 
     Args:
-        given: sizes from the caller, which come before those of `published`, the content of config.json.
+        given: sizes from the caller, which come before sizes in `published`, the content of config.json.
     """
 
     def __init__(self, given: Mapping[str, int | None], published: Mapping[str, Any], groups: Mapping[str, Members]):
@@ -223,7 +218,7 @@ class Layout:
         return result
 
     def object(self, layer: Layer, sentence: str) -> None:
-        """Report sizes that do not fit a layer; those of config.json may be of another part of the model."""
+        """Report sizes that do not fit a layer; config.json may be about another part of the model."""
         if any(self._given.values()):
             raise ConfigError(f"{sentence}. Pass heads=, kv_heads= and head_dim= of this model.")
         layer.note(f"{sentence}: config.json does not fit this layer")
@@ -248,16 +243,11 @@ def _measure_group(layer: Layer, members: Members, layout: Layout) -> None:
     }
     loaders |= _attention_loaders(layer, members, layout)
     for name in layer.names:
-        roles = [role for role, part in PARTS.items() if part in WEIGHTS[name].needs]
+        roles = {need: need.split(".")[1] for need in WEIGHTS[name].needs}  # such as attention.query.kernel: query
         by_head = name.endswith(("per_head", "product"))
-        if not all(role in loaders for role in roles) or (by_head and layer.heads is None):
-            continue
-        # Nested arrays with a leading axis L, as `conditioning.weights` takes them.
-        block: dict[str, Any] = {"attention": {}, "mlp": {}}
-        for role in roles:
-            first, second, _ = PARTS[role].split(".")
-            block[first][second] = {"kernel": loaders[role]()[None]}
-        _add(layer, name, conditioning.weights({"": block}, [name])[""][name], next(iter(members.values())))
+        if all(role in loaders for role in roles.values()) and (layer.heads or not by_head):
+            arrays = {need: loaders[role]()[None] for need, role in roles.items()}  # with a leading axis L
+            _add(layer, name, apply({name: WEIGHTS[name]}, arrays)[name], next(iter(members.values())))
     layer.names = tuple(layer.total)
 
 

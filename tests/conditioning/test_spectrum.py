@@ -236,13 +236,6 @@ def test_integer_and_complex64_matrices(rng):
     assert not condition(make_matrix(rng, 1e9, 2).astype(np.complex64)).valid  # as in float32
 
 
-def test_invalid_matrices_are_refused():
-    for matrix, error, value in (
-        (np.zeros((3, 0)), ValueError, "(3, 0)"),
-        ([["a", "b"]], TypeError, "<U1"),
-        (np.ma.masked_equal(np.eye(3), 0), ValueError, "masked"),
-    ):
-        with refuses(value, error=error):
-            condition(matrix)
-    with jax.enable_x64(True), refuses("jit", "float64", error=TypeError):
-        jax.jit(condition)(np.eye(3))
+def test_matrices_without_entries_are_refused():
+    with refuses("(3, 0)", error=ValueError):
+        condition(np.zeros((3, 0)))

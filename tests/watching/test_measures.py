@@ -56,6 +56,7 @@ def test_bounds_lie_below_the_truth(dtype):
 def judged(names, kappa, reference=None, heads=()):
     """Return the verdict on layers with given condition numbers of 20 x 8 matrices, and ranks of heads."""
     shape = {"shape": [20, 8], "bounds": [], "gaussian": {"median": 2.0}, "measure": "attention_output", "head": None}
+    shape["calls"] = 1
     rows = [shape | {"layer": n, "median": k, "effective_rank": 4.0} for n, k in zip(names, kappa, strict=True)]
     for row, other in zip(rows, reference or [], strict=False):
         row["reference"] = {"median": other, "effective_rank": 4.0}
