@@ -7,8 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
+import jax
 from messages import missing
+
+from leanformer.runtime import mesh
 
 
 ROOT = Path(__file__).parents[1]
@@ -41,10 +45,15 @@ def run(words, timeout=300, env=None, **options):
     return result.returncode, result.stdout, result.stderr
 
 
+def use_one_device(make_mesh=mesh.make_mesh):
+    """Return a context in which every command uses the first device: programs for eight take longer to compile."""
+    return mock.patch.object(mesh, "make_mesh", lambda *_, **__: make_mesh(devices=jax.devices()[:1]))
+
+
 def run_in_process(words):
-    """Run a command in this process, with its eight devices; return the same as `run`. Unexpected errors propagate."""
+    """Run a command in this process on one device; return the same as `run`. Unexpected errors propagate."""
     main, out, err = importlib.import_module(words[2]).main, io.StringIO(), io.StringIO()
-    with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), use_one_device():
         status = main([*map(str, words[3:])])
     return status, out.getvalue(), err.getvalue()
 
