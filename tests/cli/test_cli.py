@@ -73,13 +73,11 @@ def test_help_page(name):
     cli.Flag("set", "Pairs.", default=(), many=True),
     cli.Flag("of", "One.", ("a", "b"), default="a"),
     cli.Flag("dry", "Whether.", bool, default=False),
-    words="go, fail or break",
+    words="go or fail",
 )
 def main(f):
     if f.words == ["fail"]:
         raise DataError("/gone/data is missing.")
-    if f.words == ["break"]:
-        raise ZeroDivisionError
     calls.append(f)
 
 
@@ -107,17 +105,14 @@ def test_flag_values_are_parsed(in_root):
     ("words", "parts"),
     [
         (["go"], ["--config"]),
-        (GO[1:], ["go", "fail", "break"]),
+        (GO[1:], ["go", "fail"]),
         ([*GO, "--step=5"], ["step", "steps"]),
-        ([*GO, "--steps=five"], ["steps", "five"]),
         ([*GO, "--steps=0"], ["steps", "0"]),
         ([*GO, "--of=c"], ["of=c", "a|b"]),
         ([*GO, "--config.seed.x=3"], ["seed.x"]),
         ([*GO, "--against=quickstrt"], ["quickstrt"]),
-        ([*GO, "--out="], ["--out="]),
         ([*GO[:2], "s3://bucket/run"], ["s3://bucket/run"]),
         ([*GO, "--config.model.widht=20"], ["widht", "width"]),
-        ([*GO, "--config.model.width=wide"], ["wide"]),
         ([*GO, "--config.total_steps=60"], ["total_epochs=30.0", "total_steps=60"]),
         (["fail", GO[1]], ["/gone/data"]),
     ],
@@ -127,8 +122,3 @@ def test_user_errors_are_one_message(words, parts, in_root, capsys):
     out, err = capsys.readouterr()
     assert out == "" and err.count("Error:") == 1 and not calls
     assert not missing(err, *parts), err
-
-
-def test_unexpected_errors_are_raised(in_root):
-    with pytest.raises(ZeroDivisionError):
-        main(["break", GO[1]])

@@ -68,7 +68,10 @@ def test_every_size_is_at_least_one(name):
             models.check(**arguments | {key: value})
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+STACKS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("vit", "davit"))) for name in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name", STACKS)
 def test_every_stack_uses_the_configured_unroll(name):
     c = load_changed(ARCHITECTURES[name], {"model.unroll": 3})
     keys = c.model.to_dict() | {"backend": "xla"}
@@ -77,27 +80,17 @@ def test_every_stack_uses_the_configured_unroll(name):
     assert stacks and {stack.unroll for stack in stacks} == {3}
 
 
-def test_integers_are_accepted_as_floats():
-    c = load_changed("quickstart", {"data.mean": (0,), "data.std": (1,)})
-    train_setup.check(c)
-    assert tasks.build(c).objective.std == (1.0,)
-
-
 REFUSED = [  # one of each kind: the key, its type, its values, its length
     ("quickstart", {"model.name": "vti"}, ['model.name="vti"', "vit"]),
-    ("quickstart", {"model.inner_width": 8}, ["model.inner_width=8"]),
     ("tnt_b_8x16", {"model.num_heads": (4, 4, 4, 4, 4, 4, 4, 4)}, ["model.num_heads=(4, 4, 4, 4, 4, 4, 4, 4)"]),
-    ("davit_b_lean", {"model.num_kv_heads": (1, 1, 1, 1)}, ["model.num_kv_heads=(1, 1, 1, 1)"]),
     ("quickstart", {"model.distilled": 1}, ["model.distilled=1", "bool"]),
     ("quickstart", {"model.attention": "linear"}, ['model.attention="linear"', "nystrom"]),
     ("davit_b_lean", {"model.attention": "cross_covariance"}, ["cross_covariance", "softmax", "nystrom"]),
     ("quickstart", {"model.pool": "max"}, ["model.pool='max'", "token", "mean"]),
     ("quickstart", {"model.landmarks": 4}, ["model.landmarks=4", 'model.attention="softmax"']),
-    ("nystromformer_listops", {"model.scale": "row"}, ["model.scale='row'", "matrix"]),
     ("quickstart", {"probe.measures": ("kappa",)}, ["kappa"]),
     ("quickstart", {"data.name": "tfds:"}, ['data.name="tfds:"', "tfds:<name>"]),
     ("quickstart", {"data.mean": ("grey",)}, ["data.mean=('grey',)", "tuple[float, ...]"]),
-    ("quickstart", {"probe.every": None}, ["probe.every=None", "int"]),
     ("nystromformer_listops", {"data.recipe": 3}, ["data.recipe=3", "ConfigDict"]),
     ("quickstart", {"task": "language"}, ["data.tokenizer"]),
     ("quickstart", {"optim.name": "adam"}, ["optim.name='adam'", "adamw", "muon", "sgd"]),
@@ -117,9 +110,7 @@ UNFITTING = [  # the rules of each architecture, attention, intervention and hea
     ("quickstart", {"model.attention": "nystrom", "model.landmarks": 18}, ["model.landmarks=18", 17]),
     ("nystromformer_listops", {"model.convolution": 4}, ["model.convolution=4", 0]),
     ("volo_d3_lean", {"model.stem_stride": 3}, ["model.patch_size=8", "model.stem_stride=3"]),
-    ("volo_d3_lean", {"model.image_size": 8}, ["model.image_size=8", "model.patch_size=8"]),
     ("volo_d3_lean", {"model.width": (256, 512, 512, 520)}, ["model.width=(256, 512, 512, 520)"]),
-    ("xcit_m_12x16", {"model.patch_size": 14}, ["model.patch_size=14", 2]),
     ("xcit_m_12x16", {"model.width": 511}, ["model.width=511", "model.patch_size=16", 8]),
     ("tnt_b_8x16", {"model.pixel_stride": 5}, ["model.patch_size=16", "model.pixel_stride=5"]),
     ("davit_b_lean", {"model.channel_head_dim": (4,)}, ["model.channel_head_dim=(4,)", 4]),

@@ -21,11 +21,8 @@ def make_device(kind, capability=None, platform="gpu"):
     ("kind", "peak"),
     [
         ("NVIDIA H200 141GB HBM3e", 989e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA A100-SXM4-40GB", 312e12),
-        ("NVIDIA A100 80GB PCIe", 312e12),
         ("NVIDIA A10G", 70e12),
-        ("NVIDIA GeForce RTX 4090", 165.2e12),
         ("TPU v5 lite", 197e12),
         # Only float16 units: bfloat16 and float32 do not run at that peak.
         ("Tesla T4", None),

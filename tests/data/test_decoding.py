@@ -3,7 +3,6 @@
 import io
 import math
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -109,8 +108,6 @@ def make_solid_image(mode: str) -> Image.Image:
         ("PNG", "1", (255,) * 3),
         *[("JPEG", mode, RED) for mode in ("RGB", "CMYK")],
         ("JPEG", "L", (GREY,) * 3),
-        ("BMP", "RGB", RED),
-        ("TIFF", "CMYK", RED),
         ("WEBP", "RGB", RED),
         ("GIF", "P", RED),
     ],
@@ -199,17 +196,3 @@ def test_garbage_is_corrupt(data):
     for transform in (apply_train_transform, apply_eval_transform):
         with refuses(f"{len(data)} bytes", error=CorruptImage):
             transform(data)
-
-
-@pytest.mark.parametrize(("width", "height"), [(11000, 11000), (1500, 60000)])
-def test_decompression_bombs_are_corrupt(width, height):
-    jpeg = bytearray(encode(make_natural_picture(50, 60)))
-    frame = jpeg.index(b"\xff\xc0")
-    jpeg[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
-    png = bytearray(encode(make_natural_picture(50, 60), "PNG"))
-    png[16:24] = struct.pack(">II", width, height)
-    png[29:33] = struct.pack(">I", zlib.crc32(png[12:29]))
-    for data in (bytes(jpeg), bytes(png)):
-        for transform in (apply_train_transform, apply_eval_transform):
-            with refuses(89478485, "pixels", error=CorruptImage):
-                transform(data)

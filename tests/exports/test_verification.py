@@ -29,8 +29,7 @@ def check_case(reference, factor=1):
     return verification.check_outputs(np.asarray(result[name]), reference.arrays[name], "theirs", "Do not use it.")
 
 
-FAST = ("vit_timm", "tnt_timm", "gpt_huggingface")
-FILES = [pytest.param(file, marks=[pytest.mark.slow] * (file not in FAST)) for file in CASES]
+FILES = [pytest.param(file, marks=[pytest.mark.slow] * (file != "gpt_huggingface")) for file in CASES]
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -89,11 +89,10 @@ def test_dropout_is_independent_per_layer_branch_and_example(x):
         assert np.abs(correlations).max() < 4 / np.sqrt(group[0].size)
 
 
-HOW = [{"remat": "light"}, {"unroll": 2}]
-SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ({"remat": "block"}, {"unroll": DEPTH + 1})]
+SLOW = ({"remat": "block"}, {"unroll": 2}, {"unroll": DEPTH + 1})
 
 
-@pytest.mark.parametrize("how", HOW + SLOW)
+@pytest.mark.parametrize("how", [{"remat": "light"}, *(pytest.param(how, marks=pytest.mark.slow) for how in SLOW)])
 def test_remat_and_unroll_do_not_change_gradients(x, how):
     def grads(**how):
         config = dataclasses.replace(CONFIG, dropout=0.3)  # the backward pass repeats the same dropout

@@ -1,13 +1,15 @@
 """Types of norms, MLPs, attention options and blocks, each against its formula in float64 NumPy."""
 
-import math
+import functools
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from flax import nnx
+from scipy.special import erf
 
 from leanformer import conditioning
 from leanformer.layers import norms
@@ -20,12 +22,7 @@ from leanformer.models.xcit import Model as Xcit
 
 
 B, T, D, N, K, H, F = 2, 7, 13, 6, 2, 10, 17
-erf = np.vectorize(math.erf)
-
-
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+softmax = functools.partial(scipy.special.softmax, axis=-1)
 
 
 NORMS = {
@@ -142,8 +139,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("backend", ["xla", "naive"])
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize(("case", "backend"), [*((case, "xla") for case in OPTIONS), ("all", "naive")])
 def test_attention_matches_formula(case, backend, x, rng):
     options = OPTIONS[case]
     module, p = make_attention(rng, **options, backend=backend)
@@ -165,7 +161,7 @@ def test_attention_matches_formula(case, backend, x, rng):
     visible = np.tril(np.ones((T, T), bool))
     out = np.einsum("bnts,bsnh->btnh", softmax(np.where(visible, logits, -np.inf)), v)
     expected = np.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p.get("out.bias", 0)
-    result, arrays, _ = module(x, Context(mask=Mask(causal=True)))
+    result, arrays, _ = nnx.jit(lambda module, x: module(x, Context(mask=Mask(causal=True))))(module, x)
     np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
     # The tap's arrays include every option: the probe measures the entropy of these logits.
     entropy = conditioning.tap(["attention_entropy"])(arrays)["attention_entropy"].value
@@ -173,7 +169,7 @@ def test_attention_matches_formula(case, backend, x, rng):
     np.testing.assert_allclose(entropy, -(unmasked * np.log(unmasked + 1e-300)).sum(-1).mean(-1), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ["layernorm", "none"])
 def test_blocks_with_post_norm_or_without_mlp_match_formula(norm, x, rng):
 
     def make(mlp, **options):

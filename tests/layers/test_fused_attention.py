@@ -29,8 +29,7 @@ from tools.gpu.absent import Gpu, pretend_attached
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TOKENS = (1, 2, 49, 196)
-PAIRS = [(6, 8), (6, 7), (7, 6), (5, 7), (1, 197), (197, 197)]  # even, odd, and token counts of models
+PAIRS = [(6, 8), (6, 7), (5, 7), (1, 197)]  # even, odd, and token counts of models
 B, N, H = 2, 3, 8
 WINDOWS = functools.partial(WindowAttention, window_size=5)  # 25 tokens
 WIDEST = {"7.5": 0, "8.0": 128, "8.9": 128, "9.0": 256, "10.0": 128, "10.3": 128, "12.0": 128}
@@ -84,7 +83,7 @@ def test_tolerance_detects_attention_to_the_added_token(rng, monkeypatch):
         assert min(errors(*draw_arrays(rng, tokens, tokens))) > 1e-4
 
 
-@pytest.mark.parametrize("make", [MultiHeadAttention, ClassAttention, WINDOWS])
+@pytest.mark.parametrize("make", [MultiHeadAttention, pytest.param(ClassAttention, marks=pytest.mark.slow), WINDOWS])
 def test_modules_pad_tokens_before_projection(rng, kernel_calls, monkeypatch, make):
     """Output, tapped arrays and gradients equal those without the kernel, and q, k and v themselves are not padded."""
     x = rng.standard_normal((B, 5, 5, 12) if make is WINDOWS else (B, 7, 12), np.float32)
@@ -121,21 +120,21 @@ def trace_gradient(device, t, s, h, dtype="bfloat16", lengths=None):
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_kernels_chosen_by_resolve_can_be_traced(device, dtype):
-    """Head dimensions on both sides of every bound; token counts with the smallest and the largest supported one."""
-    supported = []
-    for h in (1, 7, 8, 12, 43, 44, 48, 64, 120, 124, 128, 132, 136, 248, 256, 264, 512):
-        with pretend_attached(device):
-            backend, reason = backends.resolve("auto", device=device, dtype=dtype, head_dim=h)
-        assert backend in ("xla", "cudnn") and (backend == "cudnn") == (reason == backends.FITS)
-        if backend == "cudnn":
-            supported.append(h)
-    widest = 0 if dtype == "float32" else WIDEST[device.compute_capability]
-    assert supported == [h for h in (8, 48, 64, 120, 128, 136, 248, 256) if h <= widest]
-    for (t, s), h in itertools.product(((1, 49), (196, 196), (197, 196)), {*supported[:1], *supported[-1:]}):
-        trace_gradient(device, t, s, h, dtype)
-        trace_gradient(device, t, s, h, dtype, lengths=jax.ShapeDtypeStruct((B,), jnp.int32))
+def test_kernels_chosen_by_resolve_can_be_traced(device):
+    """Head dimensions on both sides of every bound; JAX traces the smallest and the largest supported one."""
+    for dtype in ("float32", "float16", "bfloat16"):
+        supported = []
+        for h in (1, 7, 8, 12, 43, 44, 48, 64, 120, 124, 128, 132, 136, 248, 256, 264, 512):
+            with pretend_attached(device):
+                backend, reason = backends.resolve("auto", device=device, dtype=dtype, head_dim=h)
+            assert backend in ("xla", "cudnn") and (backend == "cudnn") == (reason == backends.FITS)
+            if backend == "cudnn":
+                supported.append(h)
+        widest = 0 if dtype == "float32" else WIDEST[device.compute_capability]
+        assert supported == [h for h in (8, 48, 64, 120, 128, 136, 248, 256) if h <= widest]
+    for h in {*supported[:1], *supported[-1:]}:
+        trace_gradient(device, 1, 49, h)
+        trace_gradient(device, 197, 196, h, lengths=jax.ShapeDtypeStruct((B,), jnp.int32))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ def test_tap_shapes():
 
 def test_windows_attend_only_within_themselves(rng):
     x = jnp.asarray(rng.standard_normal((BATCH, 5, 3, 7)), jnp.float32)
-    y, arrays, _ = fill_weights(lambda: WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0)))(x)
+    attention = fill_weights(lambda: WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0)))
+    y, arrays, _ = nnx.jit(lambda attention, x: attention(x))(attention, x)
     assert y.shape == x.shape
     # Window 3 of 6, the middle one on the right: rows 2 and 3, column 2 and one of padding.
     q, k, v = (arrays[name].reshape(BATCH, 6, 4, 3, -1)[:, 3] for name in "qkv")

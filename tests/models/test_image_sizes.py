@@ -1,6 +1,5 @@
 """Non-square images: from a config and the command line, cropped as by timm."""
 
-import io
 import math
 
 import numpy as np
@@ -48,17 +47,6 @@ def test_training_views_have_shape_and_extent_of_the_crop(rng):
     assert result.shape == (60, 20, 3)
     np.testing.assert_allclose(result[:, 10, 0], 2 * (2 * np.arange(60) + 0.5), atol=2)
     np.testing.assert_allclose(result[30, :, 1], 3 * (4 * np.arange(20) + 1.5), atol=3)
-
-
-def test_jpeg_is_decoded_small_only_if_both_sides_suffice(rng, monkeypatch):
-    raw = io.BytesIO()
-    Image.fromarray(rng.integers(0, 256, (400, 400, 3), dtype=np.uint8)).save(raw, "JPEG")
-    factors, decode = [], image.decode_jpeg
-    monkeypatch.setattr(image, "decode_jpeg", lambda data, channels, k: factors.append(k) or decode(data, channels, k))
-    plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0)}
-    for size in ((100, 50), (50, 100), (50, 50), (101, 50)):
-        image.train_transform(raw.getvalue(), rng, size=size, channels=3, augmentation=image.Augmentation(**plain))
-    assert factors == [4, 4, 8, 2]
 
 
 def test_positions_are_resized_to_a_non_square_grid(rng):

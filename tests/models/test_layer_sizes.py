@@ -64,10 +64,9 @@ def test_layers_of_every_family_have_their_own_sizes(family, rng):
     ]
     expected = [*zip(*(SIZES[key] for key in ("num_heads", "head_dim", "mlp_dim")), strict=True)]
     assert shapes == expected
-    run = nnx.jit(lambda model, x: model(x, tap=lambda arrays: arrays["out"].sum((1, 3))))
-    output, taps = run(model, make_inputs(name, rng))
-    assert np.isfinite(output).all()
-    heads = [layer.shape[1] for group in taps["blocks"] for layer in group]
+    run = lambda model, x: model(x, tap=lambda arrays: arrays["out"])[1]["blocks"]  # noqa: E731
+    groups = nnx.eval_shape(run, model, make_inputs(name, rng))  # L B T N H each
+    heads = [group.shape[3] for group in groups for _ in range(len(group))]
     assert heads == [modules * n for n in SIZES["num_heads"]]
 
 
@@ -190,7 +189,7 @@ def test_freezing_uses_the_index_in_the_whole_stack():
     assert trained["embed"] == 1 and not any(trained[f"blocks.layers.from{i}.norm1.scale"].any() for i in FIRSTS)
 
 
-@pytest.mark.parametrize("name", ["xcit", "gpt"])
+@pytest.mark.parametrize("name", [pytest.param("xcit", marks=pytest.mark.slow), "gpt"])
 def test_statistics_of_every_group_are_updated(name, rng):
     """Batch normalisation's statistics, and the direction of each matrix of σReparam."""
     more = IMAGES | XCIT if name == "xcit" else TEXTS | {"sigma_reparam": True}
@@ -244,8 +243,6 @@ def test_measures_of_unequal_layers_have_the_shape_of_each_layer():
         assert {name: e[key] for name, e in restored.items()} == {name: e[key] for name, e in entries.items()}
     figures = [charts.plot_by_layer(restored), charts.plot_over_steps([0, 1], [restored] * 2)]
     assert any("11 x 6 to 11 x 16" in axes.get_title() for axes in figures[0].axes) and charts.plot_spectra(spectra)
-    dashed = next(line for line in figures[0].axes[0].lines if line.get_linestyle() == "--")
-    assert len(dashed.get_ydata()) == GPT["depth"]
 
 
 def test_watch_has_the_heads_of_each_layer(rng):

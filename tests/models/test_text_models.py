@@ -69,7 +69,7 @@ def test_every_token_sees_those_before_it_and_in_bert_all(kind, rng, tokens):
         assert (np.abs(row[first:] - plain[first:]).max(axis=-1) > 1e-4).all()
 
 
-CACHED = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("paper", "llama"))) for kind in GPTS]
+CACHED = [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("nanochat", "deepseek"))) for kind in GPTS]
 
 
 @pytest.mark.parametrize("kind", CACHED)
@@ -86,7 +86,7 @@ def test_cached_logits_match_full_sequence(kind, tokens):
     assert np.abs(expected[:, 1:] - expected[:, :-1]).max() > 0.1
 
 
-REPEATS = ("llama", "bert", "crammed")  # the others have learned and rotary positions, which both restart
+REPEATS = ("llama", "deepseek", "bert", "crammed")  # the others have learned and rotary positions, which both restart
 PACKED = [
     pytest.param(kind, marks=[pytest.mark.slow] * (kind in REPEATS)) for kind in ("gpt2", "llama", "deepseek", *BERTS)
 ]
@@ -105,12 +105,12 @@ def test_packed_documents_match_single_documents(kind, tokens):
     assert np.abs(result[:, 4:10] - run(model, row)[:, 4:10]).min(axis=-1).max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", [*GPTS, *BERTS])
+@pytest.mark.parametrize("kind", ["gpt2", "paper", "nanochat", "bert"])
 def test_logits_from_hidden_states_and_unembedding(kind, tokens):
     """Also at a subset of positions, as for masked tokens."""
     model, cap = build(kind), GPTS.get(kind, {}).get("head_cap")
     kernel, bias = model.unembedding()
-    hidden = model.hidden(jnp.asarray(tokens))[0][:, 2:4]
+    hidden = jax.jit(lambda tokens: model.hidden(tokens)[0])(jnp.asarray(tokens))[:, 2:4]
     hidden = model.decoded(hidden) if kind in BERTS else hidden
     result = hidden @ kernel + (0 if bias is None else bias[None, None])
     result = result if cap is None else cap * jnp.tanh(result / cap)
@@ -121,14 +121,14 @@ def test_logits_from_hidden_states_and_unembedding(kind, tokens):
 def test_classifier_ignores_padding(kind, tokens):
     model = build_classifier(kind)
     result = run(model, tokens, lengths=LENGTHS)
-    x = np.asarray(model.hidden(jnp.asarray(tokens), jnp.asarray(LENGTHS))[0], np.float64)
+    hidden = jax.jit(lambda *inputs: model.hidden(*inputs)[0])
+    x = np.asarray(hidden(jnp.asarray(tokens), jnp.asarray(LENGTHS)), np.float64)
     if kind == "bert":
         pooled = np.tanh(x[:, 0] @ np.asarray(model.pooler.kernel[...]) + np.asarray(model.pooler.bias[...]))
     else:
         pooled = np.stack([row[:length].mean(axis=0) for row, length in zip(x, LENGTHS, strict=True)])
     check_close(result, pooled @ np.asarray(model.head.kernel[...]) + np.asarray(model.head.bias[...]))
-    for row, length in enumerate(LENGTHS):
-        check_close(result[row], run(model, tokens[row : row + 1, :length])[0])
+    check_close(result[0], run(model, tokens[:1, : LENGTHS[0]])[0])
 
 
 def test_sinusoidal_embeddings_match_formula():
@@ -137,16 +137,8 @@ def test_sinusoidal_embeddings_match_formula():
         for channel in range(7):
             angle = position / 10_000 ** (2 * (channel // 2) / 7)
             assert row[channel] == pytest.approx((np.sin, np.cos)[channel % 2](angle), abs=1e-5)
-    model = models.build("bert", **TINY | CRAMMED | {"depth": 1}, rngs=nnx.Rngs(0))
-    assert float(model.pos_scale[...]) == pytest.approx(12**-0.5)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "crammed"])
-def test_dropout_acts_in_training_only(kind, tokens):
-    model, keys = build(kind, dropout=0.5), jax.random.split(jax.random.key(0), 3)
-    first, repeated, other = (run(model, tokens, key=key) for key in (keys, keys, keys[::-1]))
-    np.testing.assert_array_equal(first, repeated)
-    assert np.abs(first - other).max() > 0.01 < np.abs(first - run(model, tokens)).max()
+    scale = jax.jit(lambda: models.build("bert", **TINY | CRAMMED, rngs=nnx.Rngs(0)).pos_scale[...])()
+    assert float(scale) == pytest.approx(12**-0.5)
 
 
 def test_dropout_before_the_classifier(tokens):
@@ -154,7 +146,7 @@ def test_dropout_before_the_classifier(tokens):
     model = build_classifier("crammed")
     model.embed_norm.scale[...], model.embed_norm.bias[...] = jnp.zeros(12), jnp.zeros(12)  # dropout leaves zeros
     model.head.kernel[...], model.head.bias[...] = jnp.eye(12)[:, :3], jnp.zeros(3)
-    plain = np.asarray(model(jnp.asarray(tokens))[0])
+    plain = run(model, tokens)
     model.dropout = 0.5
-    result = np.asarray(model(jnp.asarray(tokens), key=jax.random.split(jax.random.key(3), 3))[0])
+    result = run(model, tokens, key=jax.random.split(jax.random.key(3), 3))
     assert set(np.round(result / plain, 4).ravel().tolist()) == {0.0, 2.0}

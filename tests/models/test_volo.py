@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from random_weights import fill_weights
 
-from leanformer import conditioning, models
+from leanformer import models
 from leanformer.models import volo
 
 
@@ -73,27 +73,6 @@ def test_tap_shapes(images):
         heads = {"v": (t, n, hv), "out": (t, n, hv)} | ({} if stage == "stage1" else {"q": (t, n, h), "k": (t, n, h)})
         expected = {name: (layers, BATCH, *shape) for name, shape in (tokens | heads | {"hidden": (t, f)}).items()}
         assert {name: x.shape for name, x in taps[stage].items()} == expected
-
-
-def test_applicable_measures_per_stage(images):
-    names = {"attention_output", "head_output", "tokens", "attention_entropy", "mlp_hidden"}
-    _, taps = jax.eval_shape(lambda model, x: model(x, tap=conditioning.tap(names)), build_abstract(), images)
-    result = conditioning.by_name(taps, names)
-    for stage, expected in {"stage1": names - {"attention_entropy"}, "stage2": names, "stage3": names}.items():
-        assert {name.split(".")[1] for name in result if name.startswith(stage)} == expected
-    result = jax.eval_shape(
-        lambda stacks: conditioning.weights(stacks, ["output_weights"]), build_abstract().measured()
-    )
-    assert result.keys() == STAGES.keys()
-
-
-def test_outputs_with_and_without_token_head(images):
-    logits, _ = jax.eval_shape(lambda model, x: model.heads(x), build_abstract(), images)
-    assert {name: x.shape for name, x in logits.items()} == {"class": (BATCH, 11), "tokens": (BATCH, 6, 11)}
-    without_tokens = build_abstract(token_head=False)
-    logits, _ = jax.eval_shape(lambda model, x: model.heads(x), without_tokens, images)
-    assert {name: x.shape for name, x in logits.items()} == {"class": (BATCH, 11)}
-    assert jax.eval_shape(lambda model, x: model(x)[0], without_tokens, images).shape == (BATCH, 11)
 
 
 def test_drop_path_rises_over_all_blocks_except_outlooks():

@@ -102,7 +102,9 @@ def test_images_of_another_size_are_refused(name):
         jax.eval_shape(lambda weights, images: nnx.merge(definition, *weights)(images)[0], weights, images)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", ["vit", "davit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("xcit", "tnt", "volo"))]
+)
 def test_nystrom_attention_is_set_by_one_key(name, meshes):
     """Checks by shapes that it adds only the convolution's parameters, and that the probe reads it."""
 
@@ -125,6 +127,7 @@ def test_nystrom_attention_is_set_by_one_key(name, meshes):
     assert {entry.rpartition(".")[2] for entry in result} == set(names)
 
 
+@pytest.mark.slow
 def test_probe_sweeps_outer_heads_and_refuses_heads_by_stage(meshes):
     """TNT has two attentions per block, and the outer one is swept. Heads by stage cannot be swept."""
     c = make_config("tnt", depth=1)

@@ -50,9 +50,3 @@ def test_files_that_differ_from_the_index_are_refused(arrays, tmp_path):
     index = write_index(tmp_path, {"a": "other.safetensors"})
     with refuses(index, "other.safetensors", error=WeightsError):
         pretrained.read(index)
-
-
-def test_folders_with_several_files_are_refused(arrays, tmp_path):
-    (tmp_path / "model.safetensors.index.json").unlink()
-    with refuses(tmp_path, FIRST, SECOND, error=WeightsError):
-        pretrained.read(tmp_path)

@@ -18,6 +18,7 @@ def exchange_halves(x):
     return halves[..., ::-1, :].reshape(x.shape)
 
 
+@pytest.mark.slow  # sees whether the tolerance would detect a mistake, not whether there is one
 @pytest.mark.parametrize("detail", ["embedding norm", "rotary direction", "soft cap"])
 def test_wrong_details_are_detected(detail):
     model = NANOCHAT.build()

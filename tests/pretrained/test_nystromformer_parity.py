@@ -91,6 +91,7 @@ def test_logits_match_the_original(case):
     )
 
 
+@pytest.mark.slow  # sees whether the tolerance would detect a mistake, not whether there is one
 @pytest.mark.parametrize(
     "changes",
     [{"padding": "masked"}, {"scale": "matrix"}, {"pool": "mean"}, {"zero_is_padding": False}, {"iterations": 7}],

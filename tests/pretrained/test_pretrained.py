@@ -176,14 +176,6 @@ def test_positions_are_resized_only_if_allowed():
         pretrained.resize_positions(ramp[:, :14], (1, 65, 13))
 
 
-def test_entries_without_our_parameters_are_exported_only():
-    counter = Entry("bn.num_batches_tracked", (), same, value=np.zeros((), np.int64))
-    layout = [Entry("a", ("a",), same), counter]
-    weights = ({"a": np.ones(2)}, {})
-    assert set(pretrained.export(weights, layout)) == {"a", "bn.num_batches_tracked"}
-    pretrained.load({"a": np.ones(2)}, layout, weights)
-
-
 def test_training_starts_from_weights(tiny, meshes, tmp_path):
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     weights = jax.tree.map(np.asarray, fill_weights(run.state.weights))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import TOLERANCE, case, compute_outputs, relative_difference, split_model
+from parity import TOLERANCE, case, split_model
 
 from leanformer.runtime.mesh import flatten_names
 from leanformer.tasks.classification import classify
@@ -39,14 +39,7 @@ def test_gradients_match_timm():
             assert np.abs(a - b).max() / np.abs(b).max() < 2e-5, name
 
 
-@pytest.mark.parametrize(("file", "name"), DISTILLED)
-def test_tolerance_detects_logits_of_only_one_head(file, name):
-    reference = case(file, name)
-    result = compute_outputs(reference.build(), reference.arrays["input"])
-    assert relative_difference(result["class"], reference.arrays["logits"]) > 1000 * TOLERANCE
-    assert relative_difference(result["distilled"], reference.arrays["class"]) > 1000 * TOLERANCE
-
-
+@pytest.mark.slow  # this and the next see whether the tolerance would detect a mistake, not whether there is one
 @pytest.mark.parametrize(("file", "name"), DISTILLED)
 def test_tolerance_detects_swapped_tokens(file, name):
     reference = case(file, name)
@@ -55,22 +48,7 @@ def test_tolerance_detects_swapped_tokens(file, name):
     assert reference.error(model) > 1000 * TOLERANCE
 
 
-def test_tolerance_detects_norm_before_mean():
-    reference = case("vit_timm", "vit_tiny_mean")
-    model = reference.build()
-
-    class NormBeforeMean(nnx.Module):
-        def __init__(self, stack, norm):
-            self.stack, self.norm = stack, norm
-
-        def __call__(self, x, context):
-            x, taps = self.stack(x, context)
-            return self.norm(x), taps
-
-    model.blocks, model.norm = NormBeforeMean(model.blocks, model.norm), lambda x: x
-    assert reference.error(model) > 1000 * TOLERANCE
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", ["gamma1", "gamma2"])
 @pytest.mark.parametrize(("file", "name"), [("vit_timm", "vit_tiny_scaled"), ("vit_huggingface", "dinov2")])
 def test_tolerance_detects_unscaled_branch(file, name, gamma):

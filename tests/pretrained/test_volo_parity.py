@@ -10,7 +10,6 @@ from flax import nnx
 from parity import TOLERANCE, case, relative_difference
 
 from leanformer import pretrained
-from leanformer.models import volo
 from leanformer.tasks.classification import classify
 
 
@@ -54,11 +53,6 @@ def gelu_in_the_stem(_, patch):
     patch.setattr(jax.nn, "relu", functools.partial(jax.nn.gelu, approximate=False))
 
 
-def folds_averaged(_, patch):
-    add = volo.overlap_add
-    patch.setattr(volo, "overlap_add", lambda y, *size: add(y, *size) / add(jnp.ones_like(y), *size))
-
-
 def unscaled_outlook(model, _):
     model.stage1.layers.attention.scale = 1.0
 
@@ -75,19 +69,7 @@ def head_index_fastest(_, patch):
     patch.setattr(jnp, "einsum", wrong)
 
 
-def positions_at_the_end(model, patch):
-    positions = model.pos_embed[...].reshape(1, -1, 12)
-    model.pos_embed[...] = jnp.zeros_like(model.pos_embed[...])
-    stage = model.stage2
-
-    def add_positions_late(self, x, context):
-        x, taps = volo.Stack.__call__(stage, x, context)
-        return x + positions, taps
-
-    model.stage2 = type("Late", (nnx.Module,), {"__call__": add_positions_late})()
-
-
-CHANGES = (gelu_in_the_stem, folds_averaged, unscaled_outlook, head_index_fastest, positions_at_the_end)
+CHANGES = (gelu_in_the_stem, unscaled_outlook, head_index_fastest)
 
 
 @pytest.mark.slow  # sees whether the tolerance would detect a mistake, not whether there is one

@@ -182,7 +182,6 @@ LAYOUTS = {  # environment variables, and address, processes, process, GPUs (Non
     "SLURM, 6 GPUs / 3 tasks": (STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"}, (None, 7, 5, (2, 3))),
     "SLURM, 2 GPUs per task bound": (STEP | TWO, (None, 7, 5, ())),
     "SLURM, node = task": (STEP | PER_NODE, (None, 2, 1, ())),
-    "SLURM, chosen GPUs": (STEP | PER_NODE | {"JAX_LOCAL_DEVICE_IDS": "1"}, (None, 2, 1, None)),
     "SLURM, single task": (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, None),
     "Open MPI": (MPI, (None, 6, 4, None)),
     "Open MPI, 3 GPUs": (MPI | {"CUDA_VISIBLE_DEVICES": "4,5,6"}, (None, 6, 4, (1,))),

@@ -49,21 +49,6 @@ def test_hang_shows_every_thread_and_the_current_activity():
     assert mentions(errors, "step 8", "data wait", "elsewhere", "_watch")  # stacks of all threads
 
 
-def test_stopped_run_goes_on():
-    """The seconds between SIGSTOP and SIGCONT do not count, many times the limit."""
-    program = """
-        with timing.Watchdog(1.0, lambda: timer.activity):
-            timer.begin_step(1)
-            timer.begin_step(2)
-            subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
-            time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(0.3)
-    """
-    status, errors = run_program(program)
-    assert status == 0, errors
-
-
 def test_first_time_of_a_phase_may_compile(monkeypatch):
     """Also after many steps; the second time must be as fast as usual. Steps that make progress are not ended."""
     found, phase = [], "evaluation"

@@ -99,7 +99,6 @@ def repeat_sweep(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
     [
         (["--set=optim.lr=0.5"], ["quickstart,depth=1,seed=0", "optim.lr=0.002", 0.5, "--workdir"]),
         (["--set=total_epochs=1.0"], ["quickstart,depth=1,seed=0", "total_epochs=3.0", 1.0, "--workdir"]),
-        (["--set=total_epochs=4.0", "--set=model.width=48"], ["model.width=96", 48]),
         (["--slurm=partition=x"], ["--slurm=partition=x", "--cluster=slurm"]),
     ],
 )

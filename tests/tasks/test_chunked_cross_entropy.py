@@ -35,7 +35,7 @@ def arrays(rng):
 
 @pytest.mark.parametrize(
     ("at_once", "with_bias", "cap"),
-    [(1, True, None), (3 * B * V, True, 1.5), (3 * B * V, False, None), (10**9, True, None), (10**9, False, 1.5)],
+    [(1, True, None), (3 * B * V, True, 1.5), (10**9, False, 1.5)],
 )
 def test_value_and_gradients_equal_the_naive_loss(arrays, at_once, with_bias, cap):
     x, kernel, bias, targets = arrays
@@ -81,7 +81,7 @@ def compute_naive_gradients(x, kernel, bias, targets, cap):
     return back @ kernel.T, np.einsum("btd,btv->dv", x, back), back.sum(axis=(0, 1))
 
 
-@pytest.mark.parametrize(("shape", "cap"), [((2, 1, 4), None), ((1, 1, 8), 1.5), ((2, 2, 2), None)])
+@pytest.mark.parametrize(("shape", "cap"), [((2, 1, 4), 1.5), pytest.param((1, 1, 8), None, marks=pytest.mark.slow)])
 def test_vocabulary_sharded_over_devices(shape, cap, rng, meshes):
     """Value, gradients and hits are correct for uneven shards; no device has logits of another shard, or all logits."""
     b, t, d, v = 4, 7, 5, 37

@@ -115,13 +115,10 @@ def test_output_of_the_generate_command(finished_run, loaded_model, tmp_path, mo
     ("flags", "parts"),
     [
         ([], ("--prompt", "--prompts")),
-        (["--prompt=a", "--prompts=b"], ("--prompt", "--prompts")),
         (["--prompt=a", "--temperature=-1"], ("--temperature=-1.0",)),
         (["--prompt=a", "--seed=9999999999999999999999"], ("--seed=9999999999999999999999", 2147483647)),
         (["--prompt=a", "--top_p=0"], ("--top_p=0.0",)),
-        (["--prompt=a", "--top_k=0"], ("--top_k=0",)),
         (["--prompt=a", "--out=x"], ("--out", "--prompts")),
-        (["--prompts=nowhere/none"], ("nowhere/none",)),
     ],
     ids=ascii,
 )
@@ -177,11 +174,14 @@ def test_weights_of_a_run_with_another_tokenizer_are_refused(finished_run, texts
     with refuses("data.tokenizer", f"--config.data.tokenizer={workdir}", error=DataError):
         train.train(texts, tmp_path / "new")
     texts.data.tokenizer = str(workdir)
-    train.train(texts, tmp_path / "new")
-    assert artifacts.load_tokenizer(tmp_path / "new").json() == artifacts.load_tokenizer(workdir).json()
+    tokenizer = tasks.build(texts).data.open("train").tokenizer
+    train_setup.build(texts, examples=None).model.check_other_tokenizer(tokenizer)  # accepts it
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7, top_k=7, top_p=0.9)], ids=["greedy", "sampled"])
+GREEDY = pytest.param(Sampling(0.0), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, top_k=7, top_p=0.9)], ids=["greedy", "sampled"])
 def test_cached_generation_equals_uncached(sampling, rng):
     """Prompts of different lengths are continued in one batch; every row stops independently."""
     sizes = {"vocabulary": 13, "max_length": 16, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
@@ -224,7 +224,10 @@ def test_rows_of_a_batch_have_limits_of_their_own(rng):
         np.testing.assert_array_equal(row[row != NOTHING], alone)
 
 
-@pytest.mark.parametrize("attention", [{}, {"attention": "latent", "kv_rank": 4, "num_kv_heads": None}], ids=str)
+LATENT = pytest.param({"attention": "latent", "kv_rank": 4, "num_kv_heads": None}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("attention", [{}, LATENT], ids=["softmax", "latent"])
 def test_generation_with_the_fused_kernel_of_training(attention):
     """cuDNN takes no cache, so a model that is trained with it generates with XLA's attention."""
     sizes = {"vocabulary": 13, "max_length": 16, "width": 16, "depth": 2, "num_heads": 2, "head_dim": 8, "mlp_dim": 20}

@@ -1,6 +1,5 @@
 """Masked language modelling: masks, metrics of both language-modelling tasks by definition, and refused configs."""
 
-import functools
 import math
 from pathlib import Path
 
@@ -110,17 +109,9 @@ def test_padding_is_never_masked():
         np.testing.assert_array_equal(row["tokens"][8:], 0)
 
 
-def test_masks_depend_only_on_seed_and_step(texts):
-    """Processes read parts of one batch; evaluation masks depend on the row alone."""
-    task, source = open_split(texts)
-    batches = functools.partial(task.data.train_batches, source, batch_size=8)
-    result = batches(seed=3)[5]
-    halves = [batches(seed=3, process=i, processes=2)[5] for i in (0, 1)]
-    joined = {name: np.concatenate([half[name] for half in halves]) for name in result}
-    jax.tree.map(np.testing.assert_array_equal, result, joined)
-    for other in (batches(seed=4)[5], batches(seed=3)[6]):
-        assert (result["places"] != other["places"]).any() and (result["tokens"] != other["tokens"]).any()
-    test = task.data.open("test")
+def test_evaluation_masks_depend_on_the_row_alone(texts):
+    """tests/training/test_resume.py shows that masks of training are functions of seed and step."""
+    task, test = open_split(texts, "test")
     for rows in (task.data.eval_batches(test, batch_size=size) for size in (3, 5)):
         tokens = [rows[i]["tokens"][rows[i]["mask"]] for i in range(len(rows))]
         expected = [rows.prepare(i, test[i], refuse_draws)["tokens"] for i in range(len(test))]
@@ -149,8 +140,11 @@ def test_every_token_is_a_target_at_most_once(texts, packed):
     assert places.max() == 1 and (packed or len(text) % 24)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("make_config", [make_language_config, make_masked_config])
+LOSSES = [(make_language_config, True), (make_masked_config, False)]
+LOSSES += [pytest.param(make, not packed, marks=pytest.mark.slow) for make, packed in LOSSES]
+
+
+@pytest.mark.parametrize(("make_config", "packed"), LOSSES)
 def test_metrics_equal_those_over_all_tokens(make_config, packed, folder):
     """Compute metrics in float64 from the logits of whole rows; batch size, loss chunks and padding do not matter."""
     c = make_config(folder)

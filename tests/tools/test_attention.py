@@ -45,8 +45,10 @@ def wrong_gradient(*qkv, **options):
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
-        *((right, ": right"), (without_padding, "head dimension 8: wrong"), (not_finite, "error inf")),
-        *((wrong_gradient, "error 1,"), (refused, "6 x 6 tokens, head dimension 8: fails: INTERNAL")),
+        *((right, ": right"), (wrong_gradient, "error 1,")),
+        pytest.param(without_padding, "head dimension 8: wrong", marks=pytest.mark.slow),
+        pytest.param(not_finite, "error inf", marks=pytest.mark.slow),
+        pytest.param(refused, "6 x 6 tokens, head dimension 8: fails: INTERNAL", marks=pytest.mark.slow),
     ],
 )
 def test_calls_of_a_training_step_are_checked(tiny, monkeypatch, capsys, kernel, words):

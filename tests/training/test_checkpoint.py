@@ -21,12 +21,12 @@ from leanformer.training.checkpoint import Checkpoints
 TOP1 = Score("top1")
 
 
-@pytest.fixture
-def run(tiny, meshes):
-    return train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
+@pytest.fixture(scope="module")
+def run(make_tiny, meshes):
+    return train_setup.build(make_tiny(), examples=64, mesh=meshes(1, 1))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def state(run):
     return make_initial_state(run)
 

@@ -59,9 +59,8 @@ def test_evaluator_due_steps(every, at_start, steps):
     assert [step for step in range(8) if evaluator.due(step, last=7)] == steps
 
 
-@pytest.mark.parametrize(
-    ("kind", "key"), [pytest.param("eval", "eval.batch_size", marks=pytest.mark.slow), ("probe", "probe.examples")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "key"), [("eval", "eval.batch_size"), ("probe", "probe.examples")])
 def test_evaluator_that_exceeds_memory_is_refused_before_training(kind, key, plain, tmp_path, monkeypatch, one_device):
     """The programs of evaluators are compiled before the first step, with the memory of the optimizer's state."""
     sizes = {"eval.batch_size": 16, "probe.examples": 16} | {key: 512}

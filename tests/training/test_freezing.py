@@ -69,7 +69,6 @@ def test_layers_of_a_stack_are_frozen_individually(params):
         ("patch_embd", ["patch_embed"]),
         ("blocks.layers.9", ["blocks.layers.2"]),
         ("zzz", ["blocks", "cls_token", "head", "norm", "patch_embed", "pos_embed"]),
-        ("*", []),
     ],
 )
 def test_invalid_freeze_patterns_are_refused(params, pattern, suggestions):

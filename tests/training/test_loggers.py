@@ -14,7 +14,6 @@ from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 
 from leanformer import conditioning
-from leanformer.reports import plots
 from leanformer.training import loggers, run_files, step
 
 
@@ -72,16 +71,6 @@ def test_tensorboard_has_numbers_config_and_charts(tmp_path, tiny, probe_result)
     at, image = result["probe/conditioning"]
     pixels = np.asarray(Image.open(io.BytesIO(image.image.encoded_image_string)))
     assert at == 0 and pixels.shape[2] == 3 and pixels.std() > 10  # drawn, not blank
-
-
-def test_condition_numbers_are_plotted_over_steps(tmp_path, probe_result):
-    record = probe_result[1]
-    records = [{"step": at, "kind": "probe", **record} for at in (0, 4)]
-    assert [path.name for path in plots.plot_run(records, tmp_path)] == ["conditioning.png"]
-    # The measures changed when the run resumed: the current ones are drawn, from the probes that have them.
-    fewer = {"step": 8, "kind": "probe", "tokens": record["tokens"]}
-    other = {"step": 2, "kind": "probe", "attention_branch": record["tokens"]}
-    assert [path.name for path in plots.plot_run([other, *records, fewer], tmp_path)] == ["conditioning.png"]
 
 
 class Failing:

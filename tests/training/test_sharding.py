@@ -48,8 +48,7 @@ def run_step(run, step, batch):
     return float(metrics["loss"]), leaves_by_name(gradient), leaves_by_name(statistics), state
 
 
-SLOW = ("xcit", "unequal", "sequences", "sentences", "masked")  # 10 to 30 s to compile
-TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CONFIG_MAKERS]
+TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name != "images")) for name in CONFIG_MAKERS]  # 15 to 40 s each
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -76,6 +75,7 @@ def test_step_on_eight_devices_equals_step_on_one(build_run, name):
     assert {"fsdp", "tensor"} <= {axis for spec in specs.values() for axis in spec}
 
 
+@pytest.mark.slow
 def test_every_process_can_read_all_values_of_an_evaluation(build_run):
     """Values per example are replicated too: sentences have rank correlations, which need all of them."""
     run, _ = build_run("sentences", 2, 2, 2)

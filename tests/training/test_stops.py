@@ -39,10 +39,8 @@ def short(plain):
     return plain
 
 
-SIGNALLED = [pytest.param(phase, marks=[pytest.mark.slow] * (phase != "checkpoint")) for phase in PHASES]
-
-
-@pytest.mark.parametrize("phase", SIGNALLED)
+@pytest.mark.slow  # two runs for each; tests/runtime/test_stopping.py and test_resume.py are faster
+@pytest.mark.parametrize("phase", PHASES)
 def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypatch, one_device, capsys):
     sent = signal_in(phase, monkeypatch)
     assert train.train(short, tmp_path) == 75 and len(sent) == 1

@@ -21,8 +21,10 @@ def write_own(folder, c):
     (folder / "config.json").write_text(json.dumps({"config": json.loads(c.to_json())}))
 
 
-@pytest.mark.parametrize("size", [(4, 4), (2, 12)])
-@pytest.mark.parametrize("layout", ["own", "timm", "huggingface"])
+@pytest.mark.parametrize(
+    ("layout", "size"),
+    [("own", (2, 12)), ("timm", (4, 4)), pytest.param("huggingface", (2, 12), marks=pytest.mark.slow)],
+)
 def test_positions_of_another_grid_are_resized_if_allowed(tmp_path, layout, size):
     """Shapes do not show that 2 x 8 patches are not 4 x 4, nor that the 17 positions of the file are not a square's."""
     c = case_config(*CASES["ViT"])
