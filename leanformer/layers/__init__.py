@@ -1,6 +1,5 @@
 """Parts of models. Their gradients are their own, faster than JAX's; `forward_mode` switches to JAX's."""
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,13 +23,20 @@ def forward_mode() -> AbstractContextManager[None]:
 
 
 def with_gradient(
-    plain: Callable[..., Any], forward: Callable[..., Any], backward: Callable[..., Any], static: tuple[int, ...] = ()
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    *,
+    plain: Callable[..., Any] | None = None,
+    static: tuple[int, ...] = (),
 ) -> Callable[..., Any]:
-    """Give `plain` a gradient of its own by `jax.custom_vjp`, except inside `forward_mode`."""
+    """Return a function with a gradient of its own, except inside `forward_mode`.
+
+    `forward` returns the value and what `backward` reads; `plain` only the value, if that is cheaper.
+    """
+    plain = plain or (lambda *args: forward(*args)[0])
     custom = jax.custom_vjp(plain, nondiff_argnums=static)
     custom.defvjp(forward, backward)
 
-    @functools.wraps(plain)
     def call(*args: Any) -> Any:
         return plain(*args) if _forward.value else custom(*args)
 

@@ -25,17 +25,13 @@ from leanformer.layers.masks import UNMASKED, Lengths, Mask, apply_soft_cap, log
 # layers also weights in the dtype of activations.
 ATTENDED, WEIGHTS = "attended", "weights"
 
-OF = 1 << 16  # resolution of dropout rates: 16 random bits per number
+RESOLUTION = 1 << 16  # of dropout rates: 16 random bits per number
 
 normal = nnx.initializers.normal(0.02)
 fan_in = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # uniform in ±1/√inputs, the default of PyTorch
 
 
-def _multiply(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"]:
-    return x @ w
-
-
-def _product_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+def _product_forward(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> tuple[Float[Array, "m n"], tuple[Array, Array]]:
     return x @ w, (x, w)
 
 
@@ -44,7 +40,7 @@ def _product_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, 
     return g @ w.T, x.T @ g
 
 
-_product = with_gradient(_multiply, _product_forward, _product_backward)
+_product = with_gradient(_product_forward, _product_backward)
 
 
 def times_weights(x: Array, w: Array, dimension_numbers: Any, **_: Any) -> Array:
@@ -100,11 +96,10 @@ def attend(
     >>> attend(q, k, jnp.arange(24.0).reshape(1, 3, 2, 4), mask=Mask(causal=True))[0, :, 0, 0].tolist()
     [0.0, 4.0, 8.0]
     """
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"{q.shape[2]} query heads are not divisible by {k.shape[2]} key heads.")
-    if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+    if q.shape[2] % k.shape[2] or k.shape[:3] != v.shape[:3] or q.shape[::3] != k.shape[::3]:
         raise ValueError(
-            f"q, k and v of shapes {q.shape}, {k.shape} and {v.shape}: expected B T N H, B S K H, B S K H'."
+            f"q, k and v of shapes {q.shape}, {k.shape} and {v.shape}: expected B T N H, B S K H and B S K H', with K "
+            "a divisor of N."
         )
     if backend == "cudnn":
         if obstacle := backends.obstacle(mask.parts, soft_cap, dropout):
@@ -171,23 +166,31 @@ def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None
     return jnp.where(keep, x / keep_probability(rate), 0)
 
 
+def dropout_embeddings(
+    x: Float[Array, "b t d"], rate: float, key: Key[Array, "b"] | None
+) -> tuple[Float[Array, "b t d"], Key[Array, "b"] | None]:
+    """Apply dropout before the first block, and return the keys for the blocks."""
+    if key is None:
+        return x, None
+    key, own = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
+    return dropout(x, rate, own), key
+
+
 def dropout_mask(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Array, "b *rest"]:
     """Draw masks B *shape from one key per example; False with probability `rate`, in 16 bits."""
     *tokens, width = shape
 
     def draw(key: Key[Array, ""]) -> Bool[Array, "*rest"]:
-        words = jax.random.bits(
-            key, (*tokens, -(-width // 2)), jnp.uint32
-        )  # two numbers per word: drawing bits dominates the cost
+        words = jax.random.bits(key, (*tokens, -(-width // 2)), jnp.uint32)  # two numbers each: drawing is the cost
         halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*tokens, -1)[..., :width]
-        return halves >= round(rate * OF)
+        return halves >= round(rate * RESOLUTION)
 
     return jax.vmap(draw)(key)
 
 
 def keep_probability(rate: float) -> float:
     """Return the exact probability with which `dropout` keeps a number: 1 − rate, rounded to 16 bits."""
-    return 1 - round(rate * OF) / OF
+    return 1 - round(rate * RESOLUTION) / RESOLUTION
 
 
 def _dropped(weights: Float[Array, "b n t s"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b n t s"]:
@@ -213,10 +216,6 @@ class _Settings(NamedTuple):
     queries: int  # number of queries of one head of a group
     soft_cap: float | None
     rate: float  # dropout rate
-
-
-def _attend_plainly(q: Array, k: Array, v: Array, mask: Mask, key: Any, settings: _Settings) -> Array:
-    return _attend_forward(q, k, v, mask, key, settings)[0]
 
 
 def _attend_forward(
@@ -266,7 +265,7 @@ def _turned(x: Float[Array, "b n i j"]) -> Float[Array, "b n j i"]:
 
 
 # The gradient recomputes the matrix from the largest logit and the sum of each row.
-_attend = with_gradient(_attend_plainly, _attend_forward, _attend_backward, static=(5,))
+_attend = with_gradient(_attend_forward, _attend_backward, static=(5,))
 
 
 def probabilities(

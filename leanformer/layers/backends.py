@@ -50,10 +50,7 @@ def resolve(
 
 
 def obstacle(mask: Collection[str], soft_cap: float | None = None, dropout: float | None = None) -> str | None:
-    """Return why JAX's cuDNN interface cannot compute an attention, as a text; None if it can.
-
-    Supported are lengths, a causal mask, and a causal mask with a window.
-    """
+    """Return why JAX's cuDNN interface cannot compute an attention, as a text; None if it can."""
     if "window" in mask and "causal" not in mask:
         return "a window reaches ahead of its query"
     if unsupported := [reason for part, reason in UNSUPPORTED_PARTS.items() if part in mask]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import require
 from leanformer.layers import interventions, norms
 from leanformer.layers.attention import dropout, normal, times_weights
-from leanformer.layers.masks import EVAL_CONTEXT, Context, Mask, check_supported
+from leanformer.layers.masks import EVAL_CONTEXT, Context, Mask
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime.mesh import over_hidden
 
@@ -89,8 +89,8 @@ class Mlp(nnx.Module):
 class BlockConfig:
     """Settings of a stack of blocks.
 
-    If not all blocks are equal, `groups` has the settings of each group of consecutive equal blocks, and the other
-    fields except `depth` are those of the last group.
+    If not all blocks are equal, `groups` has the settings of each group of consecutive equal blocks, and all other
+    fields but `depth` describe the last group.
     """
 
     width: int
@@ -164,13 +164,17 @@ class Block(nnx.Module):
         scales = (config.layer_scale, config.layer_scale if mlp else None)
         self.gamma1, self.gamma2 = (None if s is None else nnx.Param(jnp.full(config.width, s)) for s in scales)
 
+    @classmethod
+    def from_config(cls, config: BlockConfig, rngs: nnx.Rngs) -> Self:
+        return cls(config.make_attention(rngs), config, rngs=rngs)
+
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = EVAL_CONTEXT
     ) -> tuple[Float[Array, "b t d"], Any, Any]:
         """Return the output, the tap's result (None without a tap) and the cache."""
         first, second = (None, None) if context.scales is None else context.scales
         tokens, normed = x, x if self.post_norm else self.norm1(x)
-        attention, arrays, cache = self.attend(normed, context)
+        attention, arrays, cache = self.attention(normed, context)
         key = context.key
         keys = (None,) * 3 if key is None else jax.vmap(functools.partial(jax.random.split, num=3), out_axes=1)(key)
         attention = dropout(scaled(attention, self.gamma1), self.dropout, keys[0])
@@ -187,15 +191,8 @@ class Block(nnx.Module):
             return block, None, cache
         return block, context.tap(_tap_arrays(arrays | inner | {"block": block}, context.mask)), cache
 
-    def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
-        check_supported(type(self.attention).__name__, self.attention.masks, context.mask.parts)
-        return self.attention(normed, context)
 
-    def empty_cache(self, batch: int, size: int) -> Any:
-        return self.attention.empty_cache(batch, size)
-
-
-OF_TOKENS = ("tokens", "normed", "q", "k", "v", "out", "attention", "middle", "hidden", "block")  # B T ...
+TOKEN_ARRAYS = ("tokens", "normed", "q", "k", "v", "out", "attention", "middle", "hidden", "block")  # B T ...
 
 
 def _tap_arrays(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
@@ -204,7 +201,7 @@ def _tap_arrays(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
         return arrays
     real = mask.valid_tokens(arrays["tokens"].shape[1])
     if real is not None:
-        for name in OF_TOKENS:
+        for name in TOKEN_ARRAYS:
             if name in arrays:
                 valid = real.reshape(*real.shape, *(1,) * (arrays[name].ndim - 2))
                 arrays = arrays | {name: jnp.where(valid, arrays[name], 0)}

@@ -35,22 +35,17 @@ class Conv(nnx.Conv):
 
 
 def check_sides(images: Float[Array, "b height width c"], sides: tuple[int, int]) -> None:
-    """Raise ConfigError unless images have the (height, width) for which a model was built.
-
-    Its positions fit no other size, and pixels that fill no whole patch would be left out.
-    """
+    """Raise ConfigError unless images have the (height, width) for which a model was built."""
     found, expected = (" x ".join(map(str, pair)) for pair in (images.shape[1:3], sides))
     require(found == expected, f"Images of {found} pixels: the model was built for model.image_size={expected}.")
 
 
-def patch_grid(image_size: int | Sequence[int], patch_size: int) -> tuple[int, ...]:
+def patch_grid(image_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
     """Return the numbers of patches of an image as (rows, columns). Raises ConfigError if patches do not fit a side."""
-    sides = image_sides(image_size)
-    require(
-        not any(side % patch_size for side in sides),
-        f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}.",
-    )
-    return tuple(side // patch_size for side in sides)
+    height, width = image_sides(image_size)
+    fits = height % patch_size == width % patch_size == 0
+    require(fits, f"model.image_size={image_size} is not a multiple of model.patch_size={patch_size}.")
+    return height // patch_size, width // patch_size
 
 
 class PatchConv(nnx.Linear):

@@ -3,7 +3,6 @@
 Matrices have inputs as rows and outputs as columns: W_Q is D x N·H.
 """
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -68,8 +67,8 @@ class Linear(nnx.LinearGeneral):
 
     With `spectral`, λ, the kernel is only the trained part W of W + λI, so weight decay does not change λI (arXiv
     2603.07162, Theorem 3.8). For a non-square W, I is `eye(rows, columns)`; the source leaves this open. Caution: with
-    λ = 10 the logit of a token with itself is so large that softmax is one-hot on it. The entropy is then 0, and the
-    condition number of attention's output is that of W_V. Also, κ(W) of Gaussian weights falls from 1e3 or 1e4 at 768 x
+    λ = 10 the logit of a token with itself is so large that softmax is one-hot on it. The entropy is then 0, and
+    attention's output has the condition number of W_V. Also, κ(W) of Gaussian weights falls from 1e3 or 1e4 at 768 x
     768 to 13 at 768 x 1024, because the matrix is not square, not because there are more heads.
     """
 
@@ -118,10 +117,7 @@ def linears(module: nnx.Module) -> list[Linear]:
 
 
 def with_effective_weights(graphdef: Any, weights: tuple[Any, Any]) -> Any:
-    """Return a model whose `Linear` kernels are the weights that multiply tokens, for measures of weights.
-
-    `weights` are (parameters, batch statistics).
-    """
+    """Return a model whose `Linear` kernels are the weights that multiply tokens, for measures of weights."""
     model = nnx.merge(graphdef, *weights)
     for linear in linears(model):
         stacked = linear.kernel.ndim > len(linear.in_features) + len(linear.out_features)
@@ -147,36 +143,22 @@ def modified_init(kind: str, base: nnx.Initializer) -> nnx.Initializer:
     return init
 
 
-@dataclasses.dataclass(frozen=True)
-class Interventions:
-    """Interventions on the projections of one attention, by the keys of `Keys`; none by default."""
-
-    spectral: float | None = None  # of W_Q, W_K and W_V
-    qkv_init: str | None = None
-    levers_on: str | None = None
-    sigma_reparam: bool | None = None  # also of W_O
-
-    def __post_init__(self) -> None:
-        if (on := self.levers_on) is None:
-            return
-        unused = self.spectral is None and self.qkv_init is None
+def intervene(options: Keys, name: str, linear: functools.partial[nnx.Module]) -> functools.partial[nnx.Module]:
+    """Return the constructor of the projection "query", "key", "value" or "out" with the options that act on it."""
+    on = options.levers_on
+    if on is not None:
+        unused = options.spectral is None and options.qkv_init is None
         require(not unused, f'model.levers_on="{on}" requires model.spectral or model.qkv_init. Set one of them.')
-        require(
-            on != "" and not set(on) - set("qkv") and len(set(on)) == len(on),
-            f'model.levers_on="{on}": use each of the letters q, k, v at most once, as in "qk".',
-        )
-
-    def of(self, name: str, linear: functools.partial[nnx.Module]) -> functools.partial[nnx.Module]:
-        """Return the constructor of the projection "query", "key", "value" or "out", with those that apply to it."""
-        chosen = name != "out" and name[0] in (self.levers_on or "qkv")
-        if chosen and self.qkv_init:
-            linear = functools.partial(linear, kernel_init=modified_init(self.qkv_init, linear.keywords["kernel_init"]))
-        spectral = (self.spectral or 0.0) if chosen else 0.0
-        if not (spectral or self.sigma_reparam):
-            return linear
-        return functools.partial(
-            Linear, *linear.args, spectral=spectral, sigma=bool(self.sigma_reparam), **linear.keywords
-        )
+        require(on != "" and set(on) <= set("qkv"), f'model.levers_on="{on}": use the letters q, k, v, as in "qk".')
+    chosen = name != "out" and name[0] in (on or "qkv")
+    if chosen and options.qkv_init:
+        linear = functools.partial(linear, kernel_init=modified_init(options.qkv_init, linear.keywords["kernel_init"]))
+    spectral = (options.spectral or 0.0) if chosen else 0.0
+    if not (spectral or options.sigma_reparam):
+        return linear
+    return functools.partial(
+        Linear, *linear.args, spectral=spectral, sigma=bool(options.sigma_reparam), **linear.keywords
+    )
 
 
 def check_flattening(epsilon: float | None, by: str | None, *, causal: bool = False) -> None:
@@ -193,10 +175,10 @@ def flatten_token_spectrum(
 ) -> Float[Array, "b t d"]:
     """Flatten the spectrum of tokens B T D: values s become s₁ (s / s₁)^ε, with s₁ the largest (arXiv 2505.01996).
 
-    "svd", the default, uses the singular values of each example's T x D matrix, which are slow on a GPU. "dct", which
-    is cheap, uses the coefficients of a cosine transform along both axes, with their signs. The source divides by s₁;
-    here the scale of tokens is kept, so ε = 1 is a no-op. The gradient of "svd" treats its T x T weighting as constant;
-    that of "dct" is exact.
+    "svd", the default, uses the singular values of each example's T x D matrix, which are slow on a GPU, and a gradient
+    with their T x T weighting constant. "dct" uses the coefficients of a cosine transform along both axes, with their
+    signs; it is cheap, and its gradient exact. The source divides by s₁; here the scale of tokens is kept, so ε = 1 is
+    a no-op.
     """
     if epsilon is None or epsilon == 1:
         return x

@@ -61,14 +61,10 @@ class LatentAttention(MultiHeadAttention):
         **arguments: Any,
     ):
         for name, rank in (("kv_rank", kv_rank), ("query_rank", query_rank or width)):
-            require(
-                rank is not None and 1 <= rank <= width,
-                f"model.{name}={rank}: a latent has 1 to model.width={width} channels. Set model.{name}.",
-            )
-        require(
-            rotary is None or rotary_width is not None,
-            f"model.rotary={rotary}: latent attention rotates separate channels. Set model.rotary_width.",
-        )
+            valid = rank is not None and 1 <= rank <= width
+            require(valid, f"model.{name}={rank}: a latent has 1 to model.width={width} channels. Set their number.")
+        complete = rotary is None or rotary_width is not None
+        require(complete, f"model.rotary={rotary}: latent attention rotates extra channels. Set model.rotary_width.")
         check_rotary(rotary_width or head_dim, rotary, rotary_width)
         self.base: Any = rotary  # a number if there are rotary positions
         self.ranks = (kv_rank, query_rank, rotary_width or 0)
@@ -116,11 +112,7 @@ class LatentAttention(MultiHeadAttention):
         return q, {"latent": latent, "turned": rotate(self.turned(x)[:, :, None], positions, base=self.base)[:, :, 0]}
 
     def keys_values(self, cached: Mapping[str, Array]) -> tuple[Float[Array, "b s n h"], Float[Array, "b s n hv"]]:
-        """Return keys (B S N H + rotary_width) and values (B S N H') from latents.
-
-        With a cache this is repeated at every step: the price of caching R + rotary_width numbers per token, not N (H +
-        H').
-        """
+        """Return keys (B S N H + rotary_width) and values (B S N H') from latents, also cached ones at every step."""
         k, v = self.key_up(cached["latent"]), self.value_up(cached["latent"])
         if "turned" in cached:
             shared = jnp.broadcast_to(cached["turned"][:, :, None], (*k.shape[:3], self.ranks[2]))

@@ -80,10 +80,7 @@ class Mask:
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
     def hide_last(self, batch: int, keys: int, lengths: Lengths | None = None) -> "Mask":
-        """Return the mask with one additional, hidden key at the end, for masks without `keep` and `segments`.
-
-        `lengths` is the entry (B, S) of `attention.full_lengths`, if it was computed before.
-        """
+        """Return the mask with one more, hidden key, for masks without `keep` and `segments`; see `full_lengths`."""
         if self.lengths is not None:
             return self
         return dataclasses.replace(self, lengths=jnp.full(batch, keys, jnp.int32) if lengths is None else lengths[0])
@@ -118,10 +115,7 @@ PADDING = ("lengths", "keep")  # parts that mark padding tokens, as queries and 
 def check_supported(name: str, supported: Collection[str], parts: Collection[str]) -> None:
     """Raise ConfigError if an attention, such as one without a T × S matrix, does not support parts of a mask."""
     if wrong := [part for part in parts if part not in supported]:
-        raise ConfigError(
-            f"{name} does not support masks with {', '.join(wrong)}. Supported: {', '.join(supported) or 'none'}. "
-            'Choose model.attention="softmax".'
-        )
+        raise ConfigError(f'{name} does not support masks with {", ".join(wrong)}. Choose model.attention="softmax".')
 
 
 def logits(
@@ -160,7 +154,7 @@ class Context:
     key: Any = None
     mask: Mask = UNMASKED  # keys visible to each query
     positions: Any = None  # of the tokens, int T or B T; consecutive from the mask's offset if None
-    cache: Any = None  # keys and values of earlier tokens, from `Stack.empty_cache`; in a block those of its layer
+    cache: Any = None  # keys and values of earlier tokens, from `Stack.empty_cache`; in a block of its layer
     tap: Tap | None = dataclasses.field(default=None, metadata=STATIC)
     # Set by the stack for its blocks: result of `attention.full_lengths`; stochastic-depth factors of the residual
     # branches, (branches, B); True to use and update batch statistics.

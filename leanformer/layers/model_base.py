@@ -34,7 +34,8 @@ class Family(nnx.Module):
 
     The constructor takes `keys`, an instance of the declaration `keys`; `blocks`, the settings of its blocks (one
     BlockConfig, or one per stage if `staged`); and `rngs`. In all methods `arguments` are a section config.model
-    without its name.
+    without its name. Models are called with inputs and, by name, a `key` per example, which switches training on with
+    dropout, drop path and batch statistics, and a `tap` (see `blocks.Block`).
 
     Attributes:
         keys: declaration of the keys of config.model; those that are settings of blocks, attention or MLP by their
@@ -76,19 +77,16 @@ class Family(nnx.Module):
         for name, value in options.items():
             require(
                 name in kind.options,
-                f'model.{name}={value!r}: not supported by the model or model.attention="{keys.attention}". Leave it '
-                "unset, or choose another attention.",
+                f'model.{name}={value!r}: not supported by the model or model.attention="{keys.attention}". Unset it.',
             )
             expected = kind.options[name]
             require(declare.fits(value, expected), f"model.{name}={value!r}: expected {declare.describe(expected)}.")
         for name in PER_LAYER:
             value = {**vars(keys), **options}.get(name)
             if isinstance(value, tuple | list) and not (cls.staged and name in STAGED):
-                require(
-                    cls.layered and len(value) == keys.depth,
-                    f"model.{name}={tuple(value)}: {len(value)} numbers for model.depth={keys.depth} layers. Set one "
-                    "number for all layers" + (", or one per layer." if cls.layered and not cls.staged else "."),
-                )
+                valid = cls.layered and len(value) == keys.depth
+                remedy = "Set one number, or one per layer." if cls.layered and not cls.staged else "Set one number."
+                require(valid, f"model.{name}={tuple(value)} does not fit model.depth={keys.depth}. {remedy}")
         check_supported(f'model.attention="{keys.attention}"', kind.masks, cls.mask_parts(vars(keys)))
         return keys, options
 
@@ -171,8 +169,8 @@ def block_config(values: Mapping[str, Any]) -> BlockConfig:
 
 def _of_layer(values: Mapping[str, Any], index: int) -> dict[str, Any]:
     def pick(settings: Mapping[str, Any]) -> dict[str, Any]:
-        several = {key: settings[key] for key in PER_LAYER if isinstance(settings.get(key), tuple | list)}
-        return {**settings, **{key: sizes[index] for key, sizes in several.items()}}
+        several = {key for key in PER_LAYER if isinstance(settings.get(key), tuple | list)}
+        return {key: value[index] if key in several else value for key, value in settings.items()}
 
     return pick(values) | {"options": pick(values["options"])}
 

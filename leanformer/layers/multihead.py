@@ -1,7 +1,6 @@
 """Multi-head attention, heads and head dimension independent of the width: projections, grouped heads, cache.
 
-Axes as in `leanformer.layers.attention`; K heads of keys and values. A cache of earlier tokens holds the arrays of
-`projections`, with an axis of layers in front in a `Stack`.
+Axes as in `leanformer.layers.attention`; K heads of keys and values.
 """
 
 import dataclasses
@@ -19,8 +18,8 @@ from jaxtyping import Array, Float, Int
 from leanformer.config.declare import Size, dataclass, types_of
 from leanformer.config.rules import require
 from leanformer.layers.attention import attend, normal, pad_to_even, times_weights
-from leanformer.layers.interventions import Interventions
-from leanformer.layers.interventions import Keys as InterventionKeys
+from leanformer.layers.interventions import Keys as Interventions
+from leanformer.layers.interventions import intervene
 from leanformer.layers.masks import EVAL_CONTEXT, PARTS, UNMASKED, Context
 from leanformer.layers.positions import QueryKeyTransform
 from leanformer.runtime.mesh import REPLICATED, over_heads, over_key_heads
@@ -48,7 +47,7 @@ class Keys:
     modules: int | None = None
 
 
-OPTIONS = types_of(Keys) | types_of(InterventionKeys)
+OPTIONS = types_of(Keys) | types_of(Interventions)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -59,7 +58,7 @@ class MultiHeadAttention(nnx.Module):
 
     Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
     without one if `qkv_bias` is False, the last if `out_bias` is; norms of queries and keys (`process`); a temperature
-    (N) if configured; and those of interventions (see `interventions.Linear`).
+    (N) if configured; and what interventions add (see `interventions.Linear`).
 
     Args:
         width: D, embedding dimension.
@@ -73,10 +72,10 @@ class MultiHeadAttention(nnx.Module):
         attention_dropout: dropout rate of the attention weights in training; None for none; not with cuDNN.
         qk_norm: norm of queries and keys, of `norms.NORMS`; None for none.
         rotary, rotary_width: base of rotary positions, None for none; number of rotated channels, all if None.
-        spectral, qkv_init, levers_on, sigma_reparam: see `interventions.Keys`.
         qkv_bias, out_bias: True for biases of the query, key and value projections, and of the output projection.
         backend: resolved attention backend, "xla", "cudnn" or "naive", see `attention.attend`.
         kernel_init: initialiser of the matrices.
+        interventions: spectral, qkv_init, levers_on, sigma_reparam, see `interventions.Keys`.
 
     Attributes:
         options: {key of config.model: type} of the options; `masks`: names of the supported parts of a `masks.Mask`.
@@ -112,19 +111,18 @@ class MultiHeadAttention(nnx.Module):
         qk_norm: str | None = None,
         rotary: float | None = None,
         rotary_width: int | None = None,
-        spectral: float | None = None,
-        qkv_init: str | None = None,
-        levers_on: str | None = None,
-        sigma_reparam: bool | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
         backend: str = "xla",
         kernel_init: nnx.Initializer = normal,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **interventions: Any,
     ):
         value_dim, kv = value_dim or head_dim, num_heads if num_kv_heads is None else num_kv_heads
-        check_shared(num_heads, kv)
+        require(
+            num_heads % kv == 0, f"model.num_kv_heads: {num_heads} query heads cannot share {kv} key heads equally."
+        )
         require(soft_cap is None or soft_cap > 0, f"model.soft_cap={soft_cap} must be positive, or unset.")
         self.attention_dropout = attention_dropout or 0.0
         self.backend, self.logit_scale, self.soft_cap = backend, logit_scale, soft_cap
@@ -135,9 +133,9 @@ class MultiHeadAttention(nnx.Module):
             nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
         shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
-        self.interventions = Interventions(spectral, qkv_init, levers_on, sigma_reparam)
+        self.interventions = Interventions(**interventions)
         self.make_projections(linear, width, shapes, qkv_bias)
-        out = functools.partial(self.interventions.of("out", linear), axis=(-2, -1), use_bias=out_bias)
+        out = functools.partial(intervene(self.interventions, "out", linear), axis=(-2, -1), use_bias=out_bias)
         self.out: Any = out((num_heads, value_dim), width, kernel_metadata=over_heads(-3))
         if temperature:
             self.temperature = nnx.Param(jnp.ones(num_heads))
@@ -154,7 +152,7 @@ class MultiHeadAttention(nnx.Module):
         for name, shape in shapes.items():
             axes = over_heads(-2) if name == "query" else over_key_heads(-2)
             metadata = {"kernel_metadata": axes, "bias_metadata": axes}
-            setattr(self, name, self.interventions.of(name, linear)(width, shape, use_bias=bias, **metadata))
+            setattr(self, name, intervene(self.interventions, name, linear)(width, shape, use_bias=bias, **metadata))
 
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
@@ -217,11 +215,6 @@ class MultiHeadAttention(nnx.Module):
         return {name: jnp.zeros((batch, size, *x.out_features), x.dtype) for name, x in of_token.items()}
 
 
-def check_shared(num_heads: int, kv: int) -> None:
-    """Raise ConfigError if the number of key and value heads does not divide the number of query heads."""
-    require(kv >= 1 and num_heads % kv == 0, f"model.num_kv_heads={kv}: not a divisor of {num_heads} query heads.")
-
-
 def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
     if context.positions is None:
         first = 0 if context.mask.offset is None else context.mask.offset
@@ -247,8 +240,8 @@ class ClassAttention(MultiHeadAttention):
 class AveragedAttention(MultiHeadAttention):
     """Mean of the outputs of `modules` independent modules of multi-head attention, as one module of all their heads.
 
-    The numbers of heads are those of each module. Parameters: those of `MultiHeadAttention` with all heads; with
-    several modules, output biases are `bias` (modules, D).
+    `num_heads` and `num_kv_heads` are per module. Parameters: as in `MultiHeadAttention` with all heads; with several
+    modules, output biases are `bias` (modules, D).
     """
 
     options = MappingProxyType(OPTIONS)
@@ -265,8 +258,6 @@ class AveragedAttention(MultiHeadAttention):
         out_bias: bool = True,
         **arguments: Any,
     ):
-        require(modules >= 1, f"model.modules={modules} must be at least 1.")
-        check_shared(num_heads, num_kv_heads or num_heads)
         several = modules > 1
         super().__init__(
             width,

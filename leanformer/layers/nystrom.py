@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 from leanformer.config.declare import Literal, dataclass, types_of
 from leanformer.config.rules import require
 from leanformer.layers.attention import attend, fan_in, probabilities
-from leanformer.layers.interventions import Keys as InterventionKeys
+from leanformer.layers.interventions import Keys as Interventions
 from leanformer.layers.masks import EVAL_CONTEXT, PADDING, UNMASKED, Context, Mask, check_supported
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime.mesh import REPLICATED
@@ -116,14 +116,14 @@ class NystromAttention(MultiHeadAttention):
     "zeros", as in the original, queries and keys of padding are zeros, which count in the means, and only F₃ masks
     padding.
 
-    Parameters: those of `MultiHeadAttention`, and with a convolution `skip` (taps, N).
+    Parameters: as in `MultiHeadAttention`, and with a convolution `skip` (taps, N).
 
     >>> attention = NystromAttention(12, 2, 6, landmarks=4, rngs=nnx.Rngs(0))
     >>> attention(jnp.ones((1, 16, 12)))[0].shape
     (1, 16, 12)
     """
 
-    options = MappingProxyType(types_of(Keys) | types_of(InterventionKeys))
+    options = MappingProxyType(types_of(Keys) | types_of(Interventions))
     masks = PADDING
 
     def __init__(
@@ -141,8 +141,6 @@ class NystromAttention(MultiHeadAttention):
         rngs: nnx.Rngs,
         **arguments: Any,
     ):
-        for name, value in (("landmarks", landmarks), ("iterations", iterations)):
-            require(value >= 1, f"model.{name}={value} must be at least 1.")
         odd = convolution == 0 or convolution % 2 == 1
         require(odd, f"model.convolution={convolution}: set an odd number of taps, or 0 for no convolution.")
         super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)
@@ -159,7 +157,7 @@ class NystromAttention(MultiHeadAttention):
         `pseudo_inverse`, B N M M, float32. There are no `q` and `k`, which identify softmax attention to a tap.
         """
         mask = context.mask
-        check_supported("Nyström attention", self.masks, mask.parts)
+        check_supported("NystromAttention", self.masks, mask.parts)
         q, k, v = self.query(x), self.key(x), self.value(x)
         real = mask.valid_tokens(x.shape[1])
         if real is not None:
@@ -194,11 +192,8 @@ class NystromAttention(MultiHeadAttention):
         """Return mean queries, mean keys, and the mask of landmarks that each example has."""
         tokens, number = q.shape[1], self.landmarks
         require(number <= tokens, f"model.landmarks={number}: there are only {tokens} tokens. Set at most {tokens}.")
-        require(
-            self.padding == "masked" or tokens % number == 0,
-            f'model.padding="zeros" requires {tokens} tokens to be a multiple of model.landmarks={number}. Set a '
-            'divisor, or padding="masked".',
-        )
+        fits = self.padding == "masked" or tokens % number == 0
+        require(fits, f'model.padding="zeros": model.landmarks={number} must divide the number of tokens, {tokens}.')
         real = mask.valid_tokens(tokens)
         if tokens % number == 0 and (real is None or self.padding == "zeros"):
             return segment_means(q, number), segment_means(k, number), UNMASKED

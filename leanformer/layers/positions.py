@@ -1,4 +1,4 @@
-"""Position indices, sinusoidal embeddings, and rotary positions and norms of queries and keys."""
+"""Class tokens, position indices, sinusoidal embeddings, and rotary positions and norms of queries and keys."""
 
 from typing import Any
 
@@ -8,14 +8,18 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from leanformer.config.rules import require
-from leanformer.errors import ConfigError
 from leanformer.layers import norms
 
 
 def check_length(tokens: int, most: int) -> None:
     """Raise ConfigError if a row has more tokens than the model has positions."""
-    if tokens > most:
-        raise ConfigError(f"model.max_length={most}: a row has {tokens} tokens. Increase it, or truncate the rows.")
+    require(tokens <= most, f"model.max_length={most}: a row has {tokens} tokens. Increase it, or truncate the rows.")
+
+
+def prepend(token: nnx.Param[Array], x: Float[Array, "b *t d"]) -> Float[Array, "b tokens d"]:
+    """Put a learned token (1 1 D) in front of the tokens of each example, or of the pixels of a map, row by row."""
+    first = jnp.broadcast_to(token[...].astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
+    return jnp.concatenate([first, jax.lax.collapse(x, 1, -1)], axis=1)
 
 
 def token_positions(tokens: Int[Array, "b t"], segments: Int[Array, "b t"] | None = None) -> Int[Array, "#b t"]:
@@ -93,8 +97,5 @@ def check_rotary(head_dim: int, rotary: float | None, rotary_width: int | None) 
         return
     require(rotary > 1, f"model.rotary={rotary}: the base of the angles must be above 1. Set, for example, 10,000.")
     name, width = ("head_dim", head_dim) if rotary_width is None else ("rotary_width", rotary_width)
-    require(
-        width % 2 == 0 and 2 <= width <= head_dim,
-        f"model.{name}={width}: rotary positions rotate pairs of the model.head_dim={head_dim} channels. Set an even "
-        "number of at most as many.",
-    )
+    pairs = width % 2 == 0 and 2 <= width <= head_dim
+    require(pairs, f"model.{name}={width}: rotary positions need an even number, at most model.head_dim={head_dim}.")

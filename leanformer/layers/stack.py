@@ -25,22 +25,19 @@ def _fused_attention(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
-_both = jax.checkpoint_policies.save_from_both_policies
+policies = jax.checkpoint_policies
+_both = policies.save_from_both_policies
 
 # Rematerialisation policies: values saved by the forward pass. "light" saves matmuls with weights, inputs of the
 # attention gradient and dropout masks. It recomputes values that are cheaper to compute than to move through memory:
 # norms, GELU and, without a fused kernel, the T x S attention matrix.
 REMAT = {
-    "none": jax.checkpoint_policies.everything_saveable,
-    "light": functools.reduce(
-        _both,
-        (
-            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-            jax.checkpoint_policies.save_only_these_names("dropout", ATTENDED),
-            _fused_attention,
-        ),
+    "none": policies.everything_saveable,
+    "light": _both(
+        _both(policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names("dropout", ATTENDED)),
+        _fused_attention,
     ),
-    "block": jax.checkpoint_policies.nothing_saveable,
+    "block": policies.nothing_saveable,
 }
 
 
@@ -48,10 +45,7 @@ MakeBlock = Callable[[nnx.Rngs], nnx.Module]
 
 
 class Groups(nnx.Module):
-    """Stacked blocks of groups of consecutive equal layers, as attributes `from0`, `from4`, ... by their first layer.
-
-    Each has a leading axis, the layers of its group. Iterating over the module yields them from the first layer up.
-    """
+    """Stacked blocks of each group of equal layers, as `from0`, `from4`, ... by the group's first layer."""
 
     def __init__(self, groups: Mapping[int, nnx.Module]):
         self.firsts = tuple(sorted(groups))
@@ -71,7 +65,7 @@ class Stack(nnx.Module):
     """Stack of blocks, run as one scan over stacked parameters: compile time does not grow with depth.
 
     Blocks of several shapes run as one scan per group of consecutive equal blocks. The parameters of a stack of equal
-    blocks are in `layers`, those of a group from layer 4 on are in `layers.from4`.
+    blocks are in `layers`; of a group that begins with layer 4, in `layers.from4`.
 
     Args:
         make_block: function from `nnx.Rngs` to a block, or one function per group by the index of its first layer.
@@ -106,32 +100,22 @@ class Stack(nnx.Module):
         rates = (getattr(module, "attention_dropout", None) for _, module in nnx.iter_modules(self.layers))
         attention_dropout = next(filter(None, rates), None)
         self.drops = bool(attention_dropout) or block.dropout > 0
-        require(
-            plain or not attention_dropout,
-            f"model.attention_dropout={attention_dropout}: not supported by blocks of type {type(block).__name__}.",
-        )
+        dropped = f"model.attention_dropout={attention_dropout}"
+        require(plain or not attention_dropout, f"{dropped}: {type(block).__name__} does not support it. Unset it.")
 
     @classmethod
     def from_config(
         cls,
         config: BlockConfig,
-        make_block: Callable[[BlockConfig, nnx.Rngs], nnx.Module] | None = None,
+        make_block: Callable[[BlockConfig, nnx.Rngs], nnx.Module] = Block.from_config,
         *,
         drop_path: float | Sequence[float] | None = None,
         rngs: nnx.Rngs,
     ) -> "Stack":
-        """Return the stack of blocks that a config describes.
-
-        `make_block` makes a block from the settings of its group, a `Block` if None; `drop_path` replaces the config's
-        rates.
-        """
-
-        def plain(config: BlockConfig, rngs: nnx.Rngs) -> nnx.Module:
-            return Block(config.make_attention(rngs), config, rngs=rngs)
-
+        """Return the stack of blocks that a config describes."""
         groups = config.groups or (config,)
         firsts = itertools.accumulate((group.depth for group in groups[:-1]), initial=0)
-        makers = {i: functools.partial(make_block or plain, group) for i, group in zip(firsts, groups, strict=True)}
+        makers = {i: functools.partial(make_block, group) for i, group in zip(firsts, groups, strict=True)}
         rates = config.drop_path if drop_path is None else drop_path
         return cls(makers, config.depth, drop_path=rates, remat=config.remat, unroll=config.unroll, rngs=rngs)
 
@@ -148,7 +132,9 @@ class Stack(nnx.Module):
             # Drawn before the scan: inside, the compiler fuses the generator into loops over every activation.
             scales = path_scales(key, np.asarray(self.rates, np.float32), self.branches)
         if train and self.drops:
-            keys = self._dropout_keys(key)
+            # One per layer and example, distinct from the keys of drop path.
+            fold = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(0, None)), in_axes=(None, 0))
+            keys = fold(key, len(self.rates) * self.branches + jnp.arange(len(self.rates)))
 
         context = dataclasses.replace(context, lengths=full_lengths(*jax.tree.leaves(x)), train=train)
         if self.graying[0] is not None:
@@ -194,7 +180,7 @@ class Stack(nnx.Module):
             # Weights converted to bfloat16 are small, and converting them again takes a kernel each.
             barriers, policy = self.unroll > 1 and unroll == length, REMAT[self.remat]
             if barriers:
-                policy = _both(policy, jax.checkpoint_policies.save_only_these_names(WEIGHTS))
+                policy = _both(policy, policies.save_only_these_names(WEIGHTS))
             step = jax.checkpoint(body, policy=policy, prevent_cse=barriers)
         x, (taps, moved, cache) = jax.lax.scan(step, x, (params, statistics, of_layers), unroll=unroll)
         if train:
@@ -203,17 +189,11 @@ class Stack(nnx.Module):
 
     def empty_cache(self, batch: int, size: int) -> Any:
         """Return the attention's `empty_cache` with a leading axis L; a list with one per group of layers."""
-        caches = [
-            jax.tree.map(lambda x, n=end - first: jnp.zeros((n, *x.shape), x.dtype), layers.empty_cache(batch, size))
-            for layers, (first, end) in zip(list_groups(self.layers), self.bounds, strict=True)
-        ]
+        caches = []
+        for layers, (first, end) in zip(list_groups(self.layers), self.bounds, strict=True):
+            one = layers.attention.empty_cache(batch, size)
+            caches.append({name: jnp.zeros((end - first, *x.shape), x.dtype) for name, x in one.items()})
         return caches[0] if len(caches) == 1 else caches
-
-    def _dropout_keys(self, key: Key[Array, "b"]) -> Key[Array, "l b"]:
-        """Return a key per layer and example, distinct from the keys of drop path."""
-        first = len(self.rates) * self.branches
-        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-        return jax.vmap(fold, in_axes=(None, 0))(key, first + jnp.arange(len(self.rates)))
 
 
 def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:

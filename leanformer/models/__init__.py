@@ -18,10 +18,7 @@ def find_class(name: str) -> type[Family]:
 
 
 def check(name: str, **arguments: Any) -> None:
-    """Raise ConfigError if keys of config.model are missing, unknown, of another type, or sizes below 1.
-
-    The model is not built: other invalid values are found by `build`.
-    """
+    """Raise ConfigError if keys of config.model are missing, unknown, of another type, or sizes below 1."""
     find_class(name).parse(arguments)
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, Key
 from leanformer.config.common import TextKeys
 from leanformer.config.declare import Literal, dataclass
 from leanformer.config.rules import require
-from leanformer.layers.attention import dropout, normal
+from leanformer.layers.attention import dropout, dropout_embeddings, normal
 from leanformer.layers.blocks import ACTIVATIONS, BlockConfig
 from leanformer.layers.masks import Context, Mask, Tap, mean_pool
 from leanformer.layers.model_base import Family
@@ -63,19 +63,18 @@ class Model(Family):
         return ("segments",) if arguments.get("packed", False) else ("lengths",)
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
-        num_classes, positions, types, pooler_dim = keys.num_classes, keys.positions, keys.types, keys.pooler_dim
+        num_classes, pooler_dim, width = keys.num_classes, keys.pooler_dim, blocks.width
         for name in ("transform", "head_bias") if num_classes else ("pooler_dim",):
             value = getattr(keys, name)
             require(not value, f"model.{name}={value}: no such part with model.num_classes={num_classes}. Unset it.")
-        self.max_length, self.types, self.packed, self.pool = keys.max_length, types, keys.packed, keys.pool
-        self.num_classes, self.dropout, self.dtype, width = num_classes, blocks.dropout, blocks.dtype, blocks.width
-        self.activation = blocks.mlp.activation
+        self.num_classes, self.max_length, self.pool = num_classes, keys.max_length, keys.pool
+        self.dropout, self.activation = blocks.dropout, blocks.mlp.activation
 
         self.embed = nnx.Param(normal(rngs.params(), (keys.vocabulary, width)))
-        learned = positions == "learned"
+        learned = keys.positions == "learned"
         self.pos_embed = nnx.Param(normal(rngs.params(), (keys.max_length, width))) if learned else None
-        self.pos_scale = nnx.Param(jnp.full((), width**-0.5)) if positions == "sinusoidal" else None
-        self.type_embed = nnx.Param(normal(rngs.params(), (types, width))) if types else None
+        self.pos_scale = nnx.Param(jnp.full((), width**-0.5)) if keys.positions == "sinusoidal" else None
+        self.type_embed = nnx.Param(normal(rngs.params(), (keys.types, width))) if keys.types else None
         self.embed_norm = blocks.make_norm(rngs)
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = None if blocks.post_norm else blocks.make_norm(rngs)
@@ -102,14 +101,14 @@ class Model(Family):
             lengths: number of valid tokens of each row, at least 1; all if None.
             types: token types, below `types`; all 0 if None.
             segments: document index of each token of packed rows, without lengths; positions restart in each document.
-            key: random keys, one per example; switch training on, with dropout and drop path.
+            key, tap: see `Family`.
         """
         last = None
         if key is not None and self.num_classes:
             key, last = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
         x, taps = self.hidden(tokens, lengths, types, segments, key=key, tap=tap)
         if self.num_classes:
-            x = self._pooled(x, lengths)
+            x = x[:, 0] if self.pool == "first" else mean_pool(x, lengths)
             x = x if self.pooler is None else jnp.tanh(self.pooler(x))
             return self.head(dropout(x, self.dropout, last)), taps
         kernel, bias = self.unembedding()
@@ -129,10 +128,7 @@ class Model(Family):
         """Return the last hidden states (B T D), not zero at padding, and {"blocks": stacked tap results}."""
         check_length(tokens.shape[1], self.max_length)
         where = token_positions(tokens, segments)
-        x = self._embedded(tokens, types, where)
-        if key is not None:
-            key, embedding = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
-            x = dropout(x, self.dropout, embedding)
+        x, key = dropout_embeddings(self._embedded(tokens, types, where), self.dropout, key)
         mask = Mask(lengths=lengths, segments=segments)
         x, taps = self.blocks(x, Context(key=key, tap=tap, mask=mask, positions=where))
         return x if self.norm is None else self.norm(x), {"blocks": taps}
@@ -161,6 +157,3 @@ class Model(Family):
         else:
             require(types is None, "Token types are given, but model.types=None. Set model.types.")
         return self.embed_norm(x)
-
-    def _pooled(self, x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
-        return x[:, 0] if self.pool == "first" else mean_pool(x, lengths)

@@ -19,7 +19,6 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.config.common import ImageKeys
 from leanformer.config.declare import dataclass
-from leanformer.config.rules import require
 from leanformer.layers.blocks import Block, BlockConfig, drop_path
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
@@ -100,9 +99,6 @@ class WindowNystrom(NystromAttention):
         return whole(projected), arrays | {"out": jax.lax.collapse(out, 1, 3)}, None
 
 
-WINDOWED = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystrom})
-
-
 class ChannelAttention(MultiHeadAttention):
     """Attention between the channels of each head over a map: softmax(Qᵀ K / √H) Vᵀ, with an H × H matrix.
 
@@ -141,7 +137,7 @@ class MapBlock(Block):
         first, second = (None, None) if context.scales is None else context.scales
         coded = x + self.code1(x)
         normed = self.norm1(coded)
-        attention, arrays, _ = self.attend(normed, context)
+        attention, arrays, _ = self.attention(normed, context)
         middle = coded + drop_path(attention, first)
         coded = middle + self.code2(middle)
         branch, hidden = self.mlp(_tokens(self.norm2(coded)))
@@ -153,10 +149,7 @@ class MapBlock(Block):
 
 
 class Unit(nnx.Module):
-    """Spatial block (attention inside windows) followed by a channel block; the depth of a stage counts units.
-
-    It returns a map, {"spatial": tap result of the first block, "channel": of the second}, and None as the cache.
-    """
+    """Spatial block (attention inside windows), then a channel block; taps are {"spatial": ..., "channel": ...}."""
 
     branches, dropout = 4, 0.0
 
@@ -211,35 +204,31 @@ class Model(Family):
     """
 
     keys = Keys
-    attentions = WINDOWED
+    attentions = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystrom})
     staged = True
     fixed = MappingProxyType({"epsilon": EPSILON})
 
     def __init__(self, keys: Keys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
-        channel_head_dim = keys.channel_head_dim
         dtype, widths, depths = blocks[0].dtype, [stage.width for stage in blocks], [stage.depth for stage in blocks]
-        channels_of = channel_head_dim or [stage.attention.head_dim for stage in blocks]
-        matches = len(channels_of) == len(blocks)
-        require(matches, f"model.channel_head_dim={channel_head_dim}: set one for each of {len(blocks)} stages.")
         self.dtype, self.stages = dtype, len(blocks)
 
-        def unit(channel: int, stage: BlockConfig, rngs: nnx.Rngs) -> Unit:
+        def unit(channel_head_dim: int, stage: BlockConfig, rngs: nnx.Rngs) -> Unit:
             config = stage.attention
             windows = dataclasses.replace(config, options={**config.options, "window_size": keys.window_size})
             between_tokens = windows.make(stage.width, kernel_init=stage.kernel_init, dtype=dtype, rngs=rngs)
             options: dict[str, Any] = {"qkv_bias": config.qkv_bias, "backend": config.backend}
-            between_channels = ChannelAttention(
-                stage.width, config.num_heads, channel, **options, dtype=dtype, rngs=rngs
-            )
+            sizes = (stage.width, config.num_heads, channel_head_dim)
+            between_channels = ChannelAttention(*sizes, **options, dtype=dtype, rngs=rngs)
             return Unit(*(MapBlock(attention, stage, rngs=rngs) for attention in (between_tokens, between_channels)))
 
         rates = np.split(np.linspace(0, blocks[0].drop_path, sum(depths)), np.cumsum(depths)[:-1])
         self.stem = Conv(keys.channels, widths[0], 7, stride=4, padding=3, dtype=dtype, rngs=rngs)
         self.stem_norm = blocks[0].make_norm(rngs)
-        for i, stage in enumerate(blocks):
+        channel_head_dims = keys.channel_head_dim or [stage.attention.head_dim for stage in blocks]
+        for i, (stage, channel_head_dim) in enumerate(zip(blocks, channel_head_dims, strict=True)):
             if i:
                 setattr(self, f"down{i + 1}", Downsample(widths[i - 1], widths[i], dtype=dtype, rngs=rngs))
-            make_unit = functools.partial(unit, channels_of[i])
+            make_unit = functools.partial(unit, channel_head_dim)
             stack = Stack.from_config(stage, make_unit, drop_path=rates[i].tolist(), rngs=rngs)
             setattr(self, f"stage{i + 1}", stack)
         self.norm = blocks[-1].make_norm(rngs)
@@ -252,10 +241,7 @@ class Model(Family):
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits (B, V), and tap results by stack, stacked over its layers.
-
-        `key`, one per example, switches training on, with drop path.
-        """
+        """Return logits (B, V), and tap results by stack, stacked over its layers."""
         x = self.stem_norm(self.stem(images.astype(self.dtype)))
         taps = {}
         for i in range(1, self.stages + 1):

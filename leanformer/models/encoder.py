@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -23,7 +22,7 @@ from leanformer.layers.interventions import check_flattening
 from leanformer.layers.masks import Context, Mask, Tap
 from leanformer.layers.model_base import ATTENTIONS, Family
 from leanformer.layers.multihead import AveragedAttention
-from leanformer.layers.positions import check_length
+from leanformer.layers.positions import check_length, prepend
 from leanformer.layers.stack import Stack
 
 
@@ -72,10 +71,8 @@ class Model(Family):
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         pool, causal = keys.pool, keys.causal
-        require(
-            not (causal and pool == "token"),
-            'model.causal=True: not supported with model.pool="token": the class token in front sees no other.',
-        )
+        blind = causal and pool == "token"
+        require(not blind, 'model.causal=True hides all tokens from the class token of model.pool="token". Unset one.')
         check_flattening(blocks.graying, blocks.graying_by, causal=causal)
         self.dtype, self.mask, width = blocks.dtype, Mask(causal=causal), blocks.width
 
@@ -95,16 +92,12 @@ class Model(Family):
     def __call__(
         self, vectors: Float[Array, "b t di"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b #t do"], Any]:
-        """Return outputs, one per token or one in all, and {"blocks": tap results stacked over layers}.
-
-        `key`, one per example, switches training on, with drop path.
-        """
+        """Return outputs, one per token or one in all, and {"blocks": tap results stacked over layers}."""
         x = vectors.astype(self.dtype)
         if hasattr(self, "read_in"):
             x = self.read_in(x)
         if hasattr(self, "cls_token"):
-            token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
-            x = jnp.concatenate([token, x], axis=1)
+            x = prepend(self.cls_token, x)
         if hasattr(self, "pos_embed"):
             check_length(x.shape[1], len(self.pos_embed[...]))
             x = x + self.pos_embed[...].astype(self.dtype)[None, : x.shape[1]]

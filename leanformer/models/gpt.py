@@ -12,7 +12,6 @@ residual sum with smaller weights.
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
@@ -20,7 +19,7 @@ from jaxtyping import Array, Float, Int, Key
 from leanformer.config.common import TextKeys
 from leanformer.config.declare import Literal, dataclass
 from leanformer.config.rules import require
-from leanformer.layers.attention import dropout, normal
+from leanformer.layers.attention import dropout_embeddings, normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.masks import Context, Mask, Tap, apply_soft_cap
 from leanformer.layers.model_base import Family
@@ -51,11 +50,10 @@ class Model(Family):
         return ("causal", "segments") if arguments.get("packed", False) else ("causal",)
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
-        require(
-            not (keys.tied and keys.head_bias), "model.head_bias=True: model.tied=True has no separate head. Unset one."
-        )
+        unused = keys.tied and keys.head_bias
+        require(not unused, "model.head_bias=True: model.tied=True has no separate head. Unset one.")
         require(keys.head_cap is None or keys.head_cap > 0, f"model.head_cap={keys.head_cap} must be positive.")
-        self.max_length, self.packed, self.head_cap = keys.max_length, keys.packed, keys.head_cap
+        self.max_length, self.head_cap = keys.max_length, keys.head_cap
         self.dropout, self.dtype, width = blocks.dropout, blocks.dtype, blocks.width
         self.embed = nnx.Param(normal(rngs.params(), (keys.vocabulary, width)))
         learned = keys.positions == "learned"
@@ -75,8 +73,7 @@ class Model(Family):
     ) -> tuple[Float[Array, "b t v"], Any]:
         """Return logits of the next token at each position (B, T, V), and {"blocks": stacked tap results}.
 
-        `segments` are the document index of each token of packed rows; positions start from 0 in each document. `key`,
-        one per example, switches training on, with dropout and drop path.
+        `segments` has the document index of each token of packed rows; positions start from 0 in each document.
         """
         x, taps = self.hidden(tokens, segments, key=key, tap=tap)
         return self._logits(x), taps
@@ -92,10 +89,7 @@ class Model(Family):
         """Return the final hidden states (B T D), for losses that do not need all logits at once, and taps."""
         check_length(tokens.shape[1], self.max_length)
         where = token_positions(tokens, segments)
-        x = self._embedded(tokens, where)
-        if key is not None:
-            key, embedding = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
-            x = dropout(x, self.dropout, embedding)
+        x, key = dropout_embeddings(self._embedded(tokens, where), self.dropout, key)
         mask = Mask(causal=True, segments=segments)
         x, taps = self.blocks(x, Context(key=key, tap=tap, mask=mask, positions=where))
         return self.norm(x), {"blocks": taps}
@@ -107,10 +101,7 @@ class Model(Family):
         return self.head.kernel[...], None if self.head.bias is None else self.head.bias[...]
 
     def extend(self, tokens: Int[Array, "b t"], cache: Any, offset: Int[Array, ""]) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits of the token after the last one (B V), and the cache with the new tokens, which must fit.
-
-        `offset` is the number of tokens in the cache, a result of `empty_cache` or of an earlier call.
-        """
+        """Return logits after the last token (B V), and the cache of `offset` tokens with the new ones."""
         x = self._embedded(tokens, offset + jnp.arange(tokens.shape[1])[None])
         x, _, cache = self.blocks(x, Context(mask=Mask(causal=True, offset=offset), cache=cache))
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache

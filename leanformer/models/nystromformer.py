@@ -22,11 +22,11 @@ from jaxtyping import Array, Float, Int, Key
 
 from leanformer.config.common import PlainKeys
 from leanformer.config.declare import Literal, Size, dataclass
-from leanformer.layers.attention import dropout, fan_in, normal
+from leanformer.layers.attention import dropout_embeddings, fan_in, normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.masks import Context, Mask, Tap
 from leanformer.layers.model_base import Family
-from leanformer.layers.positions import check_length
+from leanformer.layers.positions import check_length, prepend
 from leanformer.layers.stack import Stack
 
 
@@ -93,13 +93,10 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits (B, V) and {"blocks": the tap's results stacked over layers}.
+        """Return logits (B, V) and {"blocks": tap results stacked over layers}.
 
-        Args:
-            tokens: token ids, padded at the end to a common length; with two towers B 2 T.
-            lengths: number of valid tokens of each sequence, at least 1; all if None.
-            key: random keys, one per example; switch training on, with dropout and drop path.
-            tap: hook of the blocks; with two towers it receives 2B examples, a₀ b₀ a₁ b₁ ...
+        `tokens` are padded at the end to a common length, and have `lengths` valid ones each, all if None. With two
+        towers both have an axis of 2 behind B, and the tap receives 2B examples, a₀ b₀ a₁ b₁ ...
         """
         if self.towers == 1:
             x, taps = self._encode(tokens, lengths, key, tap)
@@ -115,23 +112,17 @@ class Model(Family):
         self, tokens: Int[Array, "b t"], lengths: Int[Array, "b"] | None, key: Key[Array, "b"] | None, tap: Tap | None
     ) -> tuple[Float[Array, "b d"], Any]:
         check_length(tokens.shape[1], self.max_length)
-        mask = Mask(lengths=lengths, keep=tokens != 0 if self.zero_is_padding else None)
+        keep = tokens != 0 if self.zero_is_padding else None
         x = self.embed[...][tokens].astype(self.dtype)  # cast last: gradients of a token are summed in float32
         if self.pool == "token":
-            x, mask = self._with_class_token(x, mask)
+            x = prepend(self.cls_token, x)
+            lengths = None if lengths is None else lengths + 1
+            keep = None if keep is None else jnp.pad(keep, ((0, 0), (1, 0)), constant_values=True)
         x += self.pos_embed[...].astype(self.dtype)[None, : x.shape[1]]
-        if key is not None:
-            key, embedding = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
-            x = dropout(x, self.dropout, embedding)
+        x, key = dropout_embeddings(x, self.dropout, key)
+        mask = Mask(lengths=lengths, keep=keep)
         x, taps = self.blocks(x, Context(key=key, tap=tap, mask=mask))
         return self._pool(self.norm(x), mask), taps
-
-    def _with_class_token(self, x: Float[Array, "b t d"], mask: Mask) -> tuple[Float[Array, "b t+1 d"], Mask]:
-        token = jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
-        return jnp.concatenate([token, x], axis=1), Mask(
-            lengths=None if mask.lengths is None else mask.lengths + 1,
-            keep=None if mask.keep is None else jnp.pad(mask.keep, ((0, 0), (1, 0)), constant_values=True),
-        )
 
     def _pool(self, x: Float[Array, "b t d"], mask: Mask) -> Float[Array, "b d"]:
         if self.pool == "token":

@@ -32,6 +32,7 @@ from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
 from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import AttentionConfig
 from leanformer.layers.norms import LayerNorm
+from leanformer.layers.positions import prepend
 from leanformer.layers.stack import Stack
 from leanformer.runtime.mesh import REPLICATED
 
@@ -144,16 +145,13 @@ class Model(Family):
     layered = False
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
-        layout, inner_width = keys.layout, keys.inner_width
-        patch_size, pixel_stride = keys.patch_size, keys.pixel_stride
-        require(
-            patch_size % pixel_stride == 0,
-            f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}.",
-        )
-        patches, self.sides = math.prod(patch_grid(keys.image_size, patch_size)), image_sides(keys.image_size)
-        self.layout, self.patch_size, self.dtype = layout, patch_size, blocks.dtype
+        patch_size, pixel_stride, inner_width = keys.patch_size, keys.pixel_stride, keys.inner_width
         width, dtype = blocks.width, blocks.dtype
-        self.grid = patch_size // pixel_stride
+        whole = patch_size % pixel_stride == 0
+        require(whole, f"model.patch_size={patch_size} is not a multiple of model.pixel_stride={pixel_stride}.")
+        self.sides, patches = image_sides(keys.image_size), math.prod(patch_grid(keys.image_size, patch_size))
+        self.layout, self.dtype = keys.layout, dtype
+        self.patch_size, self.grid = patch_size, patch_size // pixel_stride
 
         backend = "xla" if blocks.attention.backend == "cudnn" else blocks.attention.backend
         of_pixels = AttentionConfig(keys.inner_heads, keys.inner_head_dim, qkv_bias=False, backend=backend)
@@ -165,7 +163,7 @@ class Model(Family):
         def block(blocks: BlockConfig, rngs: nnx.Rngs) -> TntBlock:
             attentions = [(config.make_attention(rngs), config) for config in (inner, blocks)]
             of_pixels, of_patches = [Block(*pair, rngs=rngs) for pair in attentions]
-            original = layout == "original"
+            original = keys.layout == "original"
             injection = projection(pixelwise=original, use_bias=original, rngs=rngs)
             return TntBlock(of_pixels, injection, of_patches, patches=patches)
 
@@ -185,15 +183,11 @@ class Model(Family):
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits (B, V), and {"blocks.inner", "blocks.outer"}: tap results stacked over layers.
-
-        `key`, one per example, switches training on, with drop path.
-        """
+        """Return logits (B, V), and {"blocks.inner", "blocks.outer"}: tap results stacked over layers."""
         check_sides(images, self.sides)
         pixels = self._pixels(images.astype(self.dtype))
         patches = self.patch_embed(pixels)
-        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (patches.shape[0], 1, patches.shape[-1]))
-        patches = jnp.concatenate([token, patches], axis=1) + self.pos_embed[...].astype(self.dtype)
+        patches = prepend(self.cls_token, patches) + self.pos_embed[...].astype(self.dtype)
         (_, patches), taps = self.blocks((pixels, patches), Context(key=key, tap=tap))
         return self.head(self.norm(patches[:, 0])), {f"blocks.{name}": result for name, result in taps.items()}
 

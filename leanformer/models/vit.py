@@ -73,10 +73,7 @@ class Model(Family):
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Float[Array, "b v"]], Any]:
-        """Return {"class": logits B V, "distilled": if the model has the second head}, and {"blocks": tap results}.
-
-        `key`, one per example, switches training on, with drop path.
-        """
+        """Return {"class": logits B V, "distilled": if the model has the second head}, and {"blocks": tap results}."""
         check_sides(images, self.sides)
         x = self.patch_embed(images.astype(self.dtype))
         x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])

@@ -20,11 +20,12 @@ from leanformer.config.declare import dataclass
 from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig
-from leanformer.layers.convolution import BatchNorm, Conv, PatchConv, check_sides
+from leanformer.layers.convolution import BatchNorm, Conv, PatchConv, check_sides, patch_grid
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
 from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import ClassAttention
 from leanformer.layers.norms import LayerNorm
+from leanformer.layers.positions import prepend
 from leanformer.layers.stack import Stack
 from leanformer.runtime.mesh import over_heads
 
@@ -147,20 +148,6 @@ class ClassBlock(nnx.Module):
         return jnp.concatenate([token, x[:, 1:]], axis=1), None, None
 
 
-def _check(image_size: int | Sequence[int], patch_size: int, stem_stride: int, widths: Sequence[int]) -> None:
-    stages = f"model.width={tuple(widths)}: stages after the first share their tokens. Set one width for them."
-    require(len(set(widths[1:])) == 1, stages)
-    require(
-        patch_size % stem_stride == 0,
-        f"model.patch_size={patch_size} is not a multiple of model.stem_stride={stem_stride}.",
-    )
-    require(
-        all(side % patch_size == 0 and side >= 2 * patch_size for side in image_sides(image_size)),
-        f"model.image_size={image_size}: must be at least twice, and a multiple of, model.patch_size={patch_size}: "
-        "the map of patches is halved after stage 1.",
-    )
-
-
 @dataclass(frozen=True)
 class Keys(ImageKeys):
     """Keys of model.name="volo"; the defaults are VOLO-D1."""
@@ -175,7 +162,7 @@ class Keys(ImageKeys):
     class_heads: int = 12  # number of heads of the class-attention blocks
     class_head_dim: int = 32  # head dimension of the class-attention blocks
     class_depth: int = 2  # number of class-attention blocks
-    class_mlp_dim: int | None = None  # hidden dimension of the class-attention MLP; that of the last stage if unset
+    class_mlp_dim: int | None = None  # hidden dimension of the class-attention MLP; as in the last stage if unset
     stem_width: int = 64  # channels of the stem's convolutions
     stem_stride: int = 2  # stride of the stem's first convolution, a divisor of model.patch_size
     # True: the token-labelling head, trained on image labels: half its largest logits are added to the class logits
@@ -196,18 +183,19 @@ class Model(Family):
     staged, fixed = True, MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
 
     def __init__(self, keys: Keys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
-        patch_size, stem_width, stem_stride = keys.patch_size, keys.stem_width, keys.stem_stride
-        num_classes = keys.num_classes
-        _check(keys.image_size, patch_size, stem_stride, [stage.width for stage in blocks])
-        first, last, dtype = blocks[0], blocks[-1].width, blocks[0].dtype
+        patch_size, stem_stride = keys.patch_size, keys.stem_stride
+        widths = tuple(stage.width for stage in blocks)
+        shared = f"model.width={widths}: stages after the first share their tokens. Set one width for them."
+        require(len(set(widths[1:])) == 1, shared)
+        whole = patch_size % stem_stride == 0
+        require(whole, f"model.patch_size={patch_size} is not a multiple of model.stem_stride={stem_stride}.")
+        self.sides, grid = image_sides(keys.image_size), patch_grid(keys.image_size, patch_size)
+        first, last, dtype = blocks[0], widths[-1], blocks[0].dtype
         self.dtype = dtype
         common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
 
         size = patch_size // stem_stride
-        self.patch_embed = Stem(keys.channels, stem_width, first.width, stride=stem_stride, size=size, **common)
-        self.sides = image_sides(keys.image_size)
-        rows, columns = (side // patch_size for side in self.sides)
-        grid = (rows, columns)
+        self.patch_embed = Stem(keys.channels, keys.stem_width, first.width, stride=stem_stride, size=size, **common)
 
         def outlook(stage: BlockConfig, rngs: nnx.Rngs) -> Block:
             config = stage.attention
@@ -232,9 +220,9 @@ class Model(Family):
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
         self.class_blocks = Stack(class_block, keys.class_depth, remat=first.remat, unroll=first.unroll, rngs=rngs)
         self.norm = LayerNorm(last, epsilon=EPSILON, **common)
-        self.head = first.make_linear(last, num_classes, rngs)
+        self.head = first.make_linear(last, keys.num_classes, rngs)
         if keys.token_head:
-            self.aux_head = first.make_linear(last, num_classes, rngs)
+            self.aux_head = first.make_linear(last, keys.num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         return {name: getattr(self, name).layers for name in self.stages}
@@ -242,11 +230,7 @@ class Model(Family):
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Array], Any]:
-        """Return the logits {"class": B V, "tokens": B T V with a token-labelling head}, and taps by stage.
-
-        The T tokens of the last stages are row by row. `key`, one per example, switches training on: drop path is
-        drawn, batch statistics are used and updated.
-        """
+        """Return {"class": logits B V, "tokens": B T V, row by row, with a token-labelling head}, and taps by stage."""
         check_sides(images, self.sides)
         x, taps = self.patch_embed(images.astype(self.dtype), train=key is not None), {}
         grid = x.shape[:-1]
@@ -257,8 +241,7 @@ class Model(Family):
             # A key per stage: each stack counts its layers from 0.
             of_stage = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, number)
             x, taps[name] = getattr(self, name)(x, Context(key=of_stage, tap=tap))
-        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
-        x, _ = self.class_blocks(jnp.concatenate([token, x], axis=1))
+        x, _ = self.class_blocks(prepend(self.cls_token, x))
         x = self.norm(x)
         logits = {"class": self.head(x[:, 0])}
         if hasattr(self, "aux_head"):

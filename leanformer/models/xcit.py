@@ -6,7 +6,6 @@ Leaner Transformers (Tables 4 and 5) widens or narrows the heads of the first at
 """
 
 import itertools
-from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,11 +20,12 @@ from leanformer.config.declare import Size, dataclass
 from leanformer.config.rules import require
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig, drop_path, gelu, scaled
-from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init, patch_grid
+from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
 from leanformer.layers.model_base import ATTENTIONS, Family
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
+from leanformer.layers.positions import prepend
 from leanformer.layers.stack import Stack
 from leanformer.runtime.mesh import REPLICATED
 
@@ -72,8 +72,8 @@ class Stem(nnx.Module):
 class CrossCovarianceAttention(MultiHeadAttention):
     """Cross-covariance attention: softmax(temperature · Q̂ᵀ K̂) Vᵀ per head, with an H × H matrix (section 3.2).
 
-    Q̂ and K̂ are queries and keys, each of whose channels has norm 1 over the tokens. Parameters are those of
-    `MultiHeadAttention`, and temperature (N, 1, 1); of its options, only interventions and biases have an effect.
+    Q̂ and K̂ are queries and keys, each of whose channels has norm 1 over the tokens. Parameters: as in
+    `MultiHeadAttention`, and temperature (N, 1, 1). Of its options, only interventions and biases have an effect.
     """
 
     options = MappingProxyType({})
@@ -137,7 +137,7 @@ class XcitBlock(Block):
         first, second, third = (None,) * 3 if context.scales is None else context.scales
         tokens = jax.lax.collapse(x, 1, 3)
         normed = self.norm1(tokens)
-        attention, arrays, _ = self.attend(normed, context)
+        attention, arrays, _ = self.attention(normed, context)
         attention = scaled(attention, self.gamma1)
         middle = tokens + drop_path(attention, first)
         local = self.local(self.norm3(middle).reshape(x.shape), train=context.train).reshape(tokens.shape)
@@ -212,14 +212,11 @@ class Model(Family):
 
     def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         patch_size, tokens_norm = keys.patch_size, keys.tokens_norm
-        require(keys.value_dim is None, f"model.value_dim={keys.value_dim}: not supported by XCiT. Leave it unset.")
         width, dtype, backend = blocks.width, blocks.dtype, blocks.attention.backend
-        _check(keys.image_size, patch_size, width)
+        halves = patch_size > 1 and patch_size.bit_count() == 1
+        require(halves, f"model.patch_size={patch_size}: the stem halves the image several times. Set a power of 2.")
         self.dtype = dtype
         common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
-
-        def block(config: BlockConfig, rngs: nnx.Rngs) -> XcitBlock:
-            return XcitBlock(config.make_attention(rngs), config, rngs=rngs)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -230,7 +227,8 @@ class Model(Family):
         self.patch_embed = Stem(keys.channels, width, patch_size.bit_length() - 1, **common)
         init = conv_init(2 * FREQUENCIES)
         self.pos_embed = blocks.make_linear(2 * FREQUENCIES, width, rngs, kernel_init=init, bias_init=init)
-        self.blocks = Stack.from_config(blocks, block, drop_path=(blocks.drop_path,) * blocks.depth, rngs=rngs)
+        rates = (blocks.drop_path,) * blocks.depth
+        self.blocks = Stack.from_config(blocks, XcitBlock.from_config, drop_path=rates, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.class_blocks = Stack(class_block, keys.class_depth, remat=blocks.remat, unroll=blocks.unroll, rngs=rngs)
         self.norm = LayerNorm(width, **common)
@@ -239,26 +237,9 @@ class Model(Family):
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Return logits (B, V), and {"blocks": the tap's results stacked over layers}.
-
-        `key`, one per example, switches training on: drop path is drawn, batch statistics are used and updated.
-        """
+        """Return logits (B, V), and {"blocks": tap results stacked over layers}."""
         x = self.patch_embed(images.astype(self.dtype), train=key is not None)
         x = x + self.pos_embed(jnp.asarray(fourier_code(*x.shape[1:3]), self.dtype))[None]
         x, taps = self.blocks(x, Context(key=key, tap=tap))
-        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
-        x, _ = self.class_blocks(jnp.concatenate([token, jax.lax.collapse(x, 1, 3)], axis=1))
+        x, _ = self.class_blocks(prepend(self.cls_token, x))
         return self.head(self.norm(x[:, 0])), {"blocks": taps}
-
-
-def _check(image_size: int | Sequence[int], patch_size: int, width: int) -> None:
-    require(
-        patch_size > 1 and patch_size & (patch_size - 1) == 0,
-        f"model.patch_size={patch_size}: each convolution of XCiT's stem halves the image. Choose a power of 2.",
-    )
-    patch_grid(image_size, patch_size)
-    require(
-        width % (patch_size // 2) == 0,
-        f"model.width={width} is not a multiple of {patch_size // 2}, as the stem of model.patch_size={patch_size} "
-        "requires.",
-    )

@@ -172,4 +172,4 @@ def _backward(about: About, residuals: Residuals, g: Array) -> tuple[Array | Non
     return by_x, by_kernel, by_bias, None
 
 
-_summed = with_gradient(_sum_losses, _forward, _backward, static=(4,))
+_summed = with_gradient(_forward, _backward, plain=_sum_losses, static=(4,))

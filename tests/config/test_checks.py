@@ -105,15 +105,13 @@ def test_invalid_configs_are_refused_before_data_are_opened(name, changes, parts
 
 LATENT = {"model.attention": "latent", "model.kv_rank": 8}
 UNFITTING = [  # the rules of each architecture, attention, intervention and head
-    ("xcit_m_12x16", {"model.value_dim": 7}, ["model.value_dim=7"]),
     ("davit_b_lean", {"model.depth": [1, 1]}, ["model.depth=(1, 1)"]),
     ("quickstart", {"model.attention": "nystrom", "model.landmarks": 18}, ["model.landmarks=18", 17]),
     ("nystromformer_listops", {"model.convolution": 4}, ["model.convolution=4", 0]),
     ("volo_d3_lean", {"model.stem_stride": 3}, ["model.patch_size=8", "model.stem_stride=3"]),
     ("volo_d3_lean", {"model.width": (256, 512, 512, 520)}, ["model.width=(256, 512, 512, 520)"]),
-    ("xcit_m_12x16", {"model.width": 511}, ["model.width=511", "model.patch_size=16", 8]),
+    ("xcit_m_12x16", {"model.patch_size": 14}, ["model.patch_size=14", 2]),
     ("tnt_b_8x16", {"model.pixel_stride": 5}, ["model.patch_size=16", "model.pixel_stride=5"]),
-    ("davit_b_lean", {"model.channel_head_dim": (4,)}, ["model.channel_head_dim=(4,)", 4]),
     ("quickstart", {"model.rotary": 100.0, "model.head_dim": 5}, ["model.head_dim=5"]),
     ("quickstart", {"model.rotary": 9.0, "model.rotary_width": 98}, ["model.rotary_width=98", "model.head_dim"]),
     ("quickstart", {"model.soft_cap": 0.0}, ["model.soft_cap=0.0"]),
@@ -128,7 +126,6 @@ UNFITTING = [  # the rules of each architecture, attention, intervention and hea
     ("rank_nn", {"model.graying": 0.5, "model.causal": True}, ["model.graying=0.5", "model.causal=True"]),
     ("tnt_b_8x16", {"model.attention_dropout": 0.5}, ["model.attention_dropout=0.5", "TntBlock"]),
     ("nystromformer_listops", {"model.padding": "zeros", "model.landmarks": 7}, ['model.padding="zeros"', 7]),
-    ("nystromformer_listops", {"model.iterations": 0}, ["model.iterations=0"]),
     ("quickstart_gpt", {"model.head_bias": True}, ["model.head_bias=True", "model.tied=True"]),
     ("quickstart_gpt", {"model.attention": "nystrom"}, ['model.attention="nystrom"', "causal"]),
     ("quickstart_gpt", {"model.head_cap": 0.0}, ["model.head_cap=0.0", "positive"]),  # would train nothing
