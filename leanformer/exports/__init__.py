@@ -1,7 +1,4 @@
-"""Exports of trained models: folders that transformers or timm load, and their checks.
-
-This file has the description of a model in another library, and the checks of configs that the libraries share.
-"""
+"""Exports of trained models: folders that transformers or timm load, what they describe, and checks of configs."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
@@ -29,7 +26,7 @@ class Description:
     needs: str = ""  # oldest version of the library that loads the folder; empty for any recent one
     head_dim: int | None = None  # head dimension for which timm needs an attention class of the user's
     grey: bool = False  # whether the other model reads RGB where ours reads grey images
-    adapt: Callable[[Tensors], Tensors] = dict  # from the exported tensors to those of the folder
+    adapt: Callable[[Tensors], Tensors] = dict  # from the exported tensors to the folder's
 
 
 def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,6 +35,12 @@ def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
     values["num_kv_heads"] = arguments.get("num_kv_heads") or arguments["num_heads"]
     values["out_bias"] = arguments.get("out_bias") is not False
     return values
+
+
+def plain_attention(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of keys that models of other libraries fix, from a section that is complete."""
+    heads, head_dim = arguments["num_heads"], arguments["head_dim"]
+    return {"attention": "softmax", "num_kv_heads": heads, "value_dim": head_dim, "out_bias": True}
 
 
 def check_keys(
@@ -58,14 +61,11 @@ def check_keys(
         raise ConfigError(f"{shown}: not supported by {model} of {library}. {OTHERS}")
 
 
-def check_total_width(arguments: Mapping[str, Any], library: str, model: str, hint: str = "") -> None:
-    """Raise ConfigError if num_heads x head_dim differs from the width, for published models that need them equal.
-
-    `hint` is a sentence on another way to export the model, with a space at its end.
-    """
+def check_total_width(arguments: Mapping[str, Any], library: str, model: str) -> None:
+    """Raise ConfigError if num_heads x head_dim differs from the width, for published models that need them equal."""
     heads, head_dim, width = (arguments[key] for key in ("num_heads", "head_dim", "width"))
     if heads * head_dim != width:
         raise ConfigError(
             f"model.num_heads={heads}, model.head_dim={head_dim}: num_heads x head_dim = {heads * head_dim} differs "
-            f"from model.width={width}, and {model} of {library} has no key for it. {hint}{OTHERS}"
+            f"from model.width={width}, and {model} of {library} has no key for it. {OTHERS}"
         )

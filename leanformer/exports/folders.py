@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, processors
 
 from leanformer import models, pretrained
+from leanformer.config.rules import image_sides
 from leanformer.data.text import tokenizer as our_tokenizers
 from leanformer.exports import Description, huggingface, timm
 from leanformer.runtime import files
@@ -42,24 +43,15 @@ class Origin:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # rows of the README: task, data, scores
 
     @classmethod
-    def of_run(cls, workdir: Path, config: Any, step: int | None = None) -> "Origin":
-        """Return the facts in a run's folder, with the scores at a step; None for those at the end."""
+    def of_run(cls, workdir: Path, config: Any, step: int) -> "Origin":
+        """Return the facts in a run's folder, with the scores at a step."""
         path = workdir / our_tokenizers.FILE
-        summary = files.read_json(workdir / "summary.json") if (workdir / "summary.json").is_file() else {}
-        values = summary.get("final") or {}
-        when = "at the end"
-        if step is not None and step != values.get("step"):
-            records = files.read_lines(workdir / "metrics.jsonl")
-            values = next((r for r in records if r.get("kind") == "eval" and r.get("step") == step), {})
-            when = f"at step {step}"
-        scores = {f"{key}, {when}": x for key, x in values.items() if key not in NOT_SCORES and _is_number(x)}
-        facts = {"task": config.task, "data": config.data.name} | ({} if step is None else {"step": step}) | scores
+        records = files.read_lines(workdir / "metrics.jsonl")
+        values = next((r for r in records if r["kind"] == "eval" and r["step"] == step), {})
+        scores = {key: x for key, x in values.items() if key not in NOT_SCORES and isinstance(x, int | float)}
+        facts = {"task": config.task, "data": config.data.name, "step": step} | scores
         tokenizer = our_tokenizers.read(path).json() if path.is_file() else None
         return cls(artifacts.load_classes(workdir), tokenizer, facts)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def describe(config: Any, to: str, classes: tuple[str, ...] | None = None) -> Description:
@@ -70,11 +62,7 @@ def describe(config: Any, to: str, classes: tuple[str, ...] | None = None) -> De
 
 
 def write_folder(folder: Path, model: ModelSetup, weights: Any, to: str, origin: Origin) -> tuple[Description, Path]:
-    """Write a folder that a library, a key of LIBRARIES, loads; return its description and the path of the weights.
-
-    The folder has weights, config.json and a README.md; for transformers also the preprocessing of images, or the files
-    of the tokenizer and of generation. Files of these names are replaced.
-    """
+    """Write a folder that a library, a key of LIBRARIES, loads; return its description and the path of the weights."""
     config, layout = model.config, model.layout(to)
     description = describe(config, to, origin.classes)
     tensors = description.adapt(pretrained.export(jax.device_get(weights), layout))
@@ -111,11 +99,9 @@ def _huggingface_files(config: Any, description: Description, origin: Origin) ->
 def _timm_files(config: Any, description: Description, origin: Origin) -> dict[str, dict[str, Any]]:
     """Return timm's config; without a head dimension of its own, transformers' timm_wrapper reads it too."""
     keys, data = config.model, config.data
-    size = keys.image_size
-    sides = (size, size) if isinstance(size, int) else tuple(size)
     names = artifacts.output_names(origin.classes, keys.num_classes)
     about: dict[str, Any] = {
-        **{"input_size": [keys.channels, *sides], "mean": [*data.mean], "std": [*data.std]},
+        **{"input_size": [keys.channels, *image_sides(keys.image_size)], "mean": [*data.mean], "std": [*data.std]},
         **{"interpolation": "bicubic", "crop_pct": data.crop_fraction, "crop_mode": "center"},
         **{"num_classes": keys.num_classes, "label_names": names},
     }
@@ -129,27 +115,23 @@ def preprocessing(
 ) -> dict[str, Any] | None:
     """Return the content of `preprocessor_config.json` of transformers, which prepares images as in evaluation.
 
-    The shorter side is resized, the centre is cropped, and three channels are normalised. None for images that are not
-    square, since transformers has no resizing to cover them.
+    None for images that are not square, since transformers has no resizing to cover them.
     """
-    sides = [size] if isinstance(size, int) else [*size]
-    if len({*sides}) > 1:
+    height, width = image_sides(size)
+    if height != width:
         return None
     return {
         "image_processor_type": "BitImageProcessor",
         **{"do_convert_rgb": True, "do_resize": True, "resample": BICUBIC},
-        "size": {"shortest_edge": math.floor(sides[0] / crop_fraction)},
-        **{"do_center_crop": True, "crop_size": {"height": sides[0], "width": sides[0]}},
+        "size": {"shortest_edge": math.floor(height / crop_fraction)},
+        **{"do_center_crop": True, "crop_size": {"height": height, "width": width}},
         **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
         **{"image_mean": [*mean] * (3 // len(mean)), "image_std": [*std] * (3 // len(std))},
     }
 
 
 def tokenizer_files(content: str, *, causal: bool, types: bool, length: int) -> dict[str, dict[str, Any]]:
-    """Return the content of `tokenizer.json` and `tokenizer_config.json` of transformers, by file name.
-
-    `content` is the run's tokenizer.json. Texts of a causal language model begin with the token that ends a document.
-    """
+    """Return `tokenizer.json` and `tokenizer_config.json` of transformers from a run's tokenizer.json."""
     base, tokenizer = tokenizers.Tokenizer.from_str(content), our_tokenizers.parse(content, our_tokenizers.FILE)
     names = {number: token for token, number in base.get_vocab().items()}
     end = names[tokenizer.end]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from leanformer.errors import ConfigError
-from leanformer.exports import Description, check_keys, check_total_width, complete
+from leanformer.exports import OTHERS, Description, check_keys, check_total_width, complete, plain_attention
 from leanformer.pretrained import published
+from leanformer.pretrained.layouts import huggingface as layouts
 from leanformer.pretrained.storage import Tensors
 
 
@@ -27,16 +28,10 @@ LLAMA_CONSTANTS = {"attention_dropout": 0.0}
 
 
 def describe(arguments: Mapping[str, Any], classes: Sequence[str], *, sigmoid: bool = False) -> Description:
-    """Return the model of transformers that computes what a model of leanformer does.
-
-    `classes` are the names of a classifier's outputs, which are independent if `sigmoid`.
-    """
+    """Return the model of transformers that computes what ours does; `sigmoid` for independent classes."""
     writers = {"vit": _vit, "bert": _bert, "gpt": _gpt}
     if arguments["name"] not in writers:
-        raise ConfigError(
-            f'model.name="{arguments["name"]}": {NAME} has no such model, or leanformer no config for it. Choose '
-            "--to=timm for images, or --to=own."
-        )
+        raise ConfigError(f'model.name="{arguments["name"]}": {NAME} has no such model. Choose --to=timm or --to=own.')
     return writers[arguments["name"]](complete(arguments), _labels(classes, sigmoid) if classes else {})
 
 
@@ -60,8 +55,7 @@ def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     kind, architecture = "vit", "ViTForImageClassification"
     if arguments["distilled"]:
         kind, architecture = "deit", "DeiTForImageClassificationWithTeacher"
-    fixed = {"attention": "softmax", "pool": "token", "out_bias": True, "value_dim": arguments["head_dim"]}
-    fixed["num_kv_heads"] = arguments["num_heads"]
+    fixed = plain_attention(arguments) | {"pool": "token"}
     check_keys(arguments, {*published.VIT.values(), "num_classes", "distilled"}, fixed, NAME, architecture)
     config = _start(kind, architecture) | _translate(arguments, published.VIT) | VIT_CONSTANTS
     wide = arguments["num_heads"] * arguments["head_dim"] != arguments["width"]
@@ -87,11 +81,8 @@ def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     else:
         architecture, auto = "BertModel", "AutoModel"
         options = {"add_pooling_layer": False}  # otherwise a pooler with random weights is added
-    fixed = {"attention": "softmax", "norm": "layernorm", "positions": "learned", "pool": "first", "post_norm": True}
-    fixed |= {"mlp_bias": True, "qkv_bias": True, "out_bias": True, "num_kv_heads": arguments["num_heads"]}
-    fixed |= {"value_dim": arguments["head_dim"]}
     taken = {*published.BERT.values(), "head_dim", "activation", "transform", "head_bias", "num_classes", "pooler_dim"}
-    check_keys(arguments, taken, fixed, NAME, architecture)
+    check_keys(arguments, taken, plain_attention(arguments) | layouts.BERT, NAME, architecture)
     check_total_width(arguments, NAME, architecture)
     config = _start("bert", architecture) | _translate(arguments, published.BERT) | BERT_CONSTANTS
     config["hidden_act"] = ACTIVATIONS[arguments["activation"]]
@@ -101,32 +92,26 @@ def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
 def _gpt(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     kind, name = _causal_kind(arguments)
     architecture = f"{name}ForCausalLM" if kind != "gpt2" else "GPT2LMHeadModel"
-    fixed = {"attention": "softmax", "value_dim": arguments["head_dim"]}
     if kind == "gpt2":
-        keys, constants = published.GPT2, GPT2_CONSTANTS
-        fixed |= {"positions": "learned", "norm": "layernorm", "mlp_bias": True, "qkv_bias": True, "out_bias": True}
-        fixed |= {"num_kv_heads": arguments["num_heads"]}
+        keys, constants, fixed = published.GPT2, GPT2_CONSTANTS, plain_attention(arguments) | layouts.GPT2
     else:
         keys = published.LLAMA | {"max_position_embeddings": "max_length"}
         both = kind == "llama" and arguments["qkv_bias"]
         constants = LLAMA_CONSTANTS | {"attention_bias": both}
-        fixed |= {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
-        fixed |= {"qkv_bias": both or kind == "qwen2", "out_bias": both}
+        biases = {"qkv_bias": both or kind == "qwen2", "out_bias": both}
+        fixed = plain_attention(arguments) | layouts.LLAMA | biases
         fixed |= {"qk_norm": "rmsnorm"} if kind == "qwen3" else {}
     check_keys(arguments, {*keys.values(), "activation", "head_dim"}, fixed, NAME, architecture)
     config = _start(kind, architecture) | constants | {"bos_token_id": None, "eos_token_id": None}
     config |= _translate(arguments, keys)
     config["activation_function" if kind == "gpt2" else "hidden_act"] = ACTIVATIONS[arguments["activation"]]
     if kind == "gpt2":
-        hint = 'Models with model.positions="none" and model.rotary go out as Llama, which has one. '
-        check_total_width(arguments, NAME, architecture, hint)
+        check_total_width(arguments, NAME, architecture)
     else:
         config |= _rotary(arguments, architecture)
     if kind == "qwen3" and arguments["epsilon"] != 1e-6:
-        raise ConfigError(
-            f"model.epsilon={arguments['epsilon']}: {architecture} of {NAME} has one epsilon for all norms, and those "
-            "of queries and keys have 1e-06. Choose --to=own."
-        )
+        epsilon = f"model.epsilon={arguments['epsilon']}"
+        raise ConfigError(f"{epsilon}: {architecture} has one for all norms, and queries and keys have 1e-06. {OTHERS}")
     config |= {"sliding_window": None} if kind == "mistral" else {}
     return Description(NAME, architecture, config, "AutoModelForCausalLM")
 
@@ -146,8 +131,5 @@ def _rotary(arguments: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """Return the base of rotary positions, under its names before and from transformers 5 on."""
     base = arguments["rotary"]
     if base is None:
-        raise ConfigError(
-            f'model.rotary=None with model.positions="none": {architecture} of {NAME} always has rotary positions. '
-            "Choose --to=own."
-        )
+        raise ConfigError(f"model.rotary=None: {architecture} of {NAME} always has rotary positions. {OTHERS}")
     return {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leanformer.errors import ConfigError
-from leanformer.exports import OTHERS, Description, check_keys, check_total_width, complete
+from leanformer.exports import OTHERS, Description, check_keys, check_total_width, complete, plain_attention
 from leanformer.pretrained.published import VOLOS
 
 
 NAME = "timm"
-FIXED = {"attention": "softmax", "out_bias": True}
 
 
 def describe(arguments: Mapping[str, Any], *_: Any, **__: Any) -> Description:
@@ -43,9 +42,8 @@ def _uniform_ratio(pairs: Sequence[tuple[int, int]], model: str) -> float:
 
 
 def _check(values: Mapping[str, Any], taken: Sequence[str], model: str, **fixed: Any) -> None:
-    fixed = FIXED | {"value_dim": values["head_dim"], "num_kv_heads": values["num_heads"]} | fixed
     common = ("image_size", "channels", "num_classes", "width", "depth", "num_heads", "head_dim", "mlp_dim")
-    check_keys(values, (*common, *taken), fixed, NAME, model)
+    check_keys(values, (*common, *taken), plain_attention(values) | fixed, NAME, model)
 
 
 def _common(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Comparison of converted weights with the model of another library: the largest difference of the outputs."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -12,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from leanformer import data, tasks
+from leanformer.config.rules import image_sides
 from leanformer.errors import LeanformerError, WeightsError
 from leanformer.exports import Description
+from leanformer.exports.folders import loading_code
 from leanformer.tasks import artifacts
 from leanformer.training.model_setup import ModelSetup
 
@@ -36,8 +39,8 @@ def random_sample(model: ModelSetup, reason: str = "") -> Sample:
     """Return EXAMPLES random inputs: normal pixels, or uniform tokens in rows of maximal length."""
     keys, rng = model.config.model, np.random.default_rng(0)
     if "channels" in keys:
-        sides = (keys.image_size,) * 2 if isinstance(keys.image_size, int) else tuple(keys.image_size)
-        arrays = {"image": rng.standard_normal((EXAMPLES, *sides, keys.channels), np.float32)}
+        shape = (EXAMPLES, *image_sides(keys.image_size), keys.channels)
+        arrays = {"image": rng.standard_normal(shape, np.float32)}
     else:
         arrays = {"tokens": rng.integers(keys.vocabulary, size=(EXAMPLES, keys.max_length), dtype=np.int32)}
     return Sample(arrays, f"{EXAMPLES} random inputs{reason}")
@@ -89,40 +92,24 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def their_outputs(folder: Path, description: Description, sample: Sample) -> np.ndarray:
-    """Load the folder with its own library, and return that model's outputs, as `our_outputs` does."""
-    torch, library = (importlib.import_module(name) for name in ("torch", description.library))
+    """Load the folder by the code of its README, and return that model's outputs, as `our_outputs` does."""
+    torch = importlib.import_module("torch")
     arrays = {name: torch.from_numpy(np.array(x)) for name, x in sample.arrays.items()}
     arrays = {name: x if name == "image" else x.long() for name, x in arrays.items()}
-    with torch.no_grad():
-        if description.library == "timm":
-            return _timm_model(library, folder, description)(arrays["image"].permute(0, 3, 1, 2)).numpy()
-        library.utils.logging.disable_progress_bar()
-        auto = getattr(library, description.auto)
-        model, about = auto.from_pretrained(folder, output_loading_info=True, **description.options)
-        if wrong := {key: names for key, names in about.items() if names and key.endswith("keys")}:
-            raise WeightsError(f"{folder}: {description.architecture} of {description.library} reports {wrong}.")
-        model.eval()
+    readme: dict[str, Any] = {}
+    with contextlib.chdir(folder), torch.no_grad():
+        exec(loading_code(description), readme)
+        model = readme["model"].eval()
         if "image" in arrays:
             pixels = arrays["image"].permute(0, 3, 1, 2)
-            return model(pixel_values=pixels.repeat(1, 3, 1, 1) if description.grey else pixels).logits.numpy()
+            result = model(pixels.repeat(1, 3, 1, 1) if description.grey else pixels)
+            return (result if description.library == "timm" else result.logits).numpy()
         tokens = arrays["tokens"]
         lengths = arrays.get("lengths", torch.full((len(tokens),), tokens.shape[1]))
         mask = (torch.arange(tokens.shape[1])[None] < lengths[:, None]).long()
         types = {"token_type_ids": arrays["types"]} if "types" in arrays else {}
         result = model(input_ids=tokens, attention_mask=mask, **types)
         return (result.logits if "logits" in result else result.last_hidden_state).numpy()
-
-
-def _timm_model(timm: Any, folder: Path, description: Description) -> Any:
-    options = {}
-    if (head_dim := description.head_dim) is not None:
-
-        class Lean(importlib.import_module("timm.layers").Attention):
-            def __init__(self, dim: int, num_heads: int = 8, **other: Any):
-                super().__init__(dim, num_heads, attn_head_dim=head_dim, **other)
-
-        options["attn_layer"] = Lean
-    return timm.create_model(f"local-dir:{folder}", pretrained=True, **options).eval()
 
 
 def compare(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> float | None:
@@ -146,8 +133,7 @@ def check_outputs(
 ) -> float:
     """Return the largest difference of the outputs of two models, relative to the largest of `theirs`, from `source`.
 
-    Outputs count where `valid` (B T) is True; all if None. Raises WeightsError, with `advice`, if the shapes differ, a
-    number is not finite, or the difference is above LIMIT.
+    Outputs count where `valid` (B T) is True. Raises WeightsError, with `advice`, if it is not finite or above LIMIT.
     """
     if ours.shape != theirs.shape:
         raise WeightsError(f"{source}: outputs are {theirs.shape}, but the model gives {ours.shape}.")
@@ -156,8 +142,8 @@ def check_outputs(
     worst = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
     if not worst <= LIMIT:
         raise WeightsError(
-            f"{source}: the outputs differ by {worst:.1e} of the largest from those of the model, more than float32 "
-            f"rounding ({LIMIT:.0e}). {advice}"
+            f"{source}: outputs of the two models differ by {worst:.1e} of the largest, more than float32 rounding "
+            f"({LIMIT:.0e}). {advice}"
         )
     return worst
 

@@ -18,16 +18,7 @@ from leanformer.pretrained.storage import Tensors, read, write
 from leanformer.runtime.mesh import flatten_names, leaf_names
 
 
-__all__ = [
-    "Allowed",
-    "Tensors",
-    "export",
-    "load",
-    "native_layout",
-    "read",
-    "resize_positions",
-    "write",
-]
+__all__ = ["Allowed", "Tensors", "export", "load", "native_layout", "read", "resize_positions", "write"]
 POSITIONS = "pos_embed"
 SHOWN = 40  # maximum number of names in a message
 # Old suffixes of names and their replacements.
@@ -78,16 +69,13 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
         names = entry.names()
         missing = [name for name in names if name not in tensors]
         ours = ", ".join(entry.ours)
-        if unknown := [name for name in entry.ours if name not in initial]:
-            wrong += [f"{name}: in the layout, not in the model" for name in unknown]
-        elif missing and entry.ours and not (allowed.new_head and _is_head(entry, allowed)):
+        if missing and entry.ours and not (allowed.new_head and _is_head(entry, allowed)):
             where = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
             wrong.append(f"{where}: missing in the file (for {ours}){_hint(entry, allowed)}")
         elif missing or not entry.ours:
             continue
         elif integers := [name for name in names if not np.issubdtype(tensors[name].dtype, np.floating)]:
-            more = f", and {len(integers) - 1} more" if len(integers) > 1 else ""
-            found = f"{integers[0]}{more}: {tensors[integers[0]].dtype} in the file"
+            found = f"{integers[0]}: {tensors[integers[0]].dtype} in the file"
             wrong.append(f"{found}, but {ours} has floating-point numbers")
         else:
             loaded, misfits = _load_entry(entry, [tensors[n] for n in names], initial, allowed)
@@ -119,10 +107,7 @@ def _check_refused(tensors: Tensors, layout: Sequence[Entry]) -> None:
 
 
 def _normalise_names(tensors: Tensors, layout: Sequence[Entry]) -> Tensors:
-    """Return the tensors with missing prefixes and old suffixes of their names corrected.
-
-    Files of a model without its head lack the first part of names, such as Hugging Face's "transformer.".
-    """
+    """Return the tensors with missing prefixes, as of a model without its head, and old suffixes of names corrected."""
     names = {name for entry in layout for name in entry.names()}
     for old, new in OLDER:
         tensors = {name.removesuffix(old) + new if name.endswith(old) else name: x for name, x in tensors.items()}
@@ -201,9 +186,7 @@ def resize_positions(
     are rows and columns, square if None.
     """
     if table.ndim == 2:
-        raise WeightsError(
-            f"Positions {table.shape} of texts cannot be resized. Set model.max_length={table.shape[0]}."
-        )
+        raise WeightsError(f"Positions {table.shape} of texts have one length. Set model.max_length={len(table)}.")
     if table.ndim == 4:
         return np.asarray(jax.image.resize(jnp.asarray(table), tuple(shape), "cubic"))
     side, side_to = math.isqrt(table.shape[1]), math.isqrt(shape[1])
@@ -233,10 +216,7 @@ def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
     """
     values = {**flatten_names(weights[0]), **flatten_names(weights[1])}
     if unmatched := sorted(values.keys() - {name for entry in layout for name in entry.ours}):
-        raise WeightsError(
-            f"The layout has no parameter for {', '.join(unmatched[:SHOWN])}: "
-            "exporting without it would change the model."
-        )
+        raise WeightsError(f"The layout has no parameter for {', '.join(unmatched[:SHOWN])}.")
     tensors: Tensors = {}
     for entry in layout:
         names = entry.names()

@@ -1,7 +1,7 @@
 """Check of the `config.json` beside published weights.
 
 Shapes of weights do not determine what a model computes: 4 heads of 16 and 8 heads of 8 have equal shapes, and epsilon
-and activation have none. A setting that `config.json` gives must therefore be that of the model that reads the weights.
+and activation have none. A setting in `config.json` must therefore equal the setting of the model that reads them.
 """
 
 import sys
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from leanformer.config.rules import image_sides
 from leanformer.errors import WeightsError
 from leanformer.runtime import files, multihost
 
@@ -64,11 +65,9 @@ TIMM |= {"img_size": "image_size"}
 
 
 def check(path: str | Path, layout: str, settings: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Raise WeightsError if the `config.json` beside published weights does not match the model.
+    """Raise WeightsError if the `config.json` beside published weights does not match `settings` of the model.
 
-    `settings` is every setting of the model, from `model_base.Family.settings`, and its `name`. Returns the rows and
-    columns of patches of the published model; None if the file does not tell them. Warns on stderr if there is no file,
-    and if it does not tell the number of heads.
+    Returns the rows and columns of patches of the published model, if known. Warns if the number of heads is unknown.
     """
     path = Path(path).expanduser()
     config = (path if path.is_dir() else path.parent) / "config.json"
@@ -89,9 +88,8 @@ def check(path: str | Path, layout: str, settings: Mapping[str, Any]) -> tuple[i
         raise WeightsError(f"{config}: these weights need {needed}, but found {found}. Set them{hint}.")
     if "image_size" not in theirs or "patch_size" not in theirs:
         return None
-    size, patch = theirs["image_size"], theirs["patch_size"]
-    height, width = (size, size) if isinstance(size, int) else size
-    return height // patch, width // patch
+    height, width = image_sides(theirs["image_size"])
+    return height // theirs["patch_size"], width // theirs["patch_size"]
 
 
 def _of_transformers(
@@ -109,10 +107,7 @@ def _of_transformers(
             raise WeightsError(f"{config}: {key}={values[key]!r} is not supported, only {only!r}. Use other weights.")
     window = values.get("sliding_window") if values.get("use_sliding_window", True) else None
     if window is not None and window < settings.get("max_length", 0):
-        raise WeightsError(
-            f"{config}: sliding_window={window}, but layers here see all tokens. Set "
-            f"--config.model.max_length={window}."
-        )
+        raise WeightsError(f"{config}: sliding_window={window}. Set --config.model.max_length={window}.")
     architecture, keys = HUGGINGFACE[model_type]
     theirs = {ours: values[key] for key, ours in keys.items() if values.get(key) is not None}
     for key in ACTIVATION_KEYS:

@@ -1,8 +1,6 @@
 """Import and export of weights: layouts are inverted bit for bit, and every mismatch is listed."""
 
-import json
 import pickle
-import struct
 
 import jax
 import jax.numpy as jnp
@@ -70,10 +68,6 @@ def test_half_precision_becomes_float32(tmp_path):
 def test_files_without_weights_are_refused(tmp_path):
     path = tmp_path / "w.safetensors"
     with refuses(path, error=WeightsError):
-        pretrained.read(path)
-    header = json.dumps({"block.weight": {"dtype": "F8_E4M3", "shape": [4, 2], "data_offsets": [0, 8]}}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
-    with refuses(path, "block.weight (F8_E4M3)", error=WeightsError):
         pretrained.read(path)
     path.write_bytes(pickle.dumps({"a": 1}))
     with refuses(path, "pickle", "safetensors.torch.save_file", error=WeightsError):

@@ -1,4 +1,4 @@
-"""Layouts: maps between our parameters and those of published checkpoints, by library and architecture."""
+"""Layouts: maps between our parameters and published checkpoints, by library and architecture."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,22 +21,16 @@ INTERVENTIONS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "graying")
 def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
     """Return the entries that map the names of tensors in a published library, a key of PUBLISHED, to ours.
 
-    `arguments` are those of the model, with the `name` of its architecture. Raises ConfigError if the library has no
-    such model.
+    `arguments` is the section config.model. Raises ConfigError if the library has no such model.
     """
     name = arguments["name"]
     if name not in PUBLISHED[source]:
         available = ", ".join(key for key, layouts in PUBLISHED.items() if name in layouts) or "none"
         raise ConfigError(f'No layout between "{source}" and the architecture {name}. Available: {available}.')
     if active := [key for key in INTERVENTIONS if arguments.get(key)]:
-        raise ConfigError(
-            f'model.{active[0]}={arguments[active[0]]}: the layout "{source}" has no such option, so its model would '
-            "compute something else with these weights. Leave the option out, or use our own layout."
-        )
+        option = f"model.{active[0]}={arguments[active[0]]}"
+        raise ConfigError(f'{option}: the layout "{source}" has no such option. Leave it out, or use the layout "own".')
     if uneven := listed_per_layer(arguments):
         key, sizes = next(iter(uneven.items()))
-        raise ConfigError(
-            f'model.{key}={sizes}: models of the layout "{source}" have one number for all layers. Set one number, or '
-            "use our own layout."
-        )
+        raise ConfigError(f'model.{key}={sizes}: the layout "{source}" has equal layers. Use the layout "own".')
     return PUBLISHED[source][name](**arguments)

@@ -1,7 +1,4 @@
-"""Building blocks of layouts: a published tensor, our parameters in it, and the conversion between their shapes.
-
-A layout is a list of `Entry`, which `leanformer.pretrained` applies in both directions.
-"""
+"""Building blocks of layouts: a published tensor, our parameters in it, and the conversion between their shapes."""
 
 import dataclasses
 import math

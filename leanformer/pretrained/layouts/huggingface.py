@@ -14,9 +14,10 @@ OURS = "blocks.layers"
 # Options of a model that a published one needs.
 BERT = {"positions": "learned", "norm": "layernorm", "post_norm": True, "gated": False}
 BERT |= {"mlp_bias": True, "qkv_bias": True, "pool": "first"}  # also the defaults of the architecture
-GPT_DEFAULTS = {"norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True, "tied": True}
-GPT2 = {"positions": "learned", "norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True}
-LLAMA = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
+GPT2 = {"attention": "softmax", "positions": "learned", "norm": "layernorm", "gated": False, "mlp_bias": True}
+GPT2 |= {"qkv_bias": True}
+GPT_DEFAULTS = GPT2 | {"tied": True}
+LLAMA = {"attention": "softmax", "positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
 NANOCHAT = LLAMA | {"gated": False, "activation": "relu2", "qk_norm": "rmsnorm", "qkv_bias": False, "out_bias": False}
 NANOCHAT |= {"tied": False}
 # Options that no published GPT has; nanochat has a `head_cap`.
@@ -117,30 +118,27 @@ def _bert_heads(*, classifier: bool, masked: bool) -> list[Entry]:
     return loaded + unread
 
 
-def gpt(*, depth: int, positions: str = "learned", attention: str = "softmax", **other: Any) -> list[Entry]:
+def gpt(*, depth: int, **other: Any) -> list[Entry]:
     """The published model that matches the options.
 
     It is `GPT2LMHeadModel` with learned positions, `Qwen3ForCausalLM` with norms of queries and keys,
     `Qwen2ForCausalLM` with biases of queries, keys and values alone, else `LlamaForCausalLM`, whose `attention_bias` is
-    qkv_bias and out_bias. Models like nanochat have the layout of what `rename_nanochat` returns, which no library
-    loads.
+    qkv_bias and out_bias. For models like nanochat it is what `rename_nanochat` returns, which no library loads.
     """
-    required = GPT2 if positions == "learned" else LLAMA
-    if required is LLAMA and other.get("activation") == "relu2" and not other.get("gated"):
+    given: dict[str, Any] = GPT_DEFAULTS | other
+    required = GPT2 if given["positions"] == "learned" else LLAMA
+    if required is LLAMA and given.get("activation") == "relu2" and not given["gated"]:
         required = NANOCHAT
-    given: dict[str, Any] = GPT_DEFAULTS | other | {"positions": positions}
     wrong = {key: given.get(key) for key, value in required.items() if given.get(key) != value}
     wrong |= {key: given[key] for key in UNSUPPORTED if given.get(key) is not None}
     if required is NANOCHAT:
         wrong.pop("head_cap", None)
-    if attention != "softmax":
-        wrong["attention"] = attention
-    _refuse(wrong, f'GPT with model.positions="{positions}"')
+    _refuse(wrong, f'GPT with model.positions="{given["positions"]}"')
     return (_gpt2 if required is GPT2 else _llama)(depth, **given)
 
 
 def rename_nanochat(tensors: Mapping[str, np.ndarray], arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return nanochat's tensors as those of a Llama with the same outputs; tensors of any other model unchanged.
+    """Return nanochat's tensors as a Llama's with the same outputs; tensors of any other model unchanged.
 
     nanochat (`NanoChatForCausalLM`) is recognised by its tensors `model.layers.0.mlp.fc1.*`; the Llama's MLP has no
     gate projection. Its norms have no scales, so scales of 1 are added. It normalises the token embeddings first, so
