@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.analysis import statistics
-from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
+from leanformer.analysis.runs import ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.config.key_docs import split_values
 from leanformer.errors import ConfigError
@@ -123,17 +123,17 @@ def compare(
         test: "paired" by seed (Welch's test if seeds do not match), "welch" or "pooled" (one variance for all).
 
     Raises:
-        ConfigError: a key of `by` is in no run or is the seed, the margin is not positive and finite, or no
-            configuration has the name `against`.
+        ConfigError: a key of `by` is in no run, or changes no result like the seed; or no configuration has the name
+            `against`.
     """
-    if margin is not None and not 0 < margin < math.inf:
-        raise ConfigError(f"--margin={margin:g}: must be above 0 and finite. Give the largest difference to ignore.")
     found = sorted(group(data.runs, by), key=lambda one: -one.mean if data.score.higher else one.mean)
     names = [one.name for one in found]
     if against is not None and against not in names:
         raise ConfigError(f"--against={against}: no such configuration. Choose one of: {'; '.join(names)}.")
-    chosen = margin or MARGIN * abs(float(np.mean([run.value for run in data.runs])))
-    source = "--margin" if margin else f"{MARGIN:.0%} of the mean over all runs; --margin sets it"
+    chosen, source = margin, "--margin"
+    if chosen is None:
+        chosen = MARGIN * abs(float(np.mean([run.value for run in data.runs])))
+        source = f"{MARGIN:.0%} of the mean over all runs; --margin sets it"
     couples = [(a, b) for a, b in itertools.combinations(found, 2) if against is None or against in (a.name, b.name)]
     pairs = judge(couples, data.score.higher, chosen, test)
     pairs.sort(key=lambda pair: (0, 0) if names[0] == pair.first else (1, pair.p))
@@ -143,16 +143,9 @@ def compare(
 
 
 def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Configuration]:
-    """Group runs into configurations by the values of the keys `by`, by default all keys that differ.
-
-    Raises ConfigError if a key of `by` is the seed, or in no run's `keys`.
-    """
-    keys = {key for run in runs for key in run.keys}
-    for key in by:
-        if key == SEED:
-            raise ConfigError(f"--by={SEED}: results are averaged over seeds. Leave it out.")
-        if key not in keys:
-            raise ConfigError(f"--by={key}: no run has this key, or it changes no result. Keys are as in model.depth.")
+    """Group runs into configurations by the values of the keys `by`, by default all keys that differ."""
+    if unknown := [key for key in by if not any(key in run.keys for run in runs)]:
+        raise ConfigError(f"--by={unknown[0]}: no run has this key, or it changes no result like the seed.")
     defining = list(by) or differing_keys(runs)
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -193,8 +186,8 @@ def _make_names(groups: Sequence[Sequence[Run]], keys: Sequence[str], folders: b
 def judge(couples: Sequence[tuple[Configuration, Configuration]], higher: bool, margin: float, test: str) -> list[Pair]:
     """Return the comparison of each pair of configurations.
 
-    Holm's correction for the number of pairs is applied separately to the p values of three tests: difference,
-    equivalence, and difference above the margin. `p_holm`, `better` and `same` are corrected, `p` is not.
+    `p_holm`, `better` and `same` have Holm's correction for the number of pairs, separately for the tests of a
+    difference, of equivalence, and of a difference above the margin; `p` has none.
     """
     involved = {one.name: one for couple in couples for one in couple}
     common = statistics.pooled_std([one.scores for one in involved.values()])
@@ -231,10 +224,7 @@ TESTS = {
 
 
 def find_trends(configurations: Sequence[Configuration]) -> list[Trend]:
-    """Return the trend of each key that has three or more positive numbers as values, between runs equal in all others.
-
-    Keys that move together have one trend, which names the first.
-    """
+    """Return the trend of each key with three or more positive values; of keys that move together, of the first."""
     keys = sorted(configurations[0].keys, key=lambda key: key != HEADS)  # heads before what moves with them
     columns = {key: [one.keys[key] for one in configurations] for key in keys}
     trends, seen = [], set()
@@ -264,11 +254,8 @@ def find_trends(configurations: Sequence[Configuration]) -> list[Trend]:
 
 def _move_together(values: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return whether values and others determine each other."""
-    return (
-        len(set(map(repr, values)))
-        == len(set(map(repr, others)))
-        == len({repr(pair) for pair in zip(values, others, strict=True)})
-    )
+    pairs = [*zip(values, others, strict=True)]
+    return len({len(set(map(repr, column))) for column in (values, others, pairs)}) == 1
 
 
 def _list_warnings(configurations: Sequence[Configuration]) -> list[str]:

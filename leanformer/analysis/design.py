@@ -37,9 +37,7 @@ def model_dimensions(model: Mapping[str, Any], params: int, flops: int | None = 
     uneven = [axis for axis in AXES if axis not in several and type(model.get(axis)) is not int]
     if uneven or (type(model.get("value_dim") or 1) is not int and "value_dim" not in several):
         values = ", ".join(f"{axis}={model.get(axis)}" for axis in uneven or ["value_dim"])
-        raise ConfigError(
-            f"The model {model.get('name')} has {values}. It must be one number, or a size of layers one per layer."
-        )
+        raise ConfigError(f"{model.get('name')} has {values}. Set one number, or one per layer where layers differ.")
     heads, head_dim, mlp = (several.get(axis) or (model[axis],) * model["depth"] for axis in AXES[2:])
     return Dimensions(model["width"], heads, head_dim, mlp, params, flops)
 
@@ -127,12 +125,12 @@ class Design:
     def values(self, axis: str) -> int:
         return 1 + int((np.diff(np.sort(self.sizes[axis])) > EXACT).sum())
 
-    def collinear(self) -> list[tuple[list[str], list[str]]]:
-        """Return the groups of sizes whose effects the runs cannot separate, each as two lists of names.
+    def collinear(self) -> list[list[str]]:
+        """Return the names of sizes whose effects the runs cannot separate, by group.
 
-        A product of powers of the first list is nearly proportional to one of the second, or nearly constant if the
-        second is empty. A direction of the centred, scaled columns is collinear if its singular value is below 1/30 of
-        the largest. A size belongs to a group if most of its coefficient's variance lies in collinear directions.
+        A product of powers of a group's sizes is nearly constant: the singular value of this direction of the centred,
+        scaled columns is below 1/30 of the largest. A size belongs to a group if most of its coefficient's variance
+        lies in such directions.
         """
         used = [i for i, term in enumerate(TERMS) if term.power == 1 and self.values(term.axis) > 1]
         if len(used) < 2:
@@ -143,14 +141,13 @@ class Design:
         variance = (vectors / np.maximum(singular, FLOOR * singular[0])[:, None]) ** 2
         named = variance[weak].sum(axis=0) > SHARED * variance.sum(axis=0)
         projector = vectors[weak].T @ vectors[weak]  # independent of the basis of the collinear directions
-        groups: list[tuple[list[str], list[str]]] = []
+        groups: list[list[str]] = []
         left = [k for k in range(len(used)) if named[k]]
         while left:
             link = projector[left[0]]
             members = [k for k in left if abs(link[k]) > FLOOR]
             left = [k for k in left if k not in members]
-            one, other = ([TERMS[used[k]].axis for k in members if sign * link[k] > 0] for sign in (1, -1))
-            groups.append((one, other))
+            groups.append([TERMS[used[k]].axis for k in members])
         return groups
 
     def undetermined(self) -> list[str]:
@@ -161,8 +158,6 @@ class Design:
                 sentences.append(f"{term.axis} did not vary: its effect is unknown.")
             elif term.power == 2 and self.values(term.axis) == 2:
                 sentences.append(f"{term.axis} had two values: an optimum between them cannot be detected.")
-        for one, other in self.collinear():
-            sides = " and ".join(" x ".join(side) for side in (one, other) if side)
-            text = sides if other else f"{' and '.join(one)} (at a constant product)"
-            sentences.append(f"{text} vary together: their effects cannot be separated.")
+        for group in self.collinear():
+            sentences.append(f"{' and '.join(group)} vary together: their effects cannot be separated.")
         return sentences

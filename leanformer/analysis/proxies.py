@@ -67,8 +67,7 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
     """Train architectures with `leanformer.sweep` in a child process, and return the folder of the runs.
 
     The same call resumes an interrupted sweep; `words` are its further flags. Single runs may fail. A stop signal to
-    the sweep ends this process with the same exit status. Raises ConfigError if the sweep rejected its arguments or
-    `out` has runs of other settings, and TrainingError if no run finished.
+    the sweep ends this process with the same exit status.
     """
     changes = {key: repr(value) for key, value in base.changes.items()}
     settings = [word for word in words if word.startswith("--set=")]  # seeds and shapes may be added
@@ -82,7 +81,5 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
     if status == 2:
         raise ConfigError("The sweep of the proxy runs failed; the reason is above. Nothing was planned.")
     if not list((out / "runs").glob("*/summary.json")):
-        raise TrainingError(
-            f"None of {len(chosen)} proxy runs finished. See {out / 'runs' / 'logs'} and the lines above."
-        )
+        raise TrainingError(f"None of {len(chosen)} proxy runs finished. See {out / 'runs' / 'logs'}.")
     return out / "runs"

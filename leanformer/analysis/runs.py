@@ -50,10 +50,7 @@ class ComparableRuns:
 
 
 def find_workdirs(paths: Sequence[str]) -> dict[Path, bool]:
-    """Return the absolute folders of runs, each with True if it was given itself, False if its sweep was.
-
-    A run is a folder with a config.json, and a sweep a folder with runs in it. Other files and folders are skipped.
-    """
+    """Return the absolute folders of runs, each with True if it was given itself, False if its sweep was."""
     result: dict[Path, bool] = {}
     for path in (Path(text).expanduser() for text in paths):
         is_run = (path / "config.json").is_file()
@@ -155,10 +152,7 @@ def _check_comparable(runs: Sequence[Run], score: Score) -> None:
     for run in runs:
         same = folders.setdefault((run.seed, repr(sorted(run.keys.items()))), run.workdir)
         if same != run.workdir:
-            raise ConfigError(
-                f"{same} and {run.workdir} have the same config and seed: a copy is not an independent replicate. "
-                "Leave one out."
-            )
+            raise ConfigError(f"{same} and {run.workdir} have the same config and seed. Leave one out.")
 
 
 def _comparable_value(run: Run, key: str) -> Any:
@@ -183,15 +177,9 @@ def error_limit(score: Score) -> float:
 
 
 def to_errors(values: Sequence[float], score: Score) -> list[float]:
-    """Return scores as errors, lower is better: 1 - score if higher is better, else unchanged.
-
-    Raises ConfigError if a score of which higher is better is above 1.
-    """
+    """Return scores as errors, lower is better: 1 - score if higher is better, else unchanged."""
     if score.higher and max(values) > 1:
-        raise ConfigError(
-            f"--metric={score.name}: higher is better, but {max(values):g} is above 1. Choose a fraction, or a metric "
-            "for which lower is better, such as --metric=loss."
-        )
+        raise ConfigError(f"--metric={score.name}: {max(values):g} is above 1. Choose a fraction, or --metric=loss.")
     return [1 - value if score.higher else value for value in values]
 
 

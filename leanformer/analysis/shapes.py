@@ -74,10 +74,7 @@ class Costs:
                 more = np.linalg.lstsq(design[:FITTED], np.array(rest[:FITTED], float), rcond=None)[0]
                 fitted[name] = [c + round(value) for c, value in zip(fitted[name], more, strict=True)]
             if any(cls(fitted).of(name, shape) != true for shape, true in zip(shapes, counts, strict=True)):
-                raise ConfigError(
-                    f"model.name={config.model.name}: its {name} are not a polynomial in its sizes. plan supports only "
-                    "models for which they are."
-                )
+                raise ConfigError(f"plan does not support model.name={config.model.name}: no polynomial of its {name}.")
         return cls(fitted)
 
     def of(self, name: str, shape: Shape) -> int:
@@ -111,14 +108,10 @@ def _sample(number: int) -> list[Shape]:
 
 
 def axis_values(config: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the values of each size to combine: `over`'s, or sizes around the config's.
-
-    Default numbers of heads and MLP widths are multiples of `mesh.tensor`. Raises ConfigError for a key not in AXES.
-    """
+    """Return the values of each size to combine: `over`'s, or multiples of `mesh.tensor` around the config's."""
     if unknown := over.keys() - set(AXES):
-        raise ConfigError(
-            f"--over={min(unknown)}: unknown size. Choose from {', '.join(f'model.{axis}' for axis in AXES)}."
-        )
+        known = ", ".join(f"model.{axis}" for axis in AXES)
+        raise ConfigError(f"--over={min(unknown)}: unknown size. Choose from {known}.")
     model, tensor = config.model, max(1, config.mesh.tensor)
     eights = {axis: sorted({max(8, 8 * round(model[axis] * s / 8)) for s in SCALES}) for axis in ("width", "mlp_dim")}
     default: dict[str, Sequence[int]] = {
@@ -138,19 +131,14 @@ def enumerate_within(
     slack: float,
     flag: str = "--budget",
 ) -> list[Shape]:
-    """Return every combination of sizes that costs at most the budget, and at least (1 - slack) of it.
-
-    Raises ConfigError, with the nearest architectures, if there is none.
-    """
+    """Return every combination of sizes that costs at most the budget, and at least (1 - slack) of it."""
     priced = [(price(shape), shape) for shape in itertools.product(*(axes[axis] for axis in AXES))]
     inside = [shape for cost, shape in priced if (1 - slack) * budget <= cost <= budget]
     if not inside:
-        below = max((x for x in priced if x[0] < budget), default=None)
-        above = min((x for x in priced if x[0] > budget), default=None)
-        near = " and ".join(f"{describe(x[1])} at {x[0]:,.6g}" for x in (below, above) if x)
+        cost, nearest = min(priced, key=lambda one: abs(one[0] - budget))
         raise ConfigError(
-            f"{flag}: none of {len(priced):,} architectures costs {(1 - slack) * budget:,.6g} to "
-            f"{budget:,.6g}. Nearest: {near}. Change --budget, raise --slack, or add sizes with --over."
+            f"{flag}: none of {len(priced):,} architectures costs this much. The nearest, {describe(nearest)}, costs "
+            f"{cost:,.6g}. Change --budget, raise --slack, or add sizes with --over."
         )
     return inside
 

@@ -39,7 +39,7 @@ class Interval:
 
 
 NOTHING = Interval(-math.inf, math.inf)
-ROUNDING = 1e-12  # of the largest score: a smaller standard deviation is that of rounding, not of seeds
+ROUNDING = 1e-12  # of the largest score: a smaller standard deviation comes from rounding, not from seeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Difference:
         error: standard error; NaN with fewer than two scores.
         df: degrees of freedom of the standard error.
         count: number of pairs, or of the scores of the smaller group; for "pooled" at least 2 if `df` is at least 2.
-        seed_std: standard deviation of the difference of a single pair of scores; for "Student" that of one score.
+        seed_std: standard deviation of the difference of a single pair of scores; for "Student" of one score.
     """
 
     method: str
@@ -138,10 +138,7 @@ def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
 
 
 def pooled_difference(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> Difference:
-    """Return the difference mean(a) - mean(b) with `common`, the `pooled_std` of all groups.
-
-    It has many more degrees of freedom than Welch's test, but is wrong if the variances differ.
-    """
+    """Return the difference mean(a) - mean(b) with the `pooled_std` of all groups, wrong if variances differ."""
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
     count = min(len(a), len(b)) if df < 2 else max(2, min(len(a), len(b)))
     error = deviation * math.sqrt(1 / len(a) + 1 / len(b))
@@ -198,17 +195,13 @@ def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL
     """Return the approximate number of seeds per configuration for an equivalence test with the power POWER.
 
     The configurations are assumed to be equal, with the observed standard deviation. The power of the two one-sided
-    tests uses the noncentral t distribution, with their tails as independent (Phillips, 1990). None if the difference
-    is not `testable`, or the number is above MOST_SEEDS.
+    tests uses the noncentral t distribution, with their tails as independent (Phillips, 1990). None if unknown.
     """
     return _fewest(difference, margin, alpha, lambda tail: np.maximum(0.0, 2 * tail - 1))
 
 
 def seeds_to_differ(difference: Difference, alpha: float = 1 - LEVEL) -> int | None:
-    """Return the number of seeds per configuration with which the observed difference is shown with the power POWER.
-
-    None if the difference is not `testable` or 0, or the number is above MOST_SEEDS.
-    """
+    """Return the seeds per configuration that show the observed difference with the power POWER; None if unknown."""
     return _fewest(difference, abs(difference.value), alpha / 2, lambda tail: tail)
 
 

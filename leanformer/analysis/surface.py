@@ -53,7 +53,7 @@ class Surface:
 
     scale: Scale
     design: Design
-    mean: Float[np.ndarray, " p"]  # coefficients: first the level, then those of TERMS
+    mean: Float[np.ndarray, " p"]  # coefficients: first the level, then one per term of TERMS
     covariance: Float[np.ndarray, "p p"]
     noise: float  # variance of f(mean error) around the surface
     seeds: float  # variance to add for a single run
@@ -70,7 +70,7 @@ class Surface:
         return self.scale.backward(np.array(stats.t.interval(level, self.freedom, rows @ self.mean, error)))
 
     def probability_worse(self, shapes: Sequence[Dimensions], first: Dimensions) -> Float[np.ndarray, " n"]:
-        """Return the probability, per shape, that its mean error over seeds exceeds that of `first`; 0.5 if equal."""
+        """Return the probability, per shape, that its mean error over seeds is above `first`'s; 0.5 if equal."""
         rows, beyond = self._rows([first, *shapes])
         rows, beyond = rows[1:] - rows[0], beyond[1:] - beyond[0]
         error = np.sqrt(self._variance(rows, beyond) + 2 * self.noise)
@@ -100,18 +100,10 @@ def fit(shapes: Sequence[Dimensions], errors: Sequence[Sequence[float]], scale: 
             `scale.limit`.
     """
     scale = scale or Scale()
-    different = len(set(shapes))
-    if different < FEWEST:
-        raise ConfigError(
-            f"The response surface needs {FEWEST} different architectures, found {different}. Train more."
-        )
-    extremes = min(map(min, errors)), max(map(max, errors))
-    if not 0 < extremes[0] <= extremes[1] < scale.limit:
-        bad = extremes[0] if extremes[0] <= 0 else extremes[1]
-        raise ConfigError(
-            f"An error of {bad:g} is not strictly between 0 and {scale.limit:g}, as the response surface requires. "
-            "Choose another metric, such as --metric=loss."
-        )
+    if (different := len(set(shapes))) < FEWEST:
+        raise ConfigError(f"The response surface needs {FEWEST} architectures, found {different}. Train more.")
+    if wrong := [error for runs in errors for error in runs if not 0 < error < scale.limit]:
+        raise ConfigError(f"An error of {wrong[0]:g} is not between 0 and {scale.limit:g}. Choose --metric=loss.")
     design = Design.from_shapes(shapes)
     values = [scale.forward(np.array(runs, float)) for runs in errors]
     means = np.array([runs.mean() for runs in values])

@@ -15,7 +15,7 @@ from leanformer.analysis.frontier import Conditioning
 from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import format_number
 from leanformer.quantities import find
-from leanformer.reports.plots import SERIES, TEXT_COLOR, literal, style_axes
+from leanformer.reports.plots import SERIES, TEXT_COLOR, literal, make_axes
 
 
 GREY = "#767676"
@@ -76,8 +76,7 @@ def _plot_differences(result: Comparison) -> Figure:
 
 
 def _make_rows(names: Sequence[str], label: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(8.6, 1.1 + 0.26 * len(names)), dpi=150, layout="constrained")
-    axes = style_axes(figure.subplots(), label)
+    figure, axes = make_axes(8.6, 1.1 + 0.26 * len(names), label)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(range(len(names)), [_shorten(name, 50) for name in names], fontsize=8)
     return figure, axes
@@ -115,9 +114,8 @@ def _plot_points(
     hollow: Sequence[str] = (),
 ) -> tuple[Figure, Axes]:
     """Plot mean scores with their intervals against positive numbers, `places`, on a logarithmic axis."""
-    figure = Figure(figsize=(4.6, 3.3), dpi=150, layout="constrained")
     quantity = find(result.score.name)
-    axes = style_axes(figure.subplots(), label, quantity.axis)
+    figure, axes = make_axes(4.6, 3.3, label, quantity.axis)
     shown = [one for one in result.configurations if one.name in places]
     for i, one in enumerate(sorted(shown, key=lambda one: places[one.name])):
         own, mean = GREY if one.name in grey else color, quantity.scale * one.mean
@@ -152,8 +150,7 @@ def _plot_curves(result: Comparison) -> list[Figure]:
         curves = {one: curve for one, curve in curves.items() if len(curve.steps) > 1}
         if not curves:
             continue
-        figure = Figure(figsize=(8.6, 4.0), dpi=150, layout="constrained")
-        axes = style_axes(figure.subplots(), find("step").label, quantity.axis)
+        figure, axes = make_axes(8.6, 4.0, find("step").label, quantity.axis)
         for i, (one, curve) in enumerate(curves.items()):
             style = _line_style(i)
             for values in curve.runs if len(curve.runs) > 1 else ():
@@ -174,8 +171,7 @@ def _plot_curves(result: Comparison) -> list[Figure]:
 
 def _plot_layers(measure: Conditioning) -> Figure:
     """Plot the condition number of each layer, one line per configuration."""
-    figure = Figure(figsize=(4.6, 3.3), dpi=150, layout="constrained")
-    axes = style_axes(figure.subplots(), "layer", find("condition").label)
+    figure, axes = make_axes(4.6, 3.3, "layer", find("condition").label)
     axes.set_title(measure.measure.replace("_", " "), fontsize=8, color=TEXT_COLOR)
     axes.set_yscale("log")
     known = [value for values in measure.by_layer.values() for value in values if not math.isnan(value)]

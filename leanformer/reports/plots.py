@@ -19,10 +19,7 @@ SERIES = ("#1f6f8b", "#c2512f", "#4f7a37", "#7b5ea7", "#946c00", "#b0507f")
 
 
 def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write the plots for which the lines of metrics.jsonl have data to a folder, and return their paths.
-
-    They are loss, accuracy, lr, every other metric of evaluations, and conditioning (from probes).
-    """
+    """Write the plots for which the lines of metrics.jsonl have data to a folder, and return their paths."""
     accuracy = {key: find(key).label for key in ("top1", "top5", "ema_top1")}
     train_loss = "training (augmented examples, smoothed targets)"
     plans = {
@@ -59,8 +56,7 @@ def _conditioning(records: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: Mapping[tuple[str, str], str]) -> Figure | None:
-    figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
-    axes = style_axes(figure.subplots(), find("step").label, label)
+    figure, axes = make_axes(6.4, 4.0, find("step").label, label)
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):
         scale = find(key).scale
         points = [(r["step"], scale * r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
@@ -77,13 +73,15 @@ def literal(text: str) -> str:
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
-def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
-    """Label axes, draw a light grid, hide the frame at the top and right, and return the axes."""
+def make_axes(width: float, height: float, x: str, y: str = "") -> tuple[Figure, Axes]:
+    """Return a new figure of this size in inches, and its axes, labelled and with a light grid."""
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    axes = figure.subplots()
     axes.set_xlabel(x, color=TEXT_COLOR)
     axes.set_ylabel(y, color=TEXT_COLOR)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, lw=0.6)
-    return axes
+    return figure, axes
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
