@@ -51,16 +51,11 @@ def commands() -> Iterator[str]:
         yield from [f"## {name}", "", f"{summary[0].upper()}{summary[1:]}.", "", "```text", doc or "", "```", ""]
         if line.words:
             yield from [f"Takes {line.words}.", ""]
-        yield from table(["flag", "meaning"], [[f"`{flag}`", _explain(flag)] for flag in line.flags])
-
-
-def _explain(flag: Any) -> str:
-    default = "" if flag.default in (None, False, ()) else f" Default: {flag.default}."
-    return f"{flag.help}{default}{' Required.' if flag.required else ''}"
+        yield from table(["flag", "meaning"], [[f"`{flag}`", flag.explanation] for flag in line.flags])
 
 
 def config_keys() -> Iterator[str]:
-    """Yield the page of config keys: those of images, which most tasks share, then those that other tasks add."""
+    """Yield the page of config keys: of images, which most tasks share, then what other tasks add."""
     yield from [
         "# Config keys",
         "",
@@ -92,7 +87,7 @@ def models() -> Iterator[str]:
     by_task: dict[str, list[Sequence[Any]]] = {}
     for file in sorted(SHIPPED.glob("*.py")):
         c = config.load(str(file))
-        c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # that of the data
+        c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # 0: as in the data
         doc = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()[0].rstrip(".")
         parameters = count.format_number(float(count.parameters(build(c).state.params)))
         row = [f"`{file.stem}`", parameters, *_format_sizes(c.model), SIZES_IN_WORDS.sub("", doc)]

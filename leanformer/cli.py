@@ -65,6 +65,12 @@ class Flag:
         value = "|".join(self.kind) if isinstance(self.kind, tuple) else PLACEHOLDERS[self.kind]
         return f"--{self.name}={value}"
 
+    @property
+    def explanation(self) -> str:
+        """Help text with the default."""
+        default = "" if self.default in (None, False, ()) else f" Default: {self.default}."
+        return f"{self.help}{default}{' Required.' if self.required else ''}"
+
     def define(self, flags: absl.FlagValues) -> None:
         """Define the flag in absl's `flags`; a config is a text until its file is loaded."""
         if self.many:
@@ -182,9 +188,7 @@ class Command:
         """Return the help page: docstring of the module, flags, and how to set and to list the keys of a config."""
         lines = [(sys.modules[self.body.__module__].__doc__ or "").rstrip(), "", "Flags:"]
         for flag in self.flags:
-            default = "" if flag.default in (None, False, ()) else f" Default: {flag.default}."
-            required = " Required." if flag.required else ""
-            lines.append(f"  {flag!s:<24} {flag.help}{default}{required}")
+            lines.append(f"  {flag!s:<24} {flag.explanation}")
         if any(flag.kind is ConfigDict for flag in self.flags):
             from leanformer.config import key_docs
 
