@@ -13,7 +13,7 @@ project, author = "leanformer", "The leanformer contributors"
 release = metadata.version("leanformer")
 copyright = author
 
-# The root of the repository is the source folder, so that links between pages are those of the files.
+# The root of the repository is the source folder, so that links between pages are links between files.
 root_doc = "docs/index"
 include_patterns = ["docs/*.md", "docs/_generated/*.md", "notebooks/*.ipynb", "launch/*.md", "CONTRIBUTING.md"]
 include_patterns += ["CHANGELOG.md", "study/README.md", "study/LOG.md", "study/data/README.md"]

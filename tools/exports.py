@@ -133,17 +133,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="only models whose name contains this word")
     parser.add_argument("--out", type=Path, help="file to write the printed table to")
-    f = parser.parse_args()
+    args = parser.parse_args()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     lines = [f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d} with {versions}.", ""]
     lines += ["| model | huggingface | timm |", "|---|---|---|"]
     print("\n".join(lines), flush=True)
     for name, case in CASES.items():
-        if f.only in name:
+        if args.only in name:
             lines.append(f"| {' | '.join([name, *measure(case)])} |")
             print(lines[-1], flush=True)
-    if f.out:
-        f.out.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    if args.out:
+        args.out.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

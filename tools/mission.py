@@ -50,12 +50,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mission")
-    f = parser.parse_args()
-    f.out.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     torch = ROOT / ".venv" / "torch" / "bin" / "python"
-    rows = {name: [sys.executable, "-m", "pytest", "-q", "-n", f.jobs, *words] for name, words in ROWS.items()}
+    rows = {name: [sys.executable, "-m", "pytest", "-q", "-n", args.jobs, *words] for name, words in ROWS.items()}
     rows[TORCH] = [str(torch), "-m", "pytest", *TORCH_TESTS, "--confcutdir=tests/watching"]
-    results = [run(name, command, f.out) for name, command in rows.items() if f.only in name]
+    results = [run(name, command, args.out) for name, command in rows.items() if args.only in name]
     return 0 if all(results) else 1
 
 

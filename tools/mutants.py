@@ -145,16 +145,16 @@ def main() -> int:
     parser.add_argument("--tests", default='-m "not slow"', help="pytest arguments for every run")
     parser.add_argument("--near", action="store_true", help="run only the tests of the mirrored folder")
     parser.add_argument("--seconds", type=float, default=600.0, help="time limit per mistake")
-    f = parser.parse_args()
+    args = parser.parse_args()
 
-    mutants = [mutant for mutant in read() if f.only in mutant.name or f.only in mutant.file]
+    mutants = [mutant for mutant in read() if args.only in mutant.name or args.only in mutant.file]
 
     def work(mutant: Mutant) -> str:
-        result = judge(mutant, ROOT, shlex.split(f.tests), f.seconds, f.near)
+        result = judge(mutant, ROOT, shlex.split(args.tests), args.seconds, args.near)
         print(f"{result.kind:<10} {mutant.file}: {mutant.name}  [{result.detail}]", flush=True)
         return result.kind
 
-    with concurrent.futures.ThreadPoolExecutor(f.jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         kinds = [*pool.map(work, mutants)]
     print(f"{kinds.count(CAUGHT)} of {len(kinds)} caught.")
     return int(kinds.count(CAUGHT) < len(kinds))

@@ -73,7 +73,7 @@ def draw_tasks(axes: Axes) -> None:
 
 
 def draw_delay(axes: Axes) -> None:
-    """Plot the training loss of narrow heads minus that of the fewest, by step, at one learning rate."""
+    """Plot the training loss of narrow heads minus the fewest heads', by step, at one learning rate."""
     width = verdicts.BLOCKS[curves.BLOCK].width
     differences = curves.behind(read_rows(curves.ROWS))
     for (heads, by_step), color in zip(differences.items(), (SECOND, FIRST, THIRD), strict=False):
@@ -104,7 +104,7 @@ DOSES = {  # words of the picture, at places in data coordinates
 
 
 def draw_dose(axes: Axes) -> None:
-    """Plot the change of top-1 against that of log10 κ, for heads with their line, and for interventions."""
+    """Plot the change of top-1 against the change of log10 κ, for heads with their line, and for interventions."""
     values = figures.causes_values()
     for color, names, label in ((FIRST, HEADS, "more heads"), (SECOND, INTERVENTIONS, "interventions")):
         points = np.array([(values["kappa"][n], values["score"][n]) for n in names])  # name, axis, (value, low, high)

@@ -23,7 +23,7 @@ SETTINGS = {"short": (48, 5), "long": (48, 15), "wide": (96, 5)}  # width and ep
 
 
 def values() -> Mapping[str, Any]:
-    """Return the effects on the error, by budget; `mlp` is that of the MLP at both together, other sizes held."""
+    """Return the effects on the error, by budget; `mlp` is the MLP's at both together, other sizes held."""
     rows = surface.read_table(EVIDENCE / "quickstart.csv")
     parts = [[row for row in rows if row["budget"] == budget] for budget in (SMALL, LARGE)]
     return {

@@ -59,7 +59,7 @@ def plateau(step: int = 400) -> tuple[float, float]:
 
 
 def behind_pooled(step: int) -> Estimate:
-    """Return the training loss of the most heads minus that of one, with an error pooled over all heads and seeds.
+    """Return the training loss of the most heads minus one head's, with an error pooled over all heads and seeds.
 
     The interval of three paired seeds is by chance a tenth of what neighbouring steps give.
     """

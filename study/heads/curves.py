@@ -4,7 +4,7 @@
 
 With --runs, the folder of the runs that `study.heads.language --blocks=D --out=DIR` has trained, writes the
 finished ones to study/data/study_curves.csv; rows of other runs stay. Without it, prints the loss of each
-number of heads at one learning rate minus that of the fewest, with the same seeds, so with the same batches. This was
+number of heads at one learning rate minus the fewest heads', with the same seeds, so with the same batches. This was
 not planned: it looks for what explains the planned result.
 """
 
@@ -53,9 +53,9 @@ def collect(runs: Path) -> list[dict[str, Any]]:
 
 
 def behind(rows: Sequence[Mapping[str, Any]]) -> dict[int, dict[int, Difference]]:
-    """Return by number of heads and step the training loss minus that of the fewest heads, at the same learning rate.
+    """Return by number of heads and step the training loss minus the fewest heads', at the same learning rate.
 
-    It is paired by seed, of the numbers of heads that have all three seeds at that rate. Steps are those of all runs.
+    It is paired by seed, of the numbers of heads that have all three seeds at that rate, at the steps of all runs.
     """
     curves: dict[int, dict[int, dict[int, float]]] = {}
     for row in rows:

@@ -118,7 +118,7 @@ def widen_mlp(c: config.ConfigDict, params: int) -> int:
 def plan_tuning(
     arm: Arm, rows: list[dict[str, Any]], rates: Sequence[float] = RATES, score: str = "loss"
 ) -> Iterator[float]:
-    """Yield the learning rates that an arm still has to try: those of `rates`, then one beyond an edge."""
+    """Yield the learning rates that an arm still has to try: `rates`, then one beyond an edge."""
     tried = {row["lr"]: row[score] for row in rows_of(rows, arm, TUNING_SEED)}
     missing = [lr for lr in rates if lr not in tried]
     yield from missing
@@ -214,7 +214,7 @@ def probe_at_end(workdir: Path, names: Sequence[str]) -> dict[str, Any]:
 def measure_at_end(workdir: Path) -> dict[str, float]:
     """Return medians over layers, held-out rows and heads of a finished run, and the share of κ that are bounds.
 
-    κ is that of the concatenated head outputs of the last width / 4 tokens, see `probe_at_end`.
+    κ is measured on the concatenated head outputs of the last width / 4 tokens, see `probe_at_end`.
     """
     values = probe_at_end(workdir, ("attention_output", "attention_probabilities", "attention_entropy"))
     (last, whole), (_, probabilities) = values["attention_output"], values["attention_probabilities"]

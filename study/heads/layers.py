@@ -69,7 +69,7 @@ def run(arm: Arm, lr: float, seed: int, out: Path, steps: int = SHORT) -> dict[s
 def measure_by_layer(workdir: Path) -> dict[str, str]:
     """Return medians by layer over held-out rows, and heads, of a finished run, and the share of κ that are bounds.
 
-    κ is that of the concatenated head outputs of the last width / 4 tokens, see `language.probe_at_end`.
+    κ is measured on the concatenated head outputs of the last width / 4 tokens, see `language.probe_at_end`.
     """
     values = language.probe_at_end(workdir, ("attention_output", "attention_entropy"))
     output = values["attention_output"]

@@ -191,7 +191,7 @@ def make_condition(record: Mapping[str, Any], choose: Choice = select_by_other_s
 
 
 def select_equal_entropy(records: Records, tested: Mapping[str, str]) -> dict[str, str]:
-    """Return the interventions whose entropy at initialisation, few heads, is near that of their condition."""
+    """Return the interventions whose entropy at initialisation, few heads, is near their condition's."""
 
     def entropy(name: str) -> float:
         return float(np.mean([run["before"][ENTROPY] for run in records[f"{name}, few"]["runs"]]))
@@ -277,7 +277,7 @@ def entropy_at_start(arguments: str, seeds: int) -> float:
 
 
 def matching_scale(lever: str, seeds: int) -> float:
-    """Return the scale of the base condition's logits at which its entropy is that of `lever`, by bisection."""
+    """Return the scale of the base condition's logits at which its entropy equals `lever`'s, by bisection."""
     target, low, high = entropy_at_start(f"lever={lever}", seeds), 1e-2, 1e4
     for _ in range(14):
         middle = math.sqrt(low * high)

@@ -86,7 +86,7 @@ def train_together(
 ) -> list[Result]:
     """Train runs of one shape as one vmapped program, which makes small runs cheap on a GPU; return their results.
 
-    The results are those of `train` up to rounding.
+    The results equal `train`'s up to rounding.
 
     Args:
         config: config of the runs.

@@ -132,7 +132,7 @@ def compare(errors: Mapping[str, np.ndarray]) -> dict[str, tuple[statistics.Diff
 
 
 def compare_heads(errors: Mapping[str, np.ndarray]) -> dict[str, statistics.Difference]:
-    """Return for each lean arm whose control is there the error minus that of the control, in percent of the original's
+    """Return for each lean arm whose control is there the error minus the control's, in percent of the original's
     mean, paired by seed: what the added heads change."""
     scale = 100 / errors["original"].mean()
     return {

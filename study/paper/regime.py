@@ -245,7 +245,7 @@ def sentences(shapes: Sequence[Shape], reference: int, results: Sequence[TaskErr
 
 
 def draw(shapes: Sequence[Shape], reference: int, results: Sequence[TaskErrors], start: Sequence[Mapping]) -> Figure:
-    """Plot errors by number of heads, a panel per task, and the predictors relative to those of number `reference`."""
+    """Plot errors by number of heads, a panel per task, and the predictors relative to number `reference`."""
     figure = Figure(figsize=(4.2 * (len(results) + 1), 3.8), dpi=150, layout="constrained")
     panels, heads = figure.subplots(1, len(results) + 1), [shape.heads for shape in shapes]
     for axes, result in zip(panels, results, strict=False):

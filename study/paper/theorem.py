@@ -65,8 +65,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=197)
     parser.add_argument("--head_dim", type=int, default=64)
-    f = parser.parse_args()
-    for check in (*check_equation(f.tokens, 16 * f.head_dim), *check_theorem(f.tokens, f.head_dim)):
+    args = parser.parse_args()
+    for check in (*check_equation(args.tokens, 16 * args.head_dim), *check_theorem(args.tokens, args.head_dim)):
         values = f"measured {check.measured:7.3f}  predicted {check.predicted:7.3f}"
         print(f"{check.statement:<60} {values}  {check.assumption}")
 

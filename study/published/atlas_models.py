@@ -5,7 +5,7 @@
 2026-11-25. Without --row: the parameters of every row of language_models.csv (archai) and vision_autoformer.csv, in
 seconds, from the exact polynomial of `plan`. 200 of 200 AutoFormers agree, all parameters. Of archai, where the blocks
 are compared, 321 of 321 GPT-2s agree, and 795 rows differ by exactly what Transformer-XL has more than a GPT: its
-position projection. 200 of these are the set `random_GPT2_lm1b`, whose counts are those of Transformer-XL despite its
+position projection. 200 of these are the set `random_GPT2_lm1b`, whose counts fit Transformer-XL despite its
 name. bert.csv (FlexiBERT) has no counts; 2 of its 500 models consist of layers that exist here.
 
 With --row, such as bert:9, language_models:random_GPT2_wt103/config_0_j0 or vision_autoformer:gt_autoformer-3: the
@@ -49,7 +49,7 @@ class Published(NamedTuple):
 
     @property
     def command(self) -> str:
-        """Return the command that trains this model; the data are those of the config."""
+        """Return the command that trains this model on the data of its config."""
         keys = [f"--config.model.{key}={_format(value)}" for key, value in self.sizes.items()]
         return " ".join(["python -m leanformer.train", f"--config={MODEL[self.table]}", *keys, "--workdir=DIR"])
 

@@ -143,7 +143,7 @@ def _language_models(name: str, rows: list[Row]) -> Table:
 
 
 def bert() -> list[Table]:
-    """Return the encoders of FlexiBERT. Heads are those of self-attention layers; other mixers are controls."""
+    """Return the encoders of FlexiBERT. Heads count self-attention layers; other mixers are controls."""
     rows = read("bert")
     shapes, errors, _ = planner.read_bert(EVIDENCE / "bert.csv")["BERT GLUE"]
     width, blocks = np.log2([shape.width for shape in shapes]), np.array([float(shape.params) for shape in shapes])

@@ -17,7 +17,7 @@ def fit(
 ) -> dict[str, Difference]:
     """Return the coefficient of every column of a least-squares fit with an intercept.
 
-    Standard errors are those of the jackknife over clusters (CR3; Bell and McCaffrey, 2002; with one row per cluster
+    Standard errors come from the jackknife over clusters (CR3; Bell and McCaffrey, 2002; with one row per cluster
     about HC3), which assumes neither equal variances nor independence within a cluster. Intervals use Student's t with
     one degree of freedom less than there are clusters. Columns are centred, so a coefficient beside a centred square is
     the slope at the mean.

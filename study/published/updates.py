@@ -10,7 +10,7 @@ Updates are tokens / (sequences of a batch x 2,048). The grid's `batch` is per G
 depth 8 and 4 heads has `"global_bs": 64` in exp_data/models/c4_original-d=96_l=8_h=4-1.0.json of mlfoundations/scaling
 (041eb2f), where the grid has 8 for the same tokens. archai's are `max_step` in the folders of its Transformer-XL sets,
 archai/nlp/nas/saved_logs/SET/config_*/j*/model_config.yaml (af79c73); one file of each set was read. The files of its
-GPT-2 sets have none, those of the searches were not found.
+GPT-2 sets have none; the searches' were not found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -61,7 +61,7 @@ def read_language(path: Path) -> dict[str, Models]:
 
 def read_bert(path: Path) -> dict[str, Models]:
     """Read GLUE scores as error rates. Layers without softmax attention count as attention, since their mixers have
-    heads. Parameters are those of matrices in blocks; an MLP counts as often as a layer repeats it."""
+    heads. Parameters are in matrices of blocks; an MLP counts as often as a layer repeats it."""
     shapes, errors = [], []
     for row in read_rows(path):
         width, heads = int(row["width"]), _numbers(row["heads"])

@@ -64,17 +64,18 @@ def list_candidates(c: config.ConfigDict, costs: Costs, budget: float) -> list[S
     return [s for s in inside if width / 6 <= s[2] * s[3] <= 2 * width]
 
 
-def train(c: config.ConfigDict, f: argparse.Namespace) -> Path:
+def train(c: config.ConfigDict, args: argparse.Namespace) -> Path:
     """Train shapes spread over the budgets, and return the folder of the runs."""
     costs = Costs.fit(c, ["params"])
-    chosen = [s for budget in f.budgets for s in shapes.select_spread(list_candidates(c, costs, budget), f.shapes)]
+    candidates = [list_candidates(c, costs, budget) for budget in args.budgets]
+    chosen = [shape for each in candidates for shape in shapes.select_spread(each, args.shapes)]
     keys = {f"{name}.every": NEVER for name in ("eval", "checkpoint", "probe")} | {"probe.measures": MEASURES}
-    keys |= {"total_epochs": f.epochs, "optim.warmup_epochs": f.epochs / 10}
-    configured = {text.partition("=")[0] for text in f.set}  # already in the config files, which --set would override
+    keys |= {"total_epochs": args.epochs, "optim.warmup_epochs": args.epochs / 10}
+    configured = {text.partition("=")[0] for text in args.set}  # in the config files, which --set would override
     words = [f"--set={key}={value!r}" for key, value in keys.items() if key not in configured]
-    why = f"spread over all shapes of {' or '.join(f'{budget:,.0f}' for budget in f.budgets)} parameters."
-    base = proxies.Base.of(f.config, c)
-    return proxies.train(f.out, base, chosen, costs, why=why, words=[f"--seeds={f.seeds}", *words])
+    why = f"spread over all shapes of {' or '.join(f'{budget:,.0f}' for budget in args.budgets)} parameters."
+    base = proxies.Base.of(args.config, c)
+    return proxies.train(args.out, base, chosen, costs, why=why, words=[f"--seeds={args.seeds}", *words])
 
 
 def read(folder: Path, budgets: Sequence[float]) -> list[Row]:
@@ -252,13 +253,13 @@ def main() -> None:
     for name, kind, default in (("shapes", int, 20), ("seeds", int, 3), ("epochs", float, 5.0)):
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_argument("--set", action="append", default=[])
-    f = parser.parse_args()
-    if f.table:
-        report(read_table(f.table))
+    args = parser.parse_args()
+    if args.table:
+        report(read_table(args.table))
         return
-    words = [f"--config={f.config}", *(f"--config.{text}" for text in f.set)]
-    rows = read(train(cli.parse([cli.CONFIG], words).config, f), f.budgets)
-    tables.write(f.out / "surface.csv", rows)
+    words = [f"--config={args.config}", *(f"--config.{text}" for text in args.set)]
+    rows = read(train(cli.parse([cli.CONFIG], words).config, args), args.budgets)
+    tables.write(args.out / "surface.csv", rows)
     report(rows)
 
 

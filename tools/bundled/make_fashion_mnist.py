@@ -54,7 +54,7 @@ def main():
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
 
-    rng = np.random.RandomState(SEED)  # NumPy freezes the stream of RandomState, not that of default_rng
+    rng = np.random.RandomState(SEED)  # NumPy freezes the stream of RandomState, not of default_rng
     sums = []
     for split, per_class in PER_CLASS.items():
         names = [f"{split}-images-idx3-ubyte.gz", f"{split}-labels-idx1-ubyte.gz"]

@@ -148,11 +148,11 @@ def measure_data_wait() -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    f = parser.parse_args()
+    args = parser.parse_args()
     with pin_to_one_core():
         tables = [measure_transforms(), [measure_cache()]]
     for rows in (*tables, [measure_data_wait()]):
-        timing.show(rows, as_json=f.json)
+        timing.show(rows, as_json=args.json)
         print()
 
 

@@ -71,7 +71,7 @@ def make_batch(batch: int, length: int) -> tuple[jax.Array, jax.Array]:
 
 
 def measure_lengths(batch: int, lengths: list[int]) -> tuple[list[dict], dict]:
-    """Return rows of time and workspace at each length, and straight-line fits to those of Nyström attention."""
+    """Return rows of time and workspace at each length, and straight-line fits to Nyström attention's."""
     rows, times, workspaces = [], {"nystrom": [], "softmax": []}, []
     for length in lengths:
         tokens, targets = make_batch(batch, length)
@@ -126,10 +126,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lengths", default="256,512,1024,2048,4096,8192")
     parser.add_argument("--json", action="store_true")
-    f = parser.parse_args()
-    rows, fits = measure_lengths(f.batch, [int(n) for n in f.lengths.split(",")])
-    timing.show(rows, as_json=f.json)
-    timing.show([fits], as_json=f.json)
+    args = parser.parse_args()
+    rows, fits = measure_lengths(args.batch, [int(n) for n in args.lengths.split(",")])
+    timing.show(rows, as_json=args.json)
+    timing.show([fits], as_json=args.json)
 
 
 if __name__ == "__main__":

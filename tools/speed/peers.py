@@ -75,14 +75,15 @@ def serve_steps(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
         print(json.dumps(timing.time_call(step.train)), flush=True)
 
 
-def measure(name: str, f: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a config. Raise ConfigError unless both sides have the same number of parameters."""
-    flags = [f"--{flag}={value}" for flag in ("batch", "unroll") if (value := getattr(f, flag))]
-    ours = timing.Worker(sys.executable, "-m", "tools.speed.peers", f"--worker={name}", *flags, *(["--tiny"] * f.tiny))
-    peer = timing.Worker(f.python, str(script(name)), json.dumps(ours.description["peer"]))
+    flags = [f"--{flag}={value}" for flag in ("batch", "unroll") if (value := getattr(args, flag))]
+    flags += ["--tiny"] * args.tiny
+    ours = timing.Worker(sys.executable, "-m", "tools.speed.peers", f"--worker={name}", *flags)
+    peer = timing.Worker(args.python, str(script(name)), json.dumps(ours.description["peer"]))
     counts = [worker.description["parameters"] for worker in (ours, peer)]
     is_same = counts[0] == counts[1]
-    times = timing.compare_workers(ours, peer, f.rounds) if is_same else {}
+    times = timing.compare_workers(ours, peer, args.rounds) if is_same else {}
     ours.close()
     peer.close()
     if not is_same:
@@ -117,16 +118,16 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small models, whose times are meaningless")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", choices=BATCHES, help=argparse.SUPPRESS)
-    f = parser.parse_args()
-    if f.worker:
-        serve_steps(f.worker, f.batch, f.tiny, **({"unroll": f.unroll} if f.unroll else {}))
+    args = parser.parse_args()
+    if args.worker:
+        serve_steps(args.worker, args.batch, args.tiny, **({"unroll": args.unroll} if args.unroll else {}))
         return
     try:
-        names = f.only.split(",")
+        names = args.only.split(",")
         if unknown := [name for name in names if name not in BATCHES]:
-            raise ConfigError(f"--only={f.only}: {', '.join(unknown)} unknown. Choose from {', '.join(BATCHES)}.")
-        check_python(f.python, ("torch", *sorted({"transformers" if is_text(name) else "timm" for name in names})))
-        timing.show([measure(name, f) for name in names], as_json=f.json)
+            raise ConfigError(f"--only={args.only}: {', '.join(unknown)} unknown. Choose from {', '.join(BATCHES)}.")
+        check_python(args.python, ("torch", *sorted({"transformers" if is_text(name) else "timm" for name in names})))
+        timing.show([measure(name, args) for name in names], as_json=args.json)
     except LeanformerError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)

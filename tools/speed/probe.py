@@ -175,12 +175,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--torch-python", help="interpreter of an environment with PyTorch; this one by default")
     parser.add_argument("--answer", choices=("ours", "numpy"), help=argparse.SUPPRESS)
-    f = parser.parse_args()
-    if f.answer:
-        serve_contender(f.answer)
+    args = parser.parse_args()
+    if args.answer:
+        serve_contender(args.answer)
         return
-    for rows in (measure_spectra(f.torch_python), measure_algorithms()):
-        timing.show(rows, as_json=f.json)
+    for rows in (measure_spectra(args.torch_python), measure_algorithms()):
+        timing.show(rows, as_json=args.json)
         print()
 
 
