@@ -90,3 +90,11 @@ def test_command_lines_do_not_wait_for_jax():
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     imported = {*result.stdout.split()}
     assert "leanformer.config.declare" in imported and not {"jax", "flax", "optax"} & imported
+
+
+def test_watching_needs_nothing_of_training():
+    """Whoever watches a model has NumPy, array-api-compat, safetensors and the library of the model."""
+    program = "import sys, leanformer.watching.flax, leanformer.watching.weights; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    imported = {name.split(".")[1] for name in result.stdout.split() if name.startswith("leanformer.")}
+    assert imported == {"conditioning", "errors", "quantities", "runtime", "stored", "watching"}

@@ -273,7 +273,7 @@ def _layer(values: Any, usable: np.ndarray) -> dict[str, Any]:
     count, not_finite = usable.size, int((~usable).sum())
     if isinstance(values, Reading):
         flags = [f"undefined or not finite in {not_finite} of {count}"] if not_finite else []
-        return _quantiles(values.value[usable]) | {"count": count, "not_finite": not_finite, "flags": flags}
+        return quantiles(values.value[usable]) | {"count": count, "not_finite": not_finite, "flags": flags}
     shape = list(values.shape)
     if values.rows is not None and values.rows.size:
         shape[0] = int(np.median(values.rows))
@@ -292,7 +292,7 @@ def _layer(values: Any, usable: np.ndarray) -> dict[str, Any]:
         flags.append(f"{single} of {count} matrices have a single row: their condition number is always 1")
     if rank == 1:
         flags.append("a single row or column: its condition number is always 1")
-    return _quantiles(values.condition_number[usable]) | {
+    return quantiles(values.condition_number[usable]) | {
         "effective_rank": _median(values.effective_rank[usable]),
         "stable_rank": _median(values.stable_rank[usable]),
         "shape": shape,
@@ -304,7 +304,7 @@ def _layer(values: Any, usable: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _quantiles(values: np.ndarray) -> dict[str, float | None]:
+def quantiles(values: np.ndarray) -> dict[str, float | None]:
     return {name: float(np.quantile(values, q)) if values.size else None for name, q in QUANTILES.items()}
 
 

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace
 from leanformer.conditioning import ACTIVATIONS, Reading, Summary
 from leanformer.conditioning.attention_matrix import Padding
 from leanformer.conditioning.measures import apply
-from leanformer.conditioning.spectrum import FLOOR, QUANTILES
+from leanformer.conditioning.spectrum import FLOOR, QUANTILES, quantiles
 from leanformer.conditioning.tables import gaussian_prediction
 
 
@@ -144,10 +144,7 @@ class Tally:
         kept = values.reshape(-1, len(FIELDS))
         kept = kept[np.isfinite(kept[:, VALUE])]
         value = kept[:, VALUE]
-        result: dict[str, Any] = {
-            name: float(np.quantile(value, q)) if value.size else None for name, q in QUANTILES.items()
-        }
-        result["interval"] = _interval(values[..., VALUE])
+        result: dict[str, Any] = {**quantiles(value), "interval": _interval(values[..., VALUE])}
         # A quantile is exact if every lower bound lies above the values that it is interpolated from.
         lowest = value[kept[:, BOUND] > 0].min(initial=np.inf)
         above = {name: np.quantile(value, q, method="higher") if value.size else 0 for name, q in QUANTILES.items()}

@@ -48,7 +48,7 @@ def attach(watch: Watch) -> Callable[[], None]:
     if watch.options.at is not None:
         layers = _select(watch.model, watch.options.at, layers)
     if not layers:
-        raise ConfigError(_describe_missing(watch.model, watch.options.at, watch.unmatched))
+        raise ConfigError(_describe_missing(watch.model, watch.options.at))
     initial = None
     if isinstance(watch.reference, nn.Module):  # called along, so that its watch is the reference
         options = dataclasses.replace(watch.options, reference=None, every=1)
@@ -100,16 +100,15 @@ def _select(model: nn.Module, pattern: str, layers: list[Scope]) -> list[Scope]:
     return result
 
 
-def _describe_missing(model: nn.Module, pattern: str | None, unmatched: Mapping[str, str]) -> str:
+def _describe_missing(model: nn.Module, pattern: str | None) -> str:
     linear = [name for name, module in model.named_modules() if torch_layers.is_linear(module)]
     candidates = f"Its {len(linear)} linear layers: {', '.join(linear[:SHOWN])}{', ...' * (len(linear) > SHOWN)}"
     if pattern is not None:
         return f"at={pattern}: no module with a weight has such a name in {type(model).__name__}. {candidates}"
-    reasons = "".join(f" {name}: {reason}." for name, reason in list(unmatched.items())[:SHOWN])
     return (
         f"watch: no attention layer was found in {type(model).__name__}: no module with a number of heads "
-        f"({', '.join(torch_layers.HEADS[:3])}, ...) or a class named attention has a linear layer.{reasons} Select "
-        f'the output projections with at="...". {candidates}'
+        f"({', '.join(torch_layers.HEADS[:3])}, ...) or a class named attention has a linear layer. Select the output "
+        f'projections with at="...". {candidates}'
     )
 
 

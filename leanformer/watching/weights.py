@@ -93,8 +93,6 @@ def watch_weights(
     paths = [path] if isinstance(path, str | Path) else path
     given = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     files = {str(each): _watch_file(each, given, names) for each in paths}
-    if not files:
-        raise ConfigError("watch_weights: there is no file.")
     first, last = next(iter(files.values())), list(files.values())[-1]
     result = WeightsWatch(last.layers, last.unmatched, reference or (first if len(files) > 1 else None))
     result.files = files if len(files) > 1 else {}
