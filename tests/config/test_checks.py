@@ -68,10 +68,7 @@ def test_every_size_is_at_least_one(name):
             models.check(**arguments | {key: value})
 
 
-STACKS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("vit", "davit"))) for name in ARCHITECTURES]
-
-
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_stack_uses_the_configured_unroll(name):
     c = load_changed(ARCHITECTURES[name], {"model.unroll": 3})
     keys = c.model.to_dict() | {"backend": "xla"}

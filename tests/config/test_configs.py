@@ -74,7 +74,7 @@ def test_parameter_counts_by_rank_and_modules(words, expected):
         load("rank_nn", "rank=48")
 
 
-@pytest.mark.parametrize("depth", [8, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("depth", GRID)
 def test_the_grid_of_figure_3(depth):
     result = [count_parameters(load("vit_b", f"depth={depth},heads={heads}")) for heads in range(2, 19, 2)]
     np.testing.assert_array_equal(np.round(np.array(result) / 1e6, 3), GRID[depth])

@@ -72,7 +72,6 @@ COUNTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "expected"), COUNTS, ids=[f"{name} {changes}" for name, changes, _ in COUNTS]
 )

@@ -55,10 +55,7 @@ def test_heads_and_hidden_channels_must_be_divisible(name, changes, tensor, part
         sharding.check_split(state.declared_axes(graphdef, weights), tensor)
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("xcit_m_12x16", "tnt_b_8x16", "davit_b_lean")]
-
-
-@pytest.mark.parametrize("name", ["vit_b_7x16", "volo_d3_lean", *OTHERS])
+@pytest.mark.parametrize("name", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
 def test_check_split_accepts_exactly_the_divisible_meshes(name):
     """The `tensor` axes that layers declare agree with the sizes in the config."""
     c = load_config(name)

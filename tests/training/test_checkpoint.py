@@ -95,7 +95,10 @@ def corrupt_metadata(path):
     file.write_bytes(file.read_bytes()[:-3])
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda path: path.unlink(), corrupt_metadata])
+SLOW = [pytest.param(damage, marks=pytest.mark.slow) for damage in (flip_a_bit, lambda path: path.unlink())]
+
+
+@pytest.mark.parametrize("damage", [truncate, corrupt_metadata, *SLOW])
 def test_damaged_newest_checkpoint_falls_back_with_warning(tmp_path, run, state, capfd, damage):
     save(tmp_path / "c", state, [1, 2], {1: 0.5, 2: 0.6})
     damage(find_largest_file(tmp_path / "c" / "2"))
