@@ -20,14 +20,16 @@ ALL = pytest.mark.parametrize(("file", "name"), CASES, ids=[f"{file} {name}" for
 NAIVE = {("xcit_timm", "xcit_tiny"), ("volo_timm", "volo_tiny_wide"), ("tnt_timm", "original_wide")}
 NAIVE |= {(file, name) for file, name in CASES if file.startswith("vit")}
 FIRST = dict(reversed(CASES))  # the other cases are compared in float64, which is stricter
-FLOAT32 = [
-    pytest.param(
-        file, name, backend, id=f"{file} {name} {backend}", marks=[pytest.mark.slow] * (name != FIRST[file] or naive)
-    )
-    for file, name in CASES
-    for backend, naive in (("xla", False), ("naive", True))
-    if not naive or (file, name) in NAIVE
-]
+
+
+def tier(*values, fast):
+    return pytest.param(*values, id=" ".join(values), marks=[] if fast else [pytest.mark.slow])
+
+
+FLOAT32 = [tier(file, name, "xla", fast=name == FIRST[file]) for file, name in CASES]
+FLOAT32 += [tier(file, name, "naive", fast=False) for file, name in CASES if (file, name) in NAIVE]
+OTHERS = ("wide", "tiny_odd", "distilled", "scaled", "mean", "dinov2", "qwen3", "patchwise")  # with other mechanisms
+FLOAT64 = [tier(file, name, fast=name == FIRST[file] or name.endswith(OTHERS)) for file, name in CASES]
 
 
 def test_number_of_cases():
@@ -41,13 +43,6 @@ def test_logits_match_the_reference(file, name, backend):
     result = compute_outputs(reference.build(backend=backend), reference.arrays["input"])
     for output in reference.arrays.keys() & OUTPUTS:
         assert relative_difference(result[output], reference.arrays[output]) < TOLERANCE, output
-
-
-WIDE = ("wide", "tiny_odd", "distilled", "scaled", "mean", "dinov2", "qwen3")  # what the first cases do not have
-FLOAT64 = [
-    pytest.param(file, name, id=f"{file} {name}", marks=[pytest.mark.slow] * (not name.endswith((FIRST[file], *WIDE))))
-    for file, name in CASES
-]
 
 
 @pytest.mark.parametrize(("file", "name"), FLOAT64)
