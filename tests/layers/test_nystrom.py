@@ -101,7 +101,7 @@ def test_output_matches_the_three_matrices(rng, x, tokens, backend, convolution)
 
 def test_attention_in_tests_is_neither_uniform_nor_exact(rng, x):
     module = make_attention(rng, convolution=0)
-    _, arrays, _ = module(x)
+    _, arrays, _ = nnx.jit(lambda module, x: module(x))(module, x)
     assert np.abs(arrays["landmark_probabilities"] - 1 / M).max() > 0.3
     q, k, v = (getattr(module, name)(x) for name in ("query", "key", "value"))
     assert np.abs(arrays["out"] - attend(q, k, v)).max() > 0.05 * np.abs(arrays["out"]).max()
@@ -227,7 +227,7 @@ def test_pseudo_inverse_converges_to_numpy_pinv(rng):
 def test_pseudo_inverse_of_zeros_is_zero_with_finite_gradient(rng, scale):
     a = jnp.asarray(softmax(rng.standard_normal((B, N, M, M))), jnp.float32)
     for zeros in (a.at[0].set(0), 0 * a):  # one example that is only padding; all of them
-        gradient = jax.grad(lambda a: jnp.sum(nystrom.pseudo_inverse(a, scale=scale)[1:] ** 2))(zeros)
+        gradient = jax.jit(jax.grad(lambda a: jnp.sum(nystrom.pseudo_inverse(a, scale=scale)[1:] ** 2)))(zeros)
         assert np.isfinite(gradient).all()
         assert not np.any(nystrom.pseudo_inverse(zeros, scale=scale)[0])
 
