@@ -4,7 +4,7 @@ from typing import Any
 
 from leanformer.config import common, declare
 from leanformer.config.declare import ConfigDict, dataclass
-from leanformer.config.rules import nearest_divisors, require
+from leanformer.config.rules import require
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,7 @@ def heads_of_rank(width: int, rank: int) -> dict[str, int]:
     >>> heads_of_rank(width=64, rank=16)
     {'num_heads': 4, 'head_dim': 16}
     """
-    require(
-        rank >= 1 and width % rank == 0,
-        f"rank={rank}: not a divisor of width={width}. Nearest divisors: {nearest_divisors(width, rank)}.",
-    )
+    require(rank >= 1 and width % rank == 0, f"rank={rank}: not a divisor of width={width}.")
     return {"num_heads": width // rank, "head_dim": rank}
 
 

@@ -27,14 +27,6 @@ def require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def nearest_divisors(n: int, target: int) -> str:
-    """Return the largest divisor of `n` up to `target` and the smallest above it, as "12 or 16"."""
-    divisors = [d for d in range(1, n + 1) if n % d == 0]
-    below = [d for d in divisors if d <= target][-1:]
-    above = [d for d in divisors if d > target][:1]
-    return " or ".join(map(str, below + above))
-
-
 def image_sides(size: int | Sequence[int]) -> tuple[int, int]:
     """Return (height, width) in pixels from the side of a square or a pair."""
     height, width = (size, size) if isinstance(size, int) else size
@@ -64,11 +56,8 @@ def check(c: Any) -> None:
             require(value >= 0, f"{name}={value} must be at least 0.")
     _check_lengths(c)
     _check_optim(c)
-    require(
-        c.batch_size % c.accumulate == 0,
-        f"batch_size={c.batch_size} is not divisible by accumulate={c.accumulate} micro-batches. "
-        f"Nearest divisors: {nearest_divisors(c.batch_size, c.accumulate)}.",
-    )
+    whole = c.batch_size % c.accumulate == 0
+    require(whole, f"batch_size={c.batch_size} is not divisible by accumulate={c.accumulate} micro-batches.")
 
 
 def _check_lengths(c: Any) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from leanformer.config.rules import check_shares, nearest_divisors
+from leanformer.config.rules import check_shares
 from leanformer.errors import ConfigError
 
 
@@ -173,14 +173,9 @@ def check_split(axes: Mapping[str, ParameterAxes], tensor: int) -> None:
             f"mesh.tensor={tensor}: no tensor-parallel axis is declared for {name} of shape {shape}. Use "
             "mesh.tensor=1, or declare the axis in the layer as layers/blocks.py does (leanformer/runtime/mesh.py)."
         )
-    strict = {name: x.over for name, x in axes.items() if x.over is not None and not x.over.few}
-    sizes = {name: axes[name].shape[over.axis] for name, over in strict.items()}
-    for name, size in sizes.items():
-        if size % tensor:
-            raise ConfigError(
-                f"mesh.tensor={tensor}: the {size} {strict[name].what} of {name} are not divisible by {tensor} "
-                f"devices. Nearest mesh.tensor: {nearest_divisors(math.gcd(*sizes.values()), tensor)}."
-            )
+    for name, x in axes.items():
+        if x.over is not None and not x.over.few and (size := x.shape[x.over.axis]) % tensor:
+            raise ConfigError(f"mesh.tensor={tensor}: does not divide the {size} {x.over.what} of {name}.")
 
 
 def with_mesh[**P, R](mesh: Mesh, function: Callable[P, R]) -> Callable[P, R]:

@@ -10,7 +10,7 @@ from leanformer.config import SHIPPED, find_file
 WRONG = [  # one for each rule
     ({"batch_size": 0}, ["batch_size=0"]),
     ({"seed": -1}, ["seed=-1"]),
-    ({"accumulate": 3}, ["batch_size=1024", "accumulate=3", 2, 4]),
+    ({"accumulate": 3}, ["batch_size=1024", "accumulate=3"]),
     ({"total_steps": 7}, ["total_steps=7", "total_epochs=300.0"]),
     ({"total_epochs": 0.0}, ["total_steps=0", "total_epochs=0.0"]),
     ({"eval.every_epochs": 1.0}, ["eval.every=5000", "eval.every_epochs=1.0"]),

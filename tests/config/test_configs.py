@@ -70,7 +70,7 @@ def test_saved_config_is_read_back_unchanged(tmp_path, monkeypatch):
 )
 def test_parameter_counts_by_rank_and_modules(words, expected):
     assert count_parameters(load("rank_nn", words)) == expected
-    with refuses("rank=48", 32, 64):
+    with refuses("rank=48", "width=64"):
         load("rank_nn", "rank=48")
 
 
