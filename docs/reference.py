@@ -10,9 +10,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import config
-from leanformer import quantities as words
+from leanformer import text as words
 from leanformer.__main__ import COMMANDS as SUMMARIES
-from leanformer.analysis.shapes import build
+from leanformer.analysis.shapes import set_up_without_data
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS
 from leanformer.config import SHIPPED, iterate_keys, key_docs
 from leanformer.costs import count
@@ -89,7 +89,7 @@ def models() -> Iterator[str]:
         c = config.load(str(file))
         c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # 0: as in the data
         doc = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()[0].rstrip(".")
-        parameters = count.format_number(float(count.parameters(build(c).state.params)))
+        parameters = count.format_number(float(count.parameters(set_up_without_data(c).state.params)))
         row = [f"`{file.stem}`", parameters, *_format_sizes(c.model), SIZES_IN_WORDS.sub("", doc)]
         by_task.setdefault(c.task, []).append(row)
     for task, rows in by_task.items():

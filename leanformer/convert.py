@@ -133,7 +133,7 @@ def main(flags: cli.Values) -> None:
         artifacts.use_saved_tokenizer(workdir, config)
     config.unlock()
     config.dtype, config.model.backend = "float32", "xla"
-    model = model_setup.build(config)
+    model = model_setup.set_up_model(config)
     if flags.to in folders.LIBRARIES:  # errors before the weights are read
         model.layout(flags.to)
         folders.describe(config, flags.to)

@@ -28,9 +28,9 @@ def cost(config: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
 
     from leanformer.analysis import shapes
     from leanformer.costs import count
-    from leanformer.costs.memory import peak_memory
+    from leanformer.costs.devices import peak_memory
 
-    setup = shapes.build(config)
+    setup = shapes.set_up_without_data(config)
     forward, training = setup.flops_per_example
     return {
         "params": count.parameters(setup.state.params),
@@ -45,7 +45,7 @@ def cost(config: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
 
 def format_costs(name: str, costs: dict[str, Any], other: dict[str, Any] | None, against: str) -> str:
     """Format the costs of the config `name` for a terminal, with ratios to the other config's, `against`, if given."""
-    from leanformer.runtime import text
+    from leanformer import text
 
     def row(key: str, unit: str = "", where: str = "") -> str:
         value = f"{costs[key]:,}{unit}"

@@ -30,9 +30,9 @@ ROWS_PRINTED = 5  # of classes, and of errors
 def main(flags: cli.Values) -> None:
     import jax
 
-    from leanformer import tasks
+    from leanformer import tasks, text
     from leanformer.reports import plots
-    from leanformer.runtime import multihost, startup, text, timing
+    from leanformer.runtime import multihost, timing
     from leanformer.runtime.mesh import check_batches, make_mesh
     from leanformer.runtime.timing import Timer, Watchdog
     from leanformer.tasks import artifacts
@@ -40,7 +40,7 @@ def main(flags: cli.Values) -> None:
     from leanformer.training import step as steps
 
     workdir = inference.run_folder(flags.workdir)
-    startup.require_deterministic(artifacts.load_config(workdir).get("deterministic", False))
+    cli.require_deterministic(artifacts.load_config(workdir).get("deterministic", False))
     mesh = make_mesh()
     run = inference.open_run(workdir, mesh=mesh, **({} if flags.split is None else {"eval_split": flags.split}))
     config, task = run.config, run.task

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from leanformer import cli
+from leanformer import cli, text
 from leanformer.analysis import comparison, proxies, runs, shapes, surface
 from leanformer.analysis.design import AXES, Dimensions, model_dimensions
 from leanformer.analysis.proxies import Base
@@ -33,7 +33,6 @@ from leanformer.config import ConfigDict
 from leanformer.config.common import listed_per_layer
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
-from leanformer.runtime import text
 
 
 @dataclasses.dataclass(frozen=True)

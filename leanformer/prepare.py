@@ -35,7 +35,7 @@ def check(config: ConfigDict) -> dict[str, dict[str, Any]]:
 
     from leanformer import tasks
 
-    module = tasks.build(config).data
+    module = tasks.build_task(config).data
     train, held_out = tasks.open_data(module, config)
     tasks.check_names(config, train)
     splits = tasks.by_split(config, train, held_out)
@@ -80,7 +80,7 @@ def write_smaller(config: ConfigDict, folder: Path, short_side: int) -> None:
 
     if "image_size" not in config.model or short_side < max(image_sides(config.model.image_size)):
         raise ConfigError(f"--short_side={short_side}: prepare shrink requires images, of at most this image_size.")
-    train, held_out = tasks.open_data(tasks.build(config).data, config)
+    train, held_out = tasks.open_data(tasks.build_task(config).data, config)
     sources: dict[str, tuple[Any, int | None]] = {
         config.data.train_split: (train, short_side),
         config.data.eval_split: (held_out[""], None),
@@ -98,8 +98,7 @@ def write_smaller(config: ConfigDict, folder: Path, short_side: int) -> None:
     words=f"one of: {', '.join(VERBS)}",
 )
 def main(flags: cli.Values) -> None:
-    from leanformer import tasks
-    from leanformer.runtime import text
+    from leanformer import tasks, text
 
     verb, config = " ".join(flags.words), flags.config
     if verb not in VERBS or (verb == "shrink" and flags.out is None):
@@ -107,7 +106,7 @@ def main(flags: cli.Values) -> None:
     if verb == "shrink":
         write_smaller(config, Path(flags.out).expanduser(), flags.short_side)
         return
-    if verb == "build" and not tasks.build(config).data.build():
+    if verb == "build" and not tasks.build_task(config).data.build():
         print(f"{config.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(config).items():
         print(text.page(f"{config.data.name}, {split}", facts))

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer import cli, config
+from leanformer import cli, config, text
 from leanformer.errors import CheckpointError, ConfigError
-from leanformer.runtime import text
 
 
 MODEL, ALONE = "--workdir or --config", "--weights alone"
@@ -122,7 +121,7 @@ def draw(
 def main(flags: cli.Values) -> None:
     from leanformer import tasks
     from leanformer.conditioning import tables
-    from leanformer.runtime import multihost, startup, timing
+    from leanformer.runtime import multihost, timing
     from leanformer.runtime.mesh import make_mesh
     from leanformer.runtime.timing import Timer, Watchdog
     from leanformer.tasks import artifacts
@@ -138,7 +137,7 @@ def main(flags: cli.Values) -> None:
     c = artifacts.load_config(workdir) if workdir else flags.config
     if workdir:
         artifacts.use_saved_tokenizer(workdir, c)
-    startup.require_deterministic(c.get("deterministic", False))
+    cli.require_deterministic(c.get("deterministic", False))
     if flags.measures is not None:
         probing.split_names(flags.measures)
     c.unlock()
@@ -147,8 +146,8 @@ def main(flags: cli.Values) -> None:
     config.check(c)
     probing.head_plans(c.model, heads)
     mesh = make_mesh() if workdir else make_mesh(**c.mesh)
-    task = tasks.build(c)
-    model = model_setup.build(c, mesh=mesh)
+    task = tasks.build_task(c)
+    model = model_setup.set_up_model(c, mesh=mesh)
     names = flags.measures if flags.measures is not None else [*c.probe.measures, *probing.projections(model)]
     activations, _ = probing.split_names(names)
     read, batch = probing.make_reader(model, task.objective, names), None

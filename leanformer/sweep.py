@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer import cli
+from leanformer import cli, text
 from leanformer.errors import ConfigError
-from leanformer.runtime import text
 
 
 def compare_finished(folder: Path, members: Sequence[Any]) -> None:

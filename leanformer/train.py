@@ -49,8 +49,8 @@ def train(
     import jax
 
     from leanformer import data, tasks
-    from leanformer.costs import memory
-    from leanformer.data import pool
+    from leanformer.costs import devices
+    from leanformer.data import loader
     from leanformer.reports import pages
     from leanformer.runtime import mesh as meshes
     from leanformer.runtime import multihost
@@ -59,7 +59,7 @@ def train(
     from leanformer.training import evaluators, loop, train_setup
     from leanformer.training.trainer import open_trainer
 
-    pool.check_main_program(config.data.workers)
+    loader.check_main_program(config.data.workers)
     timer, stop = Timer(), StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(Watchdog(config.hang_seconds, lambda: timer.activity))
@@ -67,7 +67,7 @@ def train(
         # Devices, data, model, optimizer and training step: no array is allocated, and the workdir is not written.
         mesh = meshes.make_mesh(**config.mesh)
         task, source, held_out = tasks.open_run(config, workdir)
-        setup = train_setup.build(config, examples=data.size(source), mesh=mesh, task=task)
+        setup = train_setup.set_up_training(config, examples=data.size(source), mesh=mesh, task=task)
         if dry_run:
             print(pages.dry_run(setup, workdir))
             return 0
@@ -83,11 +83,11 @@ def train(
         device = jax.local_devices()[0]
         with timer("compile"):
             train_step = setup.compile_train_step()
-            peaks = {memory.STEP: memory.peak_memory(train_step)}
-            if memory.memory_limit(device):  # so that an evaluation cannot run out of memory after hours
+            peaks = {devices.STEP: devices.peak_memory(train_step)}
+            if devices.memory_limit(device):  # so that an evaluation cannot run out of memory after hours
                 peaks |= evaluators.peak_memory(setup.state, setup.model.weights, measurements)
-        print(pages.start(trainer, peaks[memory.STEP]), flush=True)
-        memory.check_memory(config, peaks, device)
+        print(pages.start(trainer, peaks[devices.STEP]), flush=True)
+        devices.check_memory(config, peaks, device)
         print(pages.origin(trainer), flush=True)
 
         stack.enter_context(stop)  # until here a signal ends the process: there is nothing to save
@@ -96,7 +96,7 @@ def train(
                 trainer, state, train_step, batches, measurements, stop, resume_command=resume_command
             )
         if status == 0 and multihost.is_primary():
-            pages.summarise(trainer, state, peaks[memory.STEP])
+            pages.summarise(trainer, state, peaks[devices.STEP])
     return status
 
 
@@ -107,10 +107,10 @@ def train(
     multi_process=True,
 )
 def main(flags: cli.Values) -> int:
-    from leanformer.costs import memory
+    from leanformer.costs import devices
 
     file = flags.files["config"]
-    with memory.explained(flags.config):
+    with devices.explained(flags.config):
         return train(
             flags.config,
             Path(flags.workdir).expanduser(),

@@ -61,7 +61,7 @@ def parse_run_name(workdir: Path) -> dict[str, str]:
 def measure_at_start(c: ConfigDict, measures: Sequence[str], seeds: int) -> list[Mapping[str, list[dict[str, Any]]]]:
     """Return for each seed the digests (`conditioning.digest`) of a config's measures before training, by layer."""
     mesh = make_mesh(devices=jax.devices()[:1])
-    model, task = model_setup.build(c, mesh=mesh), tasks.build(c)
+    model, task = model_setup.set_up_model(c, mesh=mesh), tasks.build_task(c)
     read = probing.make_reader(model, task.objective, measures)
     batch = evaluators.probe_batch(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     results = []

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from leanformer import models, pretrained
 from leanformer.pretrained import layouts
-from leanformer.training import state
+from leanformer.training import model_setup
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -134,7 +134,7 @@ def compute_outputs(model, inputs):
 
 def split_model(family, arguments, **overrides):
     """Return our model's graph definition, a function that initialises its weights from a key, and their shapes."""
-    return state.split(lambda rngs: models.build(family, **arguments, **overrides, rngs=rngs))
+    return model_setup.split_model(lambda rngs: models.build(family, **arguments, **overrides, rngs=rngs))
 
 
 def layout(family, arguments, source="timm"):

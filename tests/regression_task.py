@@ -5,7 +5,7 @@ import numpy as np
 import scipy.stats
 
 from leanformer import tasks
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score
 
 
 OUTPUTS = 5

@@ -8,7 +8,7 @@ import numpy as np
 from random_weights import fill_weights
 
 from leanformer import config
-from leanformer.data.sequences import build
+from leanformer.data.sequences import build_sequences
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.training import run_files, train_setup
@@ -61,7 +61,7 @@ def _xcit(folder):
 
 def _sequences(folder):
     if not (folder / "listops").exists():
-        build(f"listops:{folder / 'listops'}", None, LISTOPS)
+        build_sequences(f"listops:{folder / 'listops'}", None, LISTOPS)
     c = config.sequences().unlock()
     c.data.recipe = dict(LISTOPS)
     c.data.update(name=f"listops:{folder / 'listops'}", eval_split="val", max_length=24)
@@ -165,9 +165,8 @@ def load_last_state(workdir):
     """Return the newest checkpoint, on one device."""
     mesh = make_mesh(devices=jax.devices()[:1])
     with Checkpoints(workdir / "checkpoints") as checkpoints:
-        return checkpoints.restore(train_setup.build(artifacts.load_config(workdir), examples=10_000, mesh=mesh).state)[
-            0
-        ]
+        setup = train_setup.set_up_training(artifacts.load_config(workdir), examples=10_000, mesh=mesh)
+        return checkpoints.restore(setup.state)[0]
 
 
 def assert_equal_bits(a, b):

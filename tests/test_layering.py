@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [  # a module imports only from its own package and from packages above it in this list
-    ["errors", "quantities"],
+    ["errors", "text"],
     ["stored"],
     ["config", "costs"],
     ["runtime"],

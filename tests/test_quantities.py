@@ -2,25 +2,25 @@
 
 import pytest
 
-from leanformer import quantities
+from leanformer import text
 from leanformer.analysis import frontier
 from leanformer.tasks import classification, language, points
 from leanformer.training.trainer import TRAIN_METRICS
 
 
 def test_every_cost_and_training_metric_has_an_entry():
-    assert {*frontier.COST_METRICS, *TRAIN_METRICS} <= quantities.QUANTITIES.keys()
-    assert len({quantity.label for quantity in quantities.QUANTITIES.values()}) == len(quantities.QUANTITIES)
+    assert {*frontier.COST_METRICS, *TRAIN_METRICS} <= text.QUANTITIES.keys()
+    assert len({quantity.label for quantity in text.QUANTITIES.values()}) == len(text.QUANTITIES)
 
 
 @pytest.mark.parametrize(
     "score", [classification.Classification.score, language.TokenObjective.score, points.PointRegression.score]
 )
 def test_direction_agrees_with_the_task(score):
-    assert quantities.QUANTITIES[score.name].higher is score.higher
+    assert text.QUANTITIES[score.name].higher is score.higher
 
 
 def test_averaged_weights_and_unknown_scores():
-    top1, averaged, unknown = map(quantities.find, ("top1", "ema_top1", "my_score"))
+    top1, averaged, unknown = map(text.lookup, ("top1", "ema_top1", "my_score"))
     assert (averaged.scale, averaged.higher) == (100, True) and averaged.label.startswith(f"{top1.label},")
     assert (unknown.axis, unknown.higher, unknown.scale) == ("my score", None, 1)

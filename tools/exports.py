@@ -112,7 +112,7 @@ def random_weights(model: ModelSetup) -> Any:
 
 def measure(case: tuple[str, str, dict[str, Any]]) -> list[str]:
     """Return a cell for each format: the largest difference, with the class of the other library; or "-"."""
-    model = model_setup.build(case_config(*case))
+    model = model_setup.set_up_model(case_config(*case))
     weights, cells = random_weights(model), []
     with tempfile.TemporaryDirectory() as root:
         for to in folders.LIBRARIES:

@@ -174,7 +174,7 @@ def write_data(base: Path) -> None:
         (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
     c = load(JOBS["lra"][2]).unlock()
     c.update_from_flattened_dict(SHORT)
-    sequences.build(f"listops:{base / 'listops'}", None, c.data.recipe.to_dict())
+    sequences.build_sequences(f"listops:{base / 'listops'}", None, c.data.recipe.to_dict())
 
 
 def _free_port() -> int:
@@ -280,7 +280,7 @@ def read_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     """Return the state, the records without timing, and the best checkpoint."""
     c = artifacts.load_config(workdir)
     device_mesh = mesh.make_mesh(devices=jax.devices()[:1])  # as each job has, also within tests on several devices
-    abstract = train_setup.build(c, examples=10_000, mesh=device_mesh).state
+    abstract = train_setup.set_up_training(c, examples=10_000, mesh=device_mesh).state
     with Checkpoints(workdir / "checkpoints") as saved:
         state = saved.restore(abstract).state
         best = saved.best()

@@ -14,7 +14,7 @@ from leanformer.analysis.runs import ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.config.key_docs import split_values
 from leanformer.errors import ConfigError
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score
 
 
 MARGIN = 0.01  # default equivalence margin, as a fraction of the mean over all runs

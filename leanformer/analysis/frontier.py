@@ -14,7 +14,7 @@ from leanformer.analysis.runs import Run
 from leanformer.analysis.statistics import Interval
 
 
-# Functions from a run to its cost, by name in `quantities`: parameters, training FLOPs of the run, seconds in training
+# Functions from a run to its cost, by name in `text.QUANTITIES`: parameters, training FLOPs, seconds in training
 # steps, and peak bytes per device.
 COST_METRICS: dict[str, Callable[[Run], Any]] = {
     "params": lambda run: run.summary["params"],

@@ -11,8 +11,7 @@ from leanformer.config import is_run_only, iterate_keys
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import artifacts
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score, artifacts
 from leanformer.training import run_files
 
 

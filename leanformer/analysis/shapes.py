@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from leanformer.analysis.design import AXES
 from leanformer.costs import count
-from leanformer.costs.memory import peak_memory
+from leanformer.costs.devices import peak_memory
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.training import train_setup
@@ -32,14 +32,14 @@ COUNTS: Mapping[str, Callable[[Setup], int]] = {  # flops: of training, per exam
 }
 
 
-def build(config: ConfigDict) -> Setup:
+def set_up_without_data(config: ConfigDict) -> Setup:
     """Return the training setup of a config on this machine's devices, to count and to compile."""
-    return train_setup.build(config, examples=NOMINAL_EXAMPLES, mesh=make_mesh(**config.mesh))
+    return train_setup.set_up_training(config, examples=NOMINAL_EXAMPLES, mesh=make_mesh(**config.mesh))
 
 
 def peak_bytes(config: ConfigDict) -> int:
     """Compile a config's training step, and return its peak bytes per device."""
-    return peak_memory(build(config).compile_train_step())
+    return peak_memory(set_up_without_data(config).compile_train_step())
 
 
 def polynomial_terms(shape: Shape) -> list[int]:
@@ -96,7 +96,7 @@ def build_shape(config: ConfigDict, shape: Shape) -> Setup:
     with config.unlocked():
         config.update(batch_size=jax.device_count(), accumulate=1)
         config.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
-    return train_setup.build(config, examples=config.batch_size, mesh=None)
+    return train_setup.set_up_training(config, examples=config.batch_size, mesh=None)
 
 
 def _sample(number: int) -> list[Shape]:

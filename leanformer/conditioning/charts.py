@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatt
 
 from leanformer.conditioning.spectrum import FLOOR
 from leanformer.conditioning.theory import formula, gaussian
-from leanformer.quantities import find
+from leanformer.text import lookup
 
 
 MEASURED, THEORY, FORMULA, SEEDS = "#1f6f8b", "#c2512f", "#767676", "#333333"
@@ -53,7 +53,7 @@ def plot_by_layer(
             _theory_line(axes, entry["theory"])
         _bound_line(axes, entry["layers"])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _finish(axes, "layer", find("condition").label)
+        _finish(axes, "layer", lookup("condition").label)
     return _legend(figure)
 
 
@@ -81,7 +81,7 @@ def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]]
         for theory in (x for i, x in enumerate(theories) if x not in theories[:i]):
             _theory_line(axes, theory)
         _bound_line(axes, [layer for snapshot in snapshots for layer in snapshot[name]["layers"]])
-        _finish(axes, find("step").label, f"median {find('condition').label}")
+        _finish(axes, lookup("step").label, f"median {lookup('condition').label}")
     return _legend(figure)
 
 
@@ -112,7 +112,7 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_title(f"{trade}: {format_shape([point['shape'] for point in points])}", fontsize=9)
     for axes, _ in panels:  # only after all panels are drawn, since they share an axis
-        _finish(axes, "number of heads", find("condition").label)
+        _finish(axes, "number of heads", lookup("condition").label)
     return _legend(figure)
 
 

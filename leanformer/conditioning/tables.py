@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from leanformer import text
 from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, measure
 from leanformer.conditioning.spectrum import digest
 from leanformer.conditioning.theory import gaussian
-from leanformer.runtime import text
 
 
 # Matrices whose rows sum to 1, and products of two matrices, do not resemble one with independent Gaussian entries.

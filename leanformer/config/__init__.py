@@ -13,11 +13,18 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from leanformer.config import classification, common, declare, rules, texts
-from leanformer.config import points as point_sets
-from leanformer.config.classification import IMAGENET_MEAN, IMAGENET_STD, base, landmarks, model, sequences
+from leanformer.config import arrays, common, declare, rules, texts
+from leanformer.config.arrays import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    base,
+    heads_of_rank,
+    landmarks,
+    model,
+    points,
+    sequences,
+)
 from leanformer.config.declare import iterate_keys
-from leanformer.config.points import heads_of_rank, points
 from leanformer.config.texts import glue, language, masked, sentences
 from leanformer.errors import ConfigError
 
@@ -43,9 +50,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {  # task type, as in config.task
-    "images": Kind("images", base, classification.Images, classification.check_images),
-    "sequences": Kind("labelled token sequences", sequences, classification.Sequences, classification.check_sequences),
-    "points": Kind("point sets", points, point_sets.Points, point_sets.check_points),
+    "images": Kind("images", base, arrays.Images, arrays.check_images),
+    "sequences": Kind("labelled token sequences", sequences, arrays.Sequences, arrays.check_sequences),
+    "points": Kind("point sets", points, arrays.Points, arrays.check_points),
     "language": Kind("texts", language, texts.Language),
     "masked": Kind("texts with masked tokens", masked, texts.Masked),
     "sentences": Kind("labelled sentences", sentences, texts.Sentences, texts.check_sentences),
@@ -54,7 +61,7 @@ KINDS = {  # task type, as in config.task
 
 def check_keys(c: Any) -> None:
     """Raise ConfigError if a key of the task is missing or has another type; `models.check` checks those of `model`."""
-    declare.check(c, KINDS[c.task].keys if c.task in KINDS else common.Common)  # `tasks.build` rejects unknown tasks
+    declare.check(c, KINDS[c.task].keys if c.task in KINDS else common.Common)  # `build_task` rejects unknown tasks
 
 
 def check(c: Any) -> None:

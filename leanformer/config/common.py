@@ -128,7 +128,7 @@ class Common:
     # seconds without progress, six times as many while programs are compiled, after which a run prints all stacks and
     # exits; 0 = no limit
     hang_seconds: float = 600.0
-    # bitwise reproducible results on equal GPUs; for the cost see leanformer/runtime/startup.py
+    # bitwise reproducible results on equal GPUs; for the cost see leanformer/cli.py
     deterministic: bool = False
 
     data: Data = Data()

@@ -50,7 +50,7 @@ def real_sample(model: ModelSetup, workdir: Path) -> Sample:
     """Return the first examples of a run's evaluation split, or random inputs if its data cannot be read."""
     config = model.config
     try:
-        task = tasks.build(config)
+        task = tasks.build_task(config)
         source = task.data.open(config.data.eval_split, artifacts.load_classes(workdir))
         size = min(EXAMPLES, data.size(source) or EXAMPLES)
         batch = task.data.eval_batches(source, batch_size=size, process=0, processes=1)[0]

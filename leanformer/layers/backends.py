@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from leanformer.costs import hardware
+from leanformer.costs import devices
 from leanformer.errors import ConfigError
 
 
@@ -62,7 +62,7 @@ def obstacle(mask: Collection[str], soft_cap: float | None = None, dropout: floa
 
 def _device_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
     """Return why cuDNN's fused attention cannot run on a device with these head dimensions, or None."""
-    capability = hardware.capability(device)
+    capability = devices.capability(device)
     # JAX lets newer ones have 256 too; cuDNN 9.23 refuses the gradient of 136 for 10.0, and of 136 and 256 for 12.0.
     widest = 256 if capability == 9.0 else 128
     if capability is None:

@@ -14,8 +14,8 @@ from leanformer.analysis.comparison import Comparison
 from leanformer.analysis.frontier import Conditioning
 from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import format_number
-from leanformer.quantities import find
 from leanformer.reports.plots import SERIES, TEXT_COLOR, literal, make_axes
+from leanformer.text import lookup
 
 
 GREY = "#767676"
@@ -54,7 +54,7 @@ def draw_all(result: Comparison, measures: Sequence[Conditioning]) -> Charts:
 
 def _plot_scores(result: Comparison) -> Figure:
     """Plot mean scores with intervals and the scores of single runs, one row per configuration, the best on top."""
-    shown, quantity = result.configurations[:ROWS], find(result.score.name)
+    shown, quantity = result.configurations[:ROWS], lookup(result.score.name)
     figure, axes = _make_rows([one.name for one in shown], quantity.axis)
     for row, one in enumerate(shown):
         axes.plot(quantity.scale * one.scores, [row - 0.28] * len(one.runs), "o", color=GREY, markersize=3)
@@ -64,7 +64,7 @@ def _plot_scores(result: Comparison) -> Figure:
 
 def _plot_differences(result: Comparison) -> Figure:
     """Plot differences with intervals and the margin, one row per pair, those with the best configuration on top."""
-    shown, quantity = result.pairs[: ROWS // 2], find(result.score.name)
+    shown, quantity = result.pairs[: ROWS // 2], lookup(result.score.name)
     label = f"difference in {quantity.label}{quantity.points}"
     figure, axes = _make_rows([f"{pair.first} - {pair.second}" for pair in shown], label)
     axes.axvspan(-quantity.scale * result.margin, quantity.scale * result.margin, color=SERIES[2], alpha=0.15, lw=0)
@@ -93,15 +93,15 @@ def _plot_interval(
 def _plot_front(result: Comparison, cost: str, on: Sequence[str]) -> Figure:
     """Plot score against cost, with the Pareto front of the configurations `on`."""
     costs = {one.name: frontier.median_cost(one, cost) for one in result.configurations}
-    figure, axes = _plot_points(result, costs, find(cost).axis, SERIES[0], grey=[n for n in costs if n not in on])
-    means = {one.name: find(result.score.name).scale * one.mean for one in result.configurations}
+    figure, axes = _plot_points(result, costs, lookup(cost).axis, SERIES[0], grey=[n for n in costs if n not in on])
+    means = {one.name: lookup(result.score.name).scale * one.mean for one in result.configurations}
     axes.step([costs[n] for n in on], [means[n] for n in on], where="post", color=SERIES[0], lw=1.2, ls=":", zorder=1)
     return figure
 
 
 def _plot_correlation(result: Comparison, measure: Conditioning) -> Figure:
     """Plot the mean score of each configuration against its condition number."""
-    label = f"{find('condition').label} of {measure.measure.replace('_', ' ')}"
+    label = f"{lookup('condition').label} of {measure.measure.replace('_', ' ')}"
     return _plot_points(result, measure.numbers, label, SERIES[3], hollow=measure.singular)[0]
 
 
@@ -114,7 +114,7 @@ def _plot_points(
     hollow: Sequence[str] = (),
 ) -> tuple[Figure, Axes]:
     """Plot mean scores with their intervals against positive numbers, `places`, on a logarithmic axis."""
-    quantity = find(result.score.name)
+    quantity = lookup(result.score.name)
     figure, axes = make_axes(4.6, 3.3, label, quantity.axis)
     shown = [one for one in result.configurations if one.name in places]
     for i, one in enumerate(sorted(shown, key=lambda one: places[one.name])):
@@ -145,12 +145,12 @@ def _plot_curves(result: Comparison) -> list[Figure]:
     """Plot the learning curves of score and loss of all configurations, the best ones in colour."""
     figures = []
     for name in dict.fromkeys((result.score.name, "loss")):
-        quantity = find(name)
+        quantity = lookup(name)
         curves = {one.name: frontier.learning_curve(one, name) for one in result.configurations}
         curves = {one: curve for one, curve in curves.items() if len(curve.steps) > 1}
         if not curves:
             continue
-        figure, axes = make_axes(8.6, 4.0, find("step").label, quantity.axis)
+        figure, axes = make_axes(8.6, 4.0, lookup("step").label, quantity.axis)
         for i, (one, curve) in enumerate(curves.items()):
             style = _line_style(i)
             for values in curve.runs if len(curve.runs) > 1 else ():
@@ -171,7 +171,7 @@ def _plot_curves(result: Comparison) -> list[Figure]:
 
 def _plot_layers(measure: Conditioning) -> Figure:
     """Plot the condition number of each layer, one line per configuration."""
-    figure, axes = make_axes(4.6, 3.3, "layer", find("condition").label)
+    figure, axes = make_axes(4.6, 3.3, "layer", lookup("condition").label)
     axes.set_title(measure.measure.replace("_", " "), fontsize=8, color=TEXT_COLOR)
     axes.set_yscale("log")
     known = [value for values in measure.by_layer.values() for value in values if not math.isnan(value)]

@@ -15,16 +15,17 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from leanformer import text
 from leanformer.analysis import frontier
 from leanformer.analysis.comparison import SAME, Comparison, Configuration, Pair, Trend
 from leanformer.analysis.frontier import COST_METRICS, Conditioning
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import format_count, format_number
-from leanformer.quantities import find
 from leanformer.reports import charts
 from leanformer.reports.charts import Charts
 from leanformer.reports.plots import SERIES, TEXT_COLOR
-from leanformer.runtime import files, text
+from leanformer.runtime import files
+from leanformer.text import lookup
 from leanformer.training.run_files import to_json
 
 
@@ -70,7 +71,7 @@ def write_and_print(result: Comparison, out: Path) -> None:
 
 def number(result: Comparison) -> Number:
     """Return a function that formats the metric, in its unit, with enough digits to distinguish the configurations."""
-    scale = find(result.score.name).scale
+    scale = lookup(result.score.name).scale
     halves = [half for one in result.configurations if math.isfinite(half := one.interval.high - one.mean)]
     smallest = scale * min(result.margin, *([middles.median(halves)] if halves else []), math.inf) or 1.0
     decimals = min(8, max(0, 1 - math.floor(math.log10(smallest))))
@@ -93,16 +94,16 @@ def configurations(result: Comparison) -> Table:
     fronts, show, rows = frontier.pareto_fronts(result), number(result), []
     for one in result.configurations:
         costs = [format_number(frontier.median_cost(one, name)) for name in COST_METRICS]
-        best_in = [find(name).label for name, names in fronts.items() if one.name in names]
+        best_in = [lookup(name).label for name, names in fronts.items() if one.name in names]
         front = "all costs" if len(best_in) == len(fronts) else ", ".join(best_in)
         rows.append([one.name, str(len(one.runs)), with_interval(one, show), *costs, front])
-    costs = [find(name).axis for name in COST_METRICS]
-    return ["configuration", "runs", find(result.score.name).axis, *costs, "Pareto-optimal in"], rows
+    costs = [lookup(name).axis for name in COST_METRICS]
+    return ["configuration", "runs", lookup(result.score.name).axis, *costs, "Pareto-optimal in"], rows
 
 
 def pairs(result: Comparison) -> Table:
     """Return the table of pairs: difference, interval, p value, test, verdict, and the runs that would decide."""
-    show, unit = number(result), find(result.score.name).points
+    show, unit = number(result), lookup(result.score.name).points
     rows = [
         [
             f"{pair.first} - {pair.second}",
@@ -134,7 +135,7 @@ def conditioning(measures: Sequence[Conditioning]) -> Table:
 
 def headline(result: Comparison) -> list[str]:
     """Return the result in a few sentences: trends, the best configuration, and its difference from the cheapest."""
-    show, best, quantity = number(result), result.configurations[0], find(result.score.name)
+    show, best, quantity = number(result), result.configurations[0], lookup(result.score.name)
     better = "higher" if result.score.higher else "lower"
     lines = [_describe_trend(result, trend) for trend in result.trends]
     unit = f" {quantity.unit}" * bool(quantity.unit)
@@ -156,7 +157,7 @@ def headline(result: Comparison) -> list[str]:
 
 
 def _describe_trend(result: Comparison, trend: Trend) -> str:
-    show, name, quantity = number(result), trend.key.rpartition(".")[2], find(result.score.name)
+    show, name, quantity = number(result), trend.key.rpartition(".")[2], lookup(result.score.name)
     interval = trend.slope.interval()
     known = f"{LEVEL:.0%} interval {between(interval, show)}" if math.isfinite(interval.high) else "no interval"
     changes = [f"{key.rpartition('.')[2]} goes from {low} to {high}" for key, (low, high) in trend.moving.items()]
@@ -171,7 +172,7 @@ def _describe_trend(result: Comparison, trend: Trend) -> str:
 
 def describe_pair(result: Comparison, pair: Pair) -> str:
     """Return the difference of two configurations in one sentence, with its interval and its cost in parameters."""
-    show, unit = number(result), find(result.score.name).points
+    show, unit = number(result), lookup(result.score.name).points
     gain = (pair.difference.value > 0) == result.score.higher
     better, other = (pair.first, pair.second) if gain else (pair.second, pair.first)
     ends = pair.interval.low, pair.interval.high
@@ -209,7 +210,7 @@ def describe_runs(result: Comparison) -> str:
 
 
 def _describe_margin(result: Comparison) -> str:
-    return f"Margin ±{number(result)(result.margin)}{find(result.score.name).points}: {result.margin_by}."
+    return f"Margin ±{number(result)(result.margin)}{lookup(result.score.name).points}: {result.margin_by}."
 
 
 def list_warnings(result: Comparison) -> list[str]:
@@ -268,7 +269,7 @@ def to_plain(result: Comparison, measures: Sequence[Conditioning]) -> dict[str, 
 
 def make_page(result: Comparison, measures: Sequence[Conditioning], drawn: Charts) -> str:
     """Return a comparison as one HTML page without scripts: the result first, then plots, tables and methods."""
-    label = find(result.score.name).label
+    label = lookup(result.score.name).label
     title = f"{label[0].upper()}{label[1:]} of {format_count(len(result.configurations), 'configuration')}"
     below = {"scores": table(*configurations(result))}
     if result.pairs:

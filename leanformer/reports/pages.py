@@ -10,16 +10,16 @@ from typing import Any
 
 import jax
 
-from leanformer import data, tasks
+from leanformer import data, tasks, text
 from leanformer.config.rules import LENGTHS
-from leanformer.costs import count, hardware
-from leanformer.costs.memory import memory_limit
-from leanformer.quantities import find
-from leanformer.runtime import multihost, text
+from leanformer.costs import count, devices
+from leanformer.costs.devices import memory_limit
+from leanformer.runtime import multihost
 from leanformer.runtime.mesh import count_batch_shards
+from leanformer.text import lookup
 from leanformer.training import run_files
 from leanformer.training.checkpoint import steps_in
-from leanformer.training.state import TrainState
+from leanformer.training.step import TrainState
 from leanformer.training.train_setup import Setup
 from leanformer.training.trainer import Trainer
 
@@ -50,7 +50,7 @@ def start(trainer: Trainer, memory: int) -> str:
         "precision": precision(config.dtype, device),
         "attention": f"{model.backend} ({model.backend_reason})",
         **setup.task.data.notes(),
-        "score": f"{find(score.name).label}, {'higher' if score.higher else 'lower'} is better",
+        "score": f"{lookup(score.name).label}, {'higher' if score.higher else 'lower'} is better",
         "compiled in": f"{compiling:.1f} s{', with earlier attempts' if trainer.first_step else ''}",
     }
     return text.page("leanformer", rows)
@@ -86,15 +86,14 @@ def _format_events(setup: Setup) -> str:
 
 def precision(dtype: str, device: Any) -> str:
     """Return the data types as text, with a note for a GPU without bfloat16 units, or with TF32 for float32."""
-    note = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
-    if dtype == "float32" and hardware.has_tensor_float32(device) and not jax.config.jax_default_matmul_precision:
+    note = devices.without_bfloat16(device) if dtype == "bfloat16" else None
+    if dtype == "float32" and devices.has_tensor_float32(device) and not jax.config.jax_default_matmul_precision:
         note = "Matmuls in TF32, with 10 bits of mantissa; JAX_DEFAULT_MATMUL_PRECISION=highest keeps all 23"
     return f"{dtype} activations, float32 parameters" + (f". {note}" if note else "")
 
 
 def dry_run(setup: Setup, workdir: Path) -> str:
     """Return the page of a dry run. All processes must call it; each contributes its host and devices."""
-    from leanformer.runtime import distributed  # needed only here
 
     config, model, local = setup.config, setup.model, jax.local_devices()
     mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
@@ -102,7 +101,7 @@ def dry_run(setup: Setup, workdir: Path) -> str:
     origin = config.init_from.path or f"scratch, seed {config.seed}"
     if steps:
         origin = f"step {steps[-1]}, if its files are intact (checkpoints: {', '.join(map(str, steps))})"
-    rows: dict[str, Any] = distributed.describe()
+    rows: dict[str, Any] = multihost.describe()
     rows |= {f"  process {i}": theirs for i, theirs in enumerate(multihost.all_gather_host(mine))}
     per_process = config.batch_size // multihost.count()
     rows |= {
@@ -190,6 +189,6 @@ def summarise(trainer: Trainer, state: TrainState, memory: int) -> None:
     final = text.format_scores({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
     phases = ", ".join(f"{name} {spent:.1f}" for name, spent in seconds.items())
     goodput = f"{100 * seconds['steps'] / wall:.1f} % ({phases} s)"
-    rows = final | {find("wall_s").axis: round(wall, 1), find("goodput").label: goodput}
+    rows = final | {lookup("wall_s").axis: round(wall, 1), lookup("goodput").label: goodput}
     print(text.page("Done.", rows | {"summary": workdir / "summary.json"}))
     print(text.wrap(f"Plots in {workdir / 'plots'}: {', '.join(path.name for path in drawn)}."))

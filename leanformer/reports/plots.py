@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from leanformer.conditioning import charts, tables
-from leanformer.quantities import find
+from leanformer.text import lookup
 
 
 NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # largest numbers of classes for names, and for numbers, in a matrix
@@ -20,7 +20,7 @@ SERIES = ("#1f6f8b", "#c2512f", "#4f7a37", "#7b5ea7", "#946c00", "#b0507f")
 
 def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """Write the plots for which the lines of metrics.jsonl have data to a folder, and return their paths."""
-    accuracy = {key: find(key).label for key in ("top1", "top5", "ema_top1")}
+    accuracy = {key: lookup(key).label for key in ("top1", "top5", "ema_top1")}
     train_loss = "training (augmented examples, smoothed targets)"
     plans = {
         "loss": ("loss", {("train", "loss"): train_loss, ("eval", "loss"): "evaluation"}),
@@ -31,7 +31,7 @@ def plot_run(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     metrics = (name for r in records if r["kind"] == "eval" for name, x in r.items() if isinstance(x, int | float))
     for name in dict.fromkeys(metrics):
         if name not in shown and not name.startswith("ema_"):
-            plans[name] = (find(name).axis, {("eval", key): find(key).label for key in (name, f"ema_{name}")})
+            plans[name] = (lookup(name).axis, {("eval", key): lookup(key).label for key in (name, f"ema_{name}")})
     figures = {name: _draw(records, label, keys) for name, (label, keys) in plans.items()}
     figures["conditioning"] = _conditioning(records)
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,9 +56,9 @@ def _conditioning(records: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def _draw(records: Sequence[Mapping[str, Any]], label: str, keys: Mapping[tuple[str, str], str]) -> Figure | None:
-    figure, axes = make_axes(6.4, 4.0, find("step").label, label)
+    figure, axes = make_axes(6.4, 4.0, lookup("step").label, label)
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):
-        scale = find(key).scale
+        scale = lookup(key).scale
         points = [(r["step"], scale * r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
         if points:
             marker = "o" if kind == "eval" else None

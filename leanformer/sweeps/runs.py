@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
-from leanformer import cli, tasks
+from leanformer import cli, tasks, text
 from leanformer.config import find_file, is_run_only
 from leanformer.config.key_docs import split_values
 from leanformer.config.rules import LENGTHS
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
-from leanformer.quantities import find
-from leanformer.runtime import files, stopping, text
-from leanformer.tasks.task import Score
+from leanformer.runtime import files, stopping
+from leanformer.tasks import Score
+from leanformer.text import lookup
 from leanformer.training import run_files, train_setup
 
 
@@ -53,7 +53,7 @@ class SweepRun:
         summary = files.read_json(self.workdir / "summary.json")
         final, score = summary["final"], Score.read(summary["score"])
         names = [name for name in dict.fromkeys((score.name, "loss")) if final.get(name) is not None]
-        return "  ".join(f"{find(name).label} {text.format_value(name, final[name])}" for name in names)
+        return "  ".join(f"{lookup(name).label} {text.format_value(name, final[name])}" for name in names)
 
     @functools.cached_property
     def config(self) -> ConfigDict:

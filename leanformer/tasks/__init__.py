@@ -1,21 +1,193 @@
-"""Training tasks: `build(config)` returns the task that `config.task` names; the others are not imported."""
+"""Training tasks: their interfaces, and `build_task(config)`, which imports no task but the one that it builds."""
 
+import abc
+import dataclasses
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key
 
 from leanformer import config
-from leanformer.data import Source, quote
+from leanformer.data import Batches, Source, quote
 from leanformer.data.images import count_classes
+from leanformer.data.loader import Prepare
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import timing
 from leanformer.tasks import artifacts
-from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
-__all__ = ["KINDS", "Batch", "DataModule", "Objective", "Spec", "Task", "build", "check_names", "class_names"]
-__all__ += ["by_split", "open_data", "open_run", "resolve"]
+Spec = tuple[tuple[int, ...], Any]  # shape and dtype of one example's array
+Batch = Mapping[str, Array]  # arrays by name, with a leading axis B
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Metric that selects the best checkpoint."""
+
+    name: str  # in evaluation records, such as "top1"
+    higher: bool = True  # whether higher is better
+
+    def best(self, scores: Mapping[int, float]) -> int | None:
+        """Return the step with the best finite value of {step: value}, the first among ties; None if there is none."""
+        finite = {step: scores[step] for step in sorted(scores) if math.isfinite(scores[step])}
+        return (max if self.higher else min)(finite, key=finite.__getitem__, default=None)
+
+    def record(self, value: float) -> dict[str, Any]:
+        """Return the record of a value for summary.json."""
+        return {"score": value, "of": self.name, "higher": self.higher}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "Score":
+        """Return the metric of a `record`."""
+        return cls(record["of"], record["higher"])
+
+
+class DataModule(abc.ABC):
+    """Base class of the data of a task: its splits, its batches, and the shapes and dtypes of an example's arrays.
+
+    Subclasses define `open`, `make_prepare`, `input_specs`, `target_specs` and `prepare`. The others have defaults:
+    `build` does nothing, `read` refuses files, and `notes` is empty.
+    """
+
+    batches: ClassVar[type[Batches]] = Batches
+
+    def build(self) -> bool:
+        """Download or generate the data if that can be done here. Return False if there is nothing to build."""
+        return False
+
+    @abc.abstractmethod
+    def open(self, split: str, classes: Sequence[str] | None = None) -> Source:
+        """Return a split of the data. Raise DataError if it is missing, incomplete, or does not fit the model.
+
+        `classes` are the class names in the order of the model's outputs; None for those of this split.
+        """
+
+    @abc.abstractmethod
+    def make_prepare(self, source: Any, *, train: bool) -> Prepare:
+        """Return the function from an example of a split to its arrays, see `data.Batches`."""
+
+    def train_batches(self, source: Any, **options: Any) -> Batches:
+        """Return endless batches of a split for training; order and augmentation are functions of the seed.
+
+        `options` are `batch_size`, which is global, `seed`, and `process` of `processes`, which gets its part.
+        """
+        return self.batches(source, self.make_prepare(source, train=True), train=True, **options)
+
+    def eval_batches(self, source: Any, **options: Any) -> Batches:
+        """Return batches of every example of a split once, in order; the last is padded, with False in its `mask`.
+
+        `options` are those of `train_batches` without `seed`.
+        """
+        return self.batches(source, self.make_prepare(source, train=False), train=False, **options)
+
+    @abc.abstractmethod
+    def input_specs(self) -> dict[str, Spec]:
+        """Return {name: (shape, dtype)} of the arrays of one example that a model takes as input."""
+
+    @abc.abstractmethod
+    def target_specs(self, *, train: bool) -> dict[str, Spec]:
+        """Return {name: (shape, dtype)} of the other arrays of one example, such as labels, without the mask.
+
+        Those that the loss needs if `train`, else those that the metrics need.
+        """
+
+    def specs(self, *, train: bool) -> dict[str, Spec]:
+        """Return {name: (shape, dtype)} of all arrays of one example; in evaluation with the mask."""
+        return self.input_specs() | self.target_specs(train=train) | ({} if train else {"mask": ((), bool)})
+
+    @abc.abstractmethod
+    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return the arrays of `input_specs` for an example of a source, or a result of `read`, as in evaluation."""
+
+    def read(self, raw: Any) -> dict[str, Any]:
+        """Return an example without a target from the bytes of a file; for images also from an array or a PIL image."""
+        raise DataError("A file cannot be an example of these data.")
+
+    def notes(self) -> dict[str, str]:
+        """Return rows about the data for the start page, as {title: text}."""
+        return {}
+
+
+class Objective(abc.ABC):
+    """Base class of the objective of a task: loss, evaluation sums and metrics.
+
+    Subclasses define `score`, `inputs`, `loss`, `statistics` and `metrics`; the others have defaults. `score` and
+    `divergence_loss` may be class attributes.
+    """
+
+    @property
+    @abc.abstractmethod
+    def score(self) -> Score:
+        """Metric that selects the best checkpoint."""
+
+    @property
+    def divergence_loss(self) -> float:
+        """Loss above which a step is skipped; may be infinite."""
+        return math.inf
+
+    def check_model(self, graphdef: Any, weights: Any) -> None:  # noqa: B027 - most tasks take any model
+        """Raise ConfigError if the model cannot do the task; `weights` are (parameters, statistics), or shapes."""
+
+    @abc.abstractmethod
+    def inputs(self, batch: Batch) -> tuple[Array | None, ...]:
+        """Return the positional arguments of a model for a batch, as in evaluation; None for one that is not passed."""
+
+    def prepare_train_batch(
+        self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
+    ) -> tuple[dict[str, Array], Any]:
+        """Return the arguments `part` and `batch_aux` of `loss` for a whole batch.
+
+        Everything random is drawn here, so that gradient accumulation does not change it: from `batch_key` what is
+        drawn per example, from `shared_key` what is drawn once for all. By default these are the arrays of the batch
+        with a random `key` per example, and None.
+        """
+        return {**batch, "key": jax.random.split(batch_key, batch_size(batch))}, None
+
+    def loss_denominator(self, batch: Batch) -> int | Array:
+        """Return the divisor of the summed loss of a whole batch: its number of examples, or of targets for texts."""
+        return batch_size(batch)
+
+    @abc.abstractmethod
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Array:
+        """Return the sum of the losses of a (micro-)batch, float32.
+
+        Args:
+            model: model, a `nnx.Module`.
+            part: arrays of `prepare_train_batch`, or of some of its examples.
+            batch_aux: second result of `prepare_train_batch`.
+            key: random keys of the model, one per example; None for a deterministic model.
+        """
+
+    @abc.abstractmethod
+    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Any]:
+        """Return sums over the examples that `batch["mask"]` marks as present, their number `examples` among them.
+
+        Sums are numbers or arrays. Under "per_example" are arrays by name with a leading axis B, for metrics that need
+        more than sums, such as a rank correlation. `detail` adds what is too expensive for evaluations during training.
+        """
+
+    @abc.abstractmethod
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics of a split, numbers, lists or arrays, from its `statistics`.
+
+        Floats are summed as float64, counts as int64; "per_example" has every example of the split once, in order.
+        """
+
+
+class Task(NamedTuple):
+    """Training task, which `tasks.build_task` makes from a config: `data`, its `DataModule`, and its `objective`."""
+
+    data: DataModule
+    objective: Objective
+
+
+def batch_size(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _from_config(name: str) -> Callable[[Any], Task]:
@@ -26,11 +198,11 @@ def _from_config(name: str) -> Callable[[Any], Task]:
 KINDS = {name: _from_config(name) for name in ("images", "sequences", "points", "language", "sentences", "masked")}
 
 
-def build(c: Any) -> Task:
+def build_task(c: Any) -> Task:
     """Return the task of a config: its data module and its objective.
 
     >>> from leanformer import config
-    >>> build(config.points()).data.name
+    >>> build_task(config.points()).data.name
     'nearest'
     """
     if c.task not in KINDS:
@@ -68,7 +240,7 @@ def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
             f"--config.init_from.path={workdir}."
         )
     resolve(c)
-    task = build(c)
+    task = build_task(c)
     train, held_out = open_data(task.data, c, artifacts.load_classes(workdir))
     artifacts.check_tokenizer(workdir, getattr(train, "tokenizer", None))
     if not (workdir / "config.json").is_file():

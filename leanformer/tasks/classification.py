@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from leanformer.data import Source
 from leanformer.data.loader import Prepare
 from leanformer.errors import DataError
-from leanformer.tasks.task import Batch, Objective, Score, Spec
+from leanformer.tasks import Batch, Objective, Score, Spec
 
 
 LABEL: dict[str, Spec] = {"label": ((), np.int32)}

@@ -12,11 +12,11 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from leanformer import data
 from leanformer.config.rules import image_sides
-from leanformer.data.images import KINDS, build, transforms
+from leanformer.data.images import KINDS, build_images, transforms
 from leanformer.data.loader import Prepare
 from leanformer.data.source import find
+from leanformer.tasks import Batch, DataModule, Spec, Task
 from leanformer.tasks.classification import LABEL, Classification, classify, labelled, smoothed
-from leanformer.tasks.task import Batch, DataModule, Spec, Task
 
 
 HOST_AUGMENT = ("crop_scale", "crop_ratio", "flip")
@@ -149,7 +149,7 @@ class ImageData(DataModule):
     dir: str | None = None  # of TFDS data
 
     def build(self) -> bool:
-        return build(self.name, self.dir)
+        return build_images(self.name, self.dir)
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}

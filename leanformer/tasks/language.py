@@ -15,9 +15,9 @@ from leanformer.data.loader import Prepare
 from leanformer.data.source import Subset, find
 from leanformer.data.text import Corpus, OverlappingLastWindow, Packed, Stream, Windows, documents, open_corpus, rows
 from leanformer.errors import ConfigError, DataError
+from leanformer.tasks import Batch, DataModule, Objective, Score, Spec, Task
 from leanformer.tasks.chunked_cross_entropy import cross_entropy
 from leanformer.tasks.classification import divergence_threshold
-from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Task
 
 
 Rows = Stream | Packed | OverlappingLastWindow | Subset

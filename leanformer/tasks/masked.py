@@ -18,9 +18,9 @@ from leanformer.data.text.rows import Masking, num_masked, prepare_masked
 from leanformer.data.text.tokenizer import MASKS
 from leanformer.errors import ConfigError, DataError
 from leanformer.layers.masks import mean_pool
+from leanformer.tasks import Batch, Spec, Task
 from leanformer.tasks.chunked_cross_entropy import cross_entropy_and_hits
 from leanformer.tasks.language import TextData, TokenObjective, settings
-from leanformer.tasks.task import Batch, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

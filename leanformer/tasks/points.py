@@ -14,7 +14,7 @@ from leanformer import data
 from leanformer.data.points import KINDS, FixedSplit, Points, PointTask, Sizes
 from leanformer.data.points import find as find_task
 from leanformer.errors import ConfigError
-from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Task
+from leanformer.tasks import Batch, DataModule, Objective, Score, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,9 @@ from leanformer.data.sentences import KINDS, Texts, join_pair, open_sentences, s
 from leanformer.data.source import find
 from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import artifacts
+from leanformer.tasks import Batch, DataModule, Objective, Score, Spec, Task, artifacts
 from leanformer.tasks.classification import LABEL, Classification, classify, labelled
 from leanformer.tasks.language import decode
-from leanformer.tasks.task import Batch, DataModule, Objective, Score, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

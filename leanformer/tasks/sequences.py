@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.config.classification import IMAGE_TYPES
+from leanformer.config.arrays import IMAGE_TYPES
 from leanformer.data.loader import Prepare
-from leanformer.data.sequences import KINDS, build, encode, open_sequences
+from leanformer.data.sequences import KINDS, build_sequences, encode, open_sequences
 from leanformer.data.source import find
+from leanformer.tasks import Batch, DataModule, Spec, Task
 from leanformer.tasks.classification import LABEL, Classification, classify, labelled, smoothed
-from leanformer.tasks.task import Batch, DataModule, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class SequenceData(DataModule):
     dir: str | None = None  # of TFDS data
 
     def build(self) -> bool:
-        return build(self.name, self.dir, self.recipe)
+        return build_sequences(self.name, self.dir, self.recipe)
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         required = {"length": self.length if self.full else None, "classes": classes}

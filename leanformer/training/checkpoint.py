@@ -17,7 +17,7 @@ from orbax.checkpoint import v1 as ocp
 from leanformer.errors import CheckpointError, WeightsError, first_line
 from leanformer.runtime import files, multihost
 from leanformer.runtime.mesh import flatten_names
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score
 from leanformer.training import run_files
 
 

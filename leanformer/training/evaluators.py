@@ -18,14 +18,14 @@ import jax
 from ml_collections import ConfigDict
 
 from leanformer import data
-from leanformer.costs import memory
+from leanformer.costs import devices
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost
 from leanformer.tasks import DataModule
 from leanformer.training import step as steps
 from leanformer.training.model_setup import ModelSetup
-from leanformer.training.state import TrainState
+from leanformer.training.step import TrainState
 from leanformer.training.trainer import MAIN, Trainer
 
 
@@ -105,9 +105,9 @@ def peak_memory(state: TrainState, weights: Any, evaluators: Mapping[str, Evalua
 
     The bytes include the rest of the training state, which stays on the device during an evaluation.
     """
-    rest = memory.count_bytes(state) - memory.count_bytes(weights)
+    rest = devices.count_bytes(state) - devices.count_bytes(weights)
     compilers = {name: evaluator.compile for name, evaluator in evaluators.items()}
-    return {name: rest + memory.peak_memory(compile()) for name, compile in compilers.items() if compile}
+    return {name: rest + devices.peak_memory(compile()) for name, compile in compilers.items() if compile}
 
 
 def evaluation_batches(

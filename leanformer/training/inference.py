@@ -91,7 +91,7 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
     c.unlock()
     c.eval.more = ConfigDict()  # these splits may no longer exist
     c.data.update(data)
-    return OpenRun(folder, c, tasks.build(c), model_setup.build(c, mesh=mesh))
+    return OpenRun(folder, c, tasks.build_task(c), model_setup.set_up_model(c, mesh=mesh))
 
 
 @dataclasses.dataclass(frozen=True)

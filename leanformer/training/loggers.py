@@ -21,9 +21,8 @@ import tqdm
 from leanformer.conditioning.spectrum import FLOOR, beyond_float32
 from leanformer.config import iterate_keys
 from leanformer.errors import ConfigError, first_line
-from leanformer.quantities import find
 from leanformer.runtime import files
-from leanformer.runtime.text import format_duration, format_value, wrap
+from leanformer.text import format_duration, format_value, lookup, wrap
 
 
 UNSAID = ("wall_s", "examples_seen", "tokens_seen", "examples")  # numbers that are not printed
@@ -206,7 +205,10 @@ class Progress:
             heading, parts = ["probe, medians over layers:"], _format_probe(values)
         else:
             shown = {name: value for name, value in values.items() if name not in UNSAID}
-            heading, parts = [kind], [f"{find(name).label} {format_value(name, x)}" for name, x in shown.items()]
+            heading, parts = (
+                [kind],
+                [f"{lookup(name).label} {format_value(name, x)}" for name, x in shown.items()],
+            )
         if self._bar is not None and kind == "train":
             self._bar.set_postfix_str("  ".join(parts))
             return
@@ -230,9 +232,9 @@ def _format_train(values: Mapping[str, Any]) -> list[str]:
     if (speed := values.get("examples_per_s")) is not None:
         parts.append(f"{f'{speed:.3g}' if speed < 100 else f'{speed:,.0f}'} examples/s")
     if values.get("skipped"):
-        parts.append(f"{find('skipped').label} {values['skipped']:g}")
+        parts.append(f"{lookup('skipped').label} {values['skipped']:g}")
     if (values.get("data_wait") or 0) >= WAITING:
-        parts.append(f"{find('data_wait').label} {values['data_wait']:.0%}")
+        parts.append(f"{lookup('data_wait').label} {values['data_wait']:.0%}")
     return parts
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from leanformer.runtime.stopping import Stopped, StopRequest
 from leanformer.training.evaluators import PROBE, Evaluator, due
-from leanformer.training.state import TrainState
+from leanformer.training.step import TrainState
 from leanformer.training.trainer import Trainer
 
 

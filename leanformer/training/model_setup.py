@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
+from jaxtyping import Array, Key
 from ml_collections import ConfigDict
 
 from leanformer import models
@@ -18,11 +19,11 @@ from leanformer.config.rules import patch_grid
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
+from leanformer.layers.stack import Stack
 from leanformer.runtime import files
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.mesh import ParameterAxes
 from leanformer.tasks import Batch, Objective, Spec, Task, artifacts
-from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints, is_run
 
@@ -52,7 +53,7 @@ class ModelSetup:
 
     def random_weights(self, seed: int) -> Any:
         """Return randomly initialised weights, created directly with their shardings."""
-        return states.materialise(self.init, jax.random.key(seed), self.weights)
+        return materialise(self.init, jax.random.key(seed), self.weights)
 
     def initial_weights(self, *, finite: bool = True) -> Any:
         """Return weights from the path `config.init_from`, or random ones if it is unset; see `read_weights`."""
@@ -131,10 +132,10 @@ class ModelSetup:
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
         plain.model.update(backend="naive", remat="none")
-        model, objective = build(plain), task.objective
-        weights = states.without_shardings(model.weights)
+        model, objective = set_up_model(plain), task.objective
+        weights = without_shardings(model.weights)
         train, held_out = (
-            states.without_shardings(model.abstract_batch(1, specs))
+            without_shardings(model.abstract_batch(1, specs))
             for specs in (task.data.specs(train=True), task.data.specs(train=False))
         )
         forward = steps.make_eval_step(model.graphdef, objective)
@@ -148,7 +149,7 @@ class ModelSetup:
         return jitted.trace(*args).lower(lowering_platforms=None if attached else (platform,))
 
 
-def build(
+def set_up_model(
     c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None, batches: Mapping[str, int] | None = None
 ) -> ModelSetup:
     """Return the set-up of a model on a mesh, by default the first device, from a validated config.
@@ -160,10 +161,10 @@ def build(
     device = device or mesh.devices.flat[0]
     backend, reason = _select_backend(c, device)
     graphdef, init, weights = abstract_model(c, backend, select_unroll(c, mesh, device))
-    axes = states.declared_axes(graphdef, weights)
+    axes = declared_axes(graphdef, weights)
     meshes.check_batches(mesh, batches or {})
     meshes.check_split(axes, mesh.shape["tensor"])
-    weights = states.with_shardings(weights, mesh, axes)
+    weights = with_shardings(weights, mesh, axes)
     return ModelSetup(c, mesh, device, backend, reason, graphdef, init, weights, axes)
 
 
@@ -177,7 +178,59 @@ def abstract_model(
     arguments = c.model.to_dict() | {"backend": backend, "dtype": jnp.dtype(c.dtype)}
     if arguments.get("unroll") is None and unroll is not None:
         arguments["unroll"] = unroll
-    return states.split(lambda rngs: models.build(rngs=rngs, **arguments))
+    return split_model(lambda rngs: models.build(rngs=rngs, **arguments))
+
+
+def split_model(
+    build: Callable[[nnx.Rngs], nnx.Module],
+) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]], Any]:
+    """Return a model's static definition, the function that initialises its weights from a key, and their shapes.
+
+    Weights are (parameters, batch statistics), as nested dictionaries. Nothing is allocated.
+    """
+    definitions = []
+
+    def weights(key: Key[Array, ""]) -> tuple[Any, Any]:
+        graphdef, params, statistics = nnx.split(build(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        definitions[:] = [graphdef]  # static, so tracing provides it; building the model again would double the time
+        return nnx.as_pure(params), nnx.as_pure(statistics)
+
+    # Under `jit`, whose trace `materialise` uses again; a concrete key would start the devices.
+    shapes = jax.eval_shape(jax.jit(weights), jax.eval_shape(lambda: jax.random.key(0)))
+    return definitions[0], weights, shapes
+
+
+def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, ParameterAxes]:
+    """Return {dotted name: axes} of every parameter and statistic of a model, also of those that declare nothing."""
+    model = nnx.merge(graphdef, *weights)
+    stacks = [(*path, "layers") for path, module in nnx.iter_modules(model) if isinstance(module, Stack)]
+    result = {}
+    for path, variable in sorted(nnx.to_flat_state(nnx.state(model))):
+        stacked = any(path[: len(stack)] == stack for stack in stacks)
+        metadata, key = variable.get_metadata(), meshes.DECLARED
+        result[".".join(map(str, path))] = ParameterAxes(variable.shape, stacked, metadata.get(key), key in metadata)
+    return result
+
+
+def with_shardings(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, ParameterAxes]) -> Any:
+    """Return a tree of shapes of weights or of a training state, with shardings on a mesh added."""
+    shardings = meshes.state_shardings(mesh, shapes, axes)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
+    )
+
+
+def without_shardings(tree: Any) -> Any:
+    """Return a tree of shapes and dtypes from a tree of arrays or shapes, without their shardings."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:
+    """Return `make(argument)` with every leaf created directly with its sharding, so that no device holds all.
+
+    `like` is a tree of shapes with shardings.
+    """
+    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))(argument)
 
 
 def select_unroll(c: ConfigDict, mesh: Mesh, device: Any) -> int | None:

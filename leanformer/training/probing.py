@@ -115,8 +115,8 @@ def sweep(
             changed.unlock()
             changed.model.update(changes)
             configs.check(changed)
-            model = model_setup.build(changed, mesh=mesh)
-            read = make_reader(model, tasks.build(changed).objective, [SWEPT])
+            model = model_setup.set_up_model(changed, mesh=mesh)
+            read = make_reader(model, tasks.build_task(changed).objective, [SWEPT])
             summaries = [_get_summary(multihost.fetch(read(weights(model, seed), batch))) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *summaries)
             by_seed = [

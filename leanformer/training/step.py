@@ -1,6 +1,7 @@
 """Training, evaluation and probe steps as functions of arrays for `jax.jit`, and exact evaluation over a split."""
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,11 +18,45 @@ from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import constrain_replicated
 from leanformer.tasks import Batch, Objective
 from leanformer.training.optimizers import materialise_barrier
-from leanformer.training.state import TrainState, window_means
 
 
 IN_FLIGHT = 2  # steps dispatched ahead: enough to keep the device busy, with few batches in memory
 LARGEST = float(np.finfo(np.float32).max) / 16  # largest valid parameter, so that averages of parameters are finite
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Training state that a step reads and writes. Leaves are arrays, shapes or shardings, so they have no types."""
+
+    step: Any  # int32, number of steps so far, including skipped ones; the next batch is number `step`
+    params: Any
+    statistics: Any  # of batch normalisation and σReparam, updated by the forward pass; empty in models without them
+    moments: Any  # state of the optimizer
+    ema: Any  # EMA of (parameters, statistics); None if the run keeps none
+    skipped: Any  # int32, number of steps so far that were skipped, or left a parameter too large or not finite
+    skipped_in_row: Any  # int32, number of consecutive such steps up to now
+    window: dict[str, Any]  # sums since the last multiple of log_every, which survive a resume
+
+    @property
+    def weights(self) -> tuple[Any, Any]:
+        """Weights of a forward pass, for `nnx.merge(graphdef, *weights)`."""
+        return self.params, self.statistics
+
+
+def init_state(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
+    """Return the state at step 0. Call this under `jit`, so that arrays get their shardings, or under `eval_shape`."""
+    params, statistics = weights
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        statistics=statistics,
+        moments=optimizer.init(params),
+        ema=jax.tree.map(jnp.copy, weights) if ema else None,
+        skipped=jnp.int32(0),
+        skipped_in_row=jnp.int32(0),
+        window={name: jnp.float32(0) for name in ("loss", "grad_norm", "steps")},
+    )
 
 
 def make_gradient(
@@ -122,7 +157,7 @@ def make_train_step(
 def _metrics(state: TrainState, rate: Array, loss: Array, bad: Bool[Array, " leaves"]) -> dict[str, Array]:
     """Return the metrics of a step; `bad` marks leaves with non-finite gradients or overflowing parameters."""
     return {
-        **window_means(state),
+        **{name: state.window[name] / state.window["steps"] for name in ("loss", "grad_norm")},
         "lr": rate,
         "skipped": state.skipped,
         "skipped_in_row": state.skipped_in_row,

@@ -19,18 +19,17 @@ from leanformer import conditioning, data, models, tasks
 from leanformer import config as configs
 from leanformer.config import Intervals
 from leanformer.config.rules import measures_conditioning, sharded_batches
-from leanformer.costs import hardware
+from leanformer.costs import devices
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost
 from leanformer.runtime.mesh import leaf_names
 from leanformer.tasks import Task
 from leanformer.training import loggers, model_setup, optimizers
-from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.optimizers import Schedule, is_stacked, make_schedule, split_layer
-from leanformer.training.state import TrainState
+from leanformer.training.step import TrainState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +70,7 @@ class Setup:
 
     def initial_state(self) -> TrainState:
         """Return the state at step 0 on the devices, with weights of `config.init_from` or random ones."""
-        return states.materialise(self.make_state, self.model.initial_weights(), self.state)
+        return model_setup.materialise(self.make_state, self.model.initial_weights(), self.state)
 
     def train_batches(self, source: data.Source) -> data.Batches:
         """Return this process's part of every training batch of a split, NumPy arrays by name."""
@@ -98,22 +97,22 @@ class Setup:
     @functools.cached_property
     def peak_examples(self) -> float | None:
         """Training examples/s at the peak bfloat16 throughput of all devices; None for other dtypes or devices."""
-        peak = hardware.peak_flops(self.model.device) if self.config.dtype == "bfloat16" else None
+        peak = devices.peak_flops(self.model.device) if self.config.dtype == "bfloat16" else None
         return peak and peak * self.model.mesh.size / self.flops_per_example[1]
 
 
 def check(config: ConfigDict) -> None:
-    """Raise ConfigError if a key of a config is invalid, without data or devices. `build` finds wrong shapes."""
+    """Raise ConfigError if a key is invalid, without data or devices. `set_up_training` finds wrong shapes."""
     configs.check_keys(config)
     models.check(**config.model.to_dict())
     configs.check(config)
     loggers.check(config.loggers)
-    tasks.build(config)
+    tasks.build_task(config)
     if measures_conditioning(config):
         conditioning.tap(config.probe.measures)
 
 
-def build(
+def set_up_training(
     config: ConfigDict,
     *,
     examples: int | None,
@@ -128,8 +127,8 @@ def build(
     """
     intervals = configs.intervals(config, examples)
     schedule = make_schedule(config, examples=examples, total=intervals.total)
-    task = task or tasks.build(config)
-    model = model_setup.build(config, mesh=mesh, device=device, batches=sharded_batches(config))
+    task = task or tasks.build_task(config)
+    model = model_setup.set_up_model(config, mesh=mesh, device=device, batches=sharded_batches(config))
     task.objective.check_model(model.graphdef, model.weights)
 
     optim, params, no_decay = config.optim, model.weights[0], models.find_class(config.model.name).no_decay
@@ -138,7 +137,7 @@ def build(
     optimizer: optax.GradientTransformationExtraArgs = frozen.freeze(
         optimizers.OPTIMIZERS[optim.name](mask=optimizers.decay_mask(params, no_decay), **settings)
     )
-    make_state = functools.partial(states.init, optimizer=optimizer, ema=optim.ema > 0)
+    make_state = functools.partial(steps.init_state, optimizer=optimizer, ema=optim.ema > 0)
     gradient = steps.make_gradient(
         model.graphdef, task.objective, freeze=frozen.stop_gradients, accumulate=config.accumulate
     )
@@ -160,7 +159,7 @@ def build(
         schedule=schedule,
         freezing=frozen,
         make_state=make_state,
-        state=states.with_shardings(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
+        state=model_setup.with_shardings(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
         batch=model.abstract_batch(config.batch_size, task.data.specs(train=True)),
         train_step=meshes.with_mesh(model.mesh, train_step),
     )

@@ -23,8 +23,7 @@ from leanformer.training import loggers, run_files
 from leanformer.training.checkpoint import Checkpoints, Restored
 from leanformer.training.loggers import MakeLoggers
 from leanformer.training.run_files import Recorder
-from leanformer.training.state import TrainState
-from leanformer.training.step import IN_FLIGHT
+from leanformer.training.step import IN_FLIGHT, TrainState
 from leanformer.training.train_setup import Setup
 
 

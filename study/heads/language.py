@@ -105,7 +105,7 @@ def make_config(block: Block, lr: float, seed: int) -> config.ConfigDict:
 
 def count_parameters(c: config.ConfigDict) -> int:
     """Return the number of parameters of a config's model."""
-    model = model_setup.build(c, mesh=make_mesh(devices=jax.devices()[:1]))
+    model = model_setup.set_up_model(c, mesh=make_mesh(devices=jax.devices()[:1]))
     return count.parameters(model.weights)
 
 

@@ -61,7 +61,7 @@ def train(
         on_start: called with the set-up.
         on_window: called every WINDOW steps with the step and the (parameters, statistics).
     """
-    setup = train_setup.build(config, examples=None)
+    setup = train_setup.set_up_training(config, examples=None)
     if on_start:
         on_start(setup)
     params, statistics = setup.model.random_weights(config.seed)
@@ -97,7 +97,7 @@ def train_together(
     def build(lr: float, seed: int) -> Any:
         member = config.copy_and_resolve_references().unlock()
         member.seed, member.optim.lr = seed, lr
-        return train_setup.build(member.lock(), examples=None)
+        return train_setup.set_up_training(member.lock(), examples=None)
 
     setups = [build(lr, seed) for lr, seed in members]
     first = setups[0]

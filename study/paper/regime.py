@@ -24,14 +24,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
-from leanformer import cli, config
+from leanformer import cli, config, text
 from leanformer.analysis import statistics
 from leanformer.analysis.design import Dimensions
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.conditioning import theory
 from leanformer.config.rules import require
 from leanformer.errors import TrainingError
-from leanformer.runtime import text
 from study import common
 from study.shapes import predictors
 

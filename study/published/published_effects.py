@@ -20,7 +20,7 @@ from typing import Any
 
 from leanformer import config
 from leanformer.analysis.design import Dimensions, model_dimensions
-from leanformer.analysis.shapes import build
+from leanformer.analysis.shapes import set_up_without_data
 from leanformer.config.common import listed_per_layer
 from leanformer.costs import count
 from leanformer.errors import ConfigError
@@ -265,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configs", nargs=2, metavar="CONFIG", help="config before and after the change of heads")
     before, after = (config.load(name) for name in parser.parse_args().configs)
-    before_params, after_params = (count.parameters(build(c).state.params) for c in (before, after))
+    before_params, after_params = (count.parameters(set_up_without_data(c).state.params) for c in (before, after))
     print(
         compare(before.model.to_dict(), after.model.to_dict(), (before_params, after_params))
         or "The heads are the same."

@@ -23,7 +23,7 @@ NAMES = ("Emma", "Catherine", "Anne", "Elizabeth", "Elinor")  # the heroine of e
 def test_lean_shape_has_fewer_layers_more_heads_and_fewer_parameters(name, tmp_path):
     configs = {shape: families.get_config(name, shape, 0, tmp_path) for shape in SHAPES}
     mesh = make_mesh(devices=jax.devices()[:1])
-    params = {shape: count.parameters(model_setup.build(c, mesh=mesh).weights) for shape, c in configs.items()}
+    params = {shape: count.parameters(model_setup.set_up_model(c, mesh=mesh).weights) for shape, c in configs.items()}
     original, lean = (configs[shape].model for shape in SHAPES)
     assert params["lean"] < params["original"]
     assert np.sum(lean.depth) < np.sum(original.depth)

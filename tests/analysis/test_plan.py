@@ -14,7 +14,7 @@ from messages import mentions, refuses
 from leanformer import config, plan
 from leanformer.analysis import proxies, shapes
 from leanformer.costs import count
-from leanformer.training.train_setup import build
+from leanformer.training.train_setup import set_up_training
 
 
 QUICK = str(ROOT / "configs" / "quickstart.py")
@@ -44,7 +44,7 @@ def cached_costs(costs, monkeypatch):
 def test_parameter_counts_match_the_model(costs, shape):
     c = config.load(QUICK)
     c.model.update(dict(zip(shapes.AXES, shape, strict=True)))
-    assert costs.of("params", shape) == count.parameters(build(c, examples=1000, mesh=None).state.params)
+    assert costs.of("params", shape) == count.parameters(set_up_training(c, examples=1000, mesh=None).state.params)
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_planned_configs_have_the_reported_counts(cached_costs, tmp_path):
     assert len(files) == 2
     for file in files:
         c = config.load(str(file))
-        number = count.parameters(build(c, examples=1000, mesh=None).state.params)
+        number = count.parameters(set_up_training(c, examples=1000, mesh=None).state.params)
         assert 180_000 <= number <= 200_000 and f"{number:,} parameters" in file.read_text() and f"{number:,}" in out
         assert (c.data.name, c.optim.lr) == ("bundled:fashion_mnist", 2e-3)
         assert file.stem.endswith("_" + "x".join(str(c.model[axis]) for axis in shapes.AXES))

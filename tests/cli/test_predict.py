@@ -13,8 +13,7 @@ from small_runs import make_initial_state
 
 import leanformer
 from leanformer import predict
-from leanformer.tasks import artifacts
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score, artifacts
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.inference import LoadedModel
@@ -45,7 +44,7 @@ def workdir(tmp_path_factory, make_tiny, meshes):
     run_files.write_config(folder, c)
     artifacts.save(folder, NoImages())
     with Checkpoints(folder / "checkpoints", score=Score("top1")) as checkpoints:
-        checkpoints.save(6, make_initial_state(train_setup.build(c, examples=64, mesh=meshes(1, 1))))
+        checkpoints.save(6, make_initial_state(train_setup.set_up_training(c, examples=64, mesh=meshes(1, 1))))
     return folder
 
 

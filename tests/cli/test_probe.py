@@ -33,12 +33,12 @@ def small(tiny):
 
 @pytest.fixture(scope="module")
 def tiny_model(make_tiny, meshes):
-    return model_setup.build(set_two_layers(make_tiny()), mesh=meshes(1, 1))
+    return model_setup.set_up_model(set_two_layers(make_tiny()), mesh=meshes(1, 1))
 
 
 @pytest.fixture(scope="module")
 def reader(tiny_model):
-    return probing.make_reader(tiny_model, tasks.build(tiny_model.config).objective, MEASURES)
+    return probing.make_reader(tiny_model, tasks.build_task(tiny_model.config).objective, MEASURES)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_model_setup_ignores_training_settings(small, meshes):
     small.eval.batch_size = 61
     small.mesh.update(data=1, fsdp=64)
     small.optim.update(warmup_epochs=0.0, warmup_steps=200)
-    model_setup.build(small, mesh=meshes(1, 2))
+    model_setup.set_up_model(small, mesh=meshes(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_model_setup_ignores_training_settings(small, meshes):
 def test_projections_match_the_attention_type(small, meshes, images, latent, projections):
     with small.unlocked():
         small.model.update(latent)
-    model = model_setup.build(small, mesh=meshes(1, 1))
+    model = model_setup.set_up_model(small, mesh=meshes(1, 1))
     assert probing.projections(model) == projections
     result = jax.eval_shape(
-        probing.make_reader(model, tasks.build(small).objective, projections), model.weights, images
+        probing.make_reader(model, tasks.build_task(small).objective, projections), model.weights, images
     )
     assert sorted(result) == sorted(projections)
 

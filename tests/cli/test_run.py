@@ -13,7 +13,7 @@ from messages import mentions
 from PIL import Image
 from small_runs import read_records
 
-from leanformer import quantities
+from leanformer import text
 from leanformer.conditioning import tables
 
 
@@ -80,7 +80,7 @@ def test_evaluate_agrees_with_the_last_record(workdir):
     result = json.loads((workdir / "evaluation.json").read_text())
     (last,) = read_records(workdir, "eval")
     assert {key: result[key] for key in last if key != "kind"} == {k: v for k, v in last.items() if k != "kind"}
-    assert quantities.find("ema_top1").axis in out
+    assert text.lookup("ema_top1").axis in out
     with (workdir / "confusion.csv").open(newline="") as file:
         matrix = np.array([row[1:] for row in csv.reader(file)][1:], float)
     accuracy = np.trace(matrix) / matrix.sum()  # of the EMA weights, if the run has them

@@ -136,7 +136,7 @@ def test_unfitting_sizes_are_refused_before_training(name, changes, parts):
     c = load_changed(name, changes)
     with refuses(*parts):
         train_setup.check(c)
-        setup = train_setup.build(c, examples=10_000)
+        setup = train_setup.set_up_training(c, examples=10_000)
         jax.eval_shape(setup.model.eval_step(setup.task.objective), setup.model.weights, abstract_eval_batch(setup))
 
 

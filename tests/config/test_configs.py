@@ -12,7 +12,7 @@ from leanformer import config
 from leanformer.costs import count
 from leanformer.runtime import mesh
 from leanformer.tasks import artifacts
-from leanformer.training import model_setup, run_files, state
+from leanformer.training import model_setup, run_files
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -44,7 +44,7 @@ def test_docstring_has_the_exact_parameter_count(name):
     command = f"python -m leanformer.train --config=configs/{name}.py"
     assert mentions(text, command, "Expected:", "Hardware:", "parameters")
     assert mentions(text, number) or (name, number) == ("vit_b", 86_567_656)  # its counts are in the grid
-    assert not mesh.undeclared_parameters(state.declared_axes(graphdef, weights))
+    assert not mesh.undeclared_parameters(model_setup.declared_axes(graphdef, weights))
 
 
 def test_saved_config_is_read_back_unchanged(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from leanformer.costs import count, memory
+from leanformer.costs import count, devices
 from leanformer.training import train_setup
 
 
@@ -35,7 +35,7 @@ def test_vit_flops_match_closed_form(tiny):
     tokens, inner = 5, m.num_heads * m.head_dim
     layer = 4 * 2 * tokens * m.width * inner + 2 * 2 * tokens**2 * inner + 2 * 2 * tokens * m.width * m.mlp_dim
     patches = 2 * (tokens - 1) * 49 * m.width
-    forward, training = train_setup.build(tiny, examples=9, mesh=None).flops_per_example
+    forward, training = train_setup.set_up_training(tiny, examples=9, mesh=None).flops_per_example
     head = 2 * m.width * m.num_classes
     normaliser = 2 * tokens**2 * m.num_heads  # the row sums of the softmax, written as a product with ones
     assert forward in (m.depth * layer + patches + head, m.depth * (layer + normaliser) + patches + head)
@@ -43,14 +43,14 @@ def test_vit_flops_match_closed_form(tiny):
 
 
 def test_remat_accumulation_and_batch_do_not_change_model_flops(tiny):
-    plain = train_setup.build(tiny, examples=9, mesh=None).flops_per_example
+    plain = train_setup.set_up_training(tiny, examples=9, mesh=None).flops_per_example
     tiny.update(accumulate=4, batch_size=32)
     tiny.model.remat = "block"
-    assert train_setup.build(tiny, examples=9, mesh=None).flops_per_example == plain
+    assert train_setup.set_up_training(tiny, examples=9, mesh=None).flops_per_example == plain
 
 
 def test_parameters_by_module_add_up(tiny):
-    params = train_setup.build(tiny, examples=9, mesh=None).state.params
+    params = train_setup.set_up_training(tiny, examples=9, mesh=None).state.params
     assert sum(count.by_module(params).values()) == count.parameters(params)
     assert count.by_module(params)["blocks.layers.mlp"] == 3 * (12 * 20 + 20 + 20 * 12 + 12)
 
@@ -69,5 +69,5 @@ def test_strided_convolution_gradients_cost_as_much_as_forward():
 
 def test_peak_memory_of_a_program():
     x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
-    assert memory.peak_memory(jax.jit(lambda x: x + 1).lower(x).compile()) == 2 * 256 * 256 * 4
-    assert memory.peak_memory(jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()) == 256 * 256 * 4
+    assert devices.peak_memory(jax.jit(lambda x: x + 1).lower(x).compile()) == 2 * 256 * 256 * 4
+    assert devices.peak_memory(jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()) == 256 * 256 * 4

@@ -39,7 +39,7 @@ def build_setup(name, device=AMPERE, **model):
     c.model.update(model)
     config.check(c)
     with pretend_attached(device):
-        return train_setup.build(c, examples=1_281_167, device=device)
+        return train_setup.set_up_training(c, examples=1_281_167, device=device)
 
 
 @pytest.fixture(autouse=True)

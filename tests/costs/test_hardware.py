@@ -6,7 +6,7 @@ import jax
 import pytest
 from messages import mentions
 
-from leanformer.costs import hardware
+from leanformer.costs import devices
 from leanformer.reports import pages
 
 
@@ -33,14 +33,14 @@ def make_device(kind, capability=None, platform="gpu"):
     ],
 )
 def test_peak_flops_by_jax_device_name(kind, peak):
-    assert hardware.peak_flops(make_device(kind)) == peak
+    assert devices.peak_flops(make_device(kind)) == peak
 
 
 def test_gpus_without_bfloat16_are_named():
     amd = make_device("AMD Instinct MI300X", "gfx942")
     for device in (make_device("cpu", platform="cpu"), amd, make_device("NVIDIA L4", 8.9), jax.devices()[0]):
-        assert hardware.without_bfloat16(device) is None
-    assert hardware.capability(amd) is None and not hardware.has_tensor_float32(amd)
+        assert devices.without_bfloat16(device) is None
+    assert devices.capability(amd) is None and not devices.has_tensor_float32(amd)
     turing = make_device("Quadro RTX 8000", 7.5)
-    assert mentions(hardware.without_bfloat16(turing), "float32", 7.5, 8.0)
+    assert mentions(devices.without_bfloat16(turing), "float32", 7.5, 8.0)
     assert mentions(pages.precision("bfloat16", turing), 7.5, "--config.dtype=float32")

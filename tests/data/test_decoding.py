@@ -22,7 +22,8 @@ from pictures import (
 from PIL import Image
 
 from leanformer.data.images import transforms as module
-from leanformer.data.images.decoding import CorruptImage, jpeg_size
+from leanformer.data.images.decoding import jpeg_size
+from leanformer.errors import CorruptExample
 
 
 @pytest.mark.parametrize("length", [101, 225, 256, 320, 375, 448, 560])
@@ -171,10 +172,10 @@ def test_truncated_jpeg_is_corrupt(kind):
     cuts = {*range(1, 40), *range(40, len(data), 1 + len(data) // 40), *range(len(data) - 12, len(data))}
     for cut in sorted(cuts):
         for transform in (apply_train_transform, apply_eval_transform):
-            with pytest.raises(CorruptImage):
+            with pytest.raises(CorruptExample):
                 transform(data[:cut])
     with pytest.raises(
-        CorruptImage
+        CorruptExample
     ):  # OpenCV versions decode such a file differently; a thumbnail's end does not count
         jpeg_size(data[:-2])
 
@@ -194,5 +195,5 @@ def test_bytes_after_a_jpeg_are_ignored(kind):
 )
 def test_garbage_is_corrupt(data):
     for transform in (apply_train_transform, apply_eval_transform):
-        with refuses(f"{len(data)} bytes", error=CorruptImage):
+        with refuses(f"{len(data)} bytes", error=CorruptExample):
             transform(data)

@@ -53,7 +53,7 @@ def list_labels(source):
 
 
 def open_splits(c, classes=None):
-    source, held_out = tasks.open_data(tasks.build(c).data, c, classes)
+    source, held_out = tasks.open_data(tasks.build_task(c).data, c, classes)
     return source, held_out[""]
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from messages import mentions, refuses
 
-from leanformer.data.images.decoding import CorruptImage
 from leanformer.data.loader import MAX_UNREADABLE, Batches, CorruptLog, batches
-from leanformer.errors import DataError
+from leanformer.errors import CorruptExample, DataError
 from leanformer.tasks.classification import labelled
 
 
@@ -27,7 +26,7 @@ class Numbers:
 
     def __getitem__(self, index):
         if index in self.bad:
-            raise CorruptImage(f"number {index} is broken")
+            raise CorruptExample(f"number {index} is broken")
         return {"image": np.full((2, 2, 1), index % 256, np.uint8), "label": index % 7}
 
     def name(self, index):
@@ -220,7 +219,7 @@ from pathlib import Path
 import numpy as np
 from leanformer import data
 from leanformer.data.loader import Batches
-from leanformer.data.pool import SHARED_FOLDER, folder_prefix
+from leanformer.data.loader import SHARED_FOLDER, folder_prefix
 
 class Source:
     def __len__(self):
@@ -256,6 +255,6 @@ def test_evaluations_share_one_worker_without_gpu_and_jax(tmp_path):
 
 def test_program_without_a_guard_is_refused(tmp_path):
     """The worker would begin the program again."""
-    text = "import math\nfrom leanformer.data import pool\npool.check_main_program(1)\n"
-    status, out, err = run_program(tmp_path, text + "print(*pool.map_ordered(math.sqrt, [4, 9], 1))\n")
+    text = "import math\nfrom leanformer.data import loader\nloader.check_main_program(1)\n"
+    status, out, err = run_program(tmp_path, text + "print(*loader.map_ordered(math.sqrt, [4, 9], 1))\n")
     assert status == 1 and not out and mentions(err, "ConfigError", "data.workers=0", "__main__")

@@ -9,11 +9,10 @@ import pytest
 from messages import refuses
 from PIL import Image
 
-from leanformer.data.images.decoding import CorruptImage
 from leanformer.data.images.sources import Folder
 from leanformer.data.sequences.pixels import SPLITS, Cifar10, Pathfinder, Pixels
 from leanformer.data.source import Source
-from leanformer.errors import DataError
+from leanformer.errors import CorruptExample, DataError
 
 
 SIZE = 10_000 * 3073
@@ -77,7 +76,7 @@ def test_pixels_of_image_files(tmp_path, rng):
     source = Pixels(Folder(tmp_path, "train"), size=5)
     assert source[0]["tokens"].tolist() == grey.ravel().tolist()  # grey values are not changed
     assert Pixels(Folder(tmp_path, "train"), size=7)[0]["tokens"].shape == (49,)
-    with pytest.raises(CorruptImage):
+    with pytest.raises(CorruptExample):
         source[1]
 
 

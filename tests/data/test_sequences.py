@@ -5,7 +5,7 @@ import pytest
 from messages import refuses
 
 from leanformer import config, prepare, tasks
-from leanformer.data.sequences import build, open_sequences
+from leanformer.data.sequences import build_sequences, open_sequences
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks.sequences import SequenceData
 
@@ -32,7 +32,7 @@ def papers(tmp_path):
 
 
 def build_dataset(name, recipe):
-    return build(name, None, recipe)
+    return build_sequences(name, None, recipe)
 
 
 def make_data(**changes):
@@ -128,5 +128,5 @@ def test_prepare_builds_and_checks(tmp_path):
     c = make_config(tmp_path / "made")
     with refuses(tmp_path / "made", error=DataError):
         prepare.check(c)
-    assert tasks.build(c).data.build()
+    assert tasks.build_task(c).data.build()
     assert [facts["examples"] for facts in prepare.check(c).values()] == [400, 37]

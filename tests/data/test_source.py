@@ -207,7 +207,7 @@ def test_subset_forwards_source_attributes(synthetic):
 def test_subset_of_point_sets_is_read_in_batches():
     """The last batch also reads an example beyond the subset, which is masked."""
     c = config.points()
-    task = tasks.build(c)
+    task = tasks.build_task(c)
     whole = tasks.open_data(task.data, c)[1][""]
     batches = task.data.eval_batches(data.take_subset(whole, 7), batch_size=4)
     assert batches[0]["mask"].all() and list(batches[1]["mask"]) == [True] * 3 + [False]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from leanformer.data import pool
+from leanformer.data import loader
 from leanformer.data.text import corpus as corpora
 from leanformer.errors import DataError
 from tests.data.test_text import LINES, encode_lines, load_corpus, read_all, write_texts
@@ -111,7 +111,7 @@ def test_killed_process_leaves_no_cache_and_no_workers(pieces, tmp_path):
 
 def test_killed_worker_is_reported():
     with refuses("data.workers", error=DataError):
-        list(pool.map_ordered(os._exit, [3], 1))
+        list(loader.map_ordered(os._exit, [3], 1))
 
 
 def is_alive(group):

@@ -151,7 +151,7 @@ def test_tokenizers_add_the_special_tokens_of_the_models():
 
 def test_folder_has_the_exported_weights(tmp_path):
     """A grey ViT becomes one of three channels, equal for grey images."""
-    model = model_setup.build(case_config("images", "vit", IMAGE | {"channels": 1}))
+    model = model_setup.set_up_model(case_config("images", "vit", IMAGE | {"channels": 1}))
     folders.write_folder(tmp_path / "grey", model, weights := random_weights(model), "huggingface", folders.Origin())
     written = load_file(tmp_path / "grey" / "model.safetensors")
     plain = pretrained.export(jax.device_get(weights), model.layout("huggingface"))

@@ -54,7 +54,7 @@ def test_every_format_of_every_model_has_equal_logits():
 
 @pytest.mark.parametrize("library", ["huggingface", "timm"])
 def test_code_of_the_readme_runs(tmp_path, library):
-    model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
+    model = model_setup.set_up_model(case_config("images", "vit", IMAGE | LEAN))
     folders.write_folder(tmp_path, model, random_weights(model), library, folders.Origin())
     (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
     code += "\nimport torch\nprint(sum(p.numel() for p in model.parameters()))"
@@ -76,7 +76,7 @@ PIPELINES = {  # case, tokenizer, pipeline, and its arguments
 def test_pipelines_match_our_models(tmp_path, name):
     tokenizer, kind, call = PIPELINES[name]
     task, family, arguments = CASES[name]
-    model = model_setup.build(case_config(task, family, arguments | {"vocabulary": tokenizer.vocabulary}))
+    model = model_setup.set_up_model(case_config(task, family, arguments | {"vocabulary": tokenizer.vocabulary}))
     weights = random_weights(model)
     folders.write_folder(tmp_path, model, weights, "huggingface", folders.Origin(tokenizer=tokenizer.json()))
     code = f"import json, transformers\nprint(json.dumps(transformers.pipeline({kind!r}, model='.')({call})))"
@@ -84,7 +84,7 @@ def test_pipelines_match_our_models(tmp_path, name):
     ours = model.merge(weights)
     if family == "gpt":
         (tmp_path / "tokenizer.json").write_text(tokenizer.json())
-        loaded = inference.LoadedModel(ours, model.config, tasks.build(model.config), 0, False, (), tmp_path)
+        loaded = inference.LoadedModel(ours, model.config, tasks.build_task(model.config), 0, False, (), tmp_path)
         assert rows[0]["generated_text"] == PROMPT + loaded.generate(PROMPT, 5, temperature=0.0)
         return
     (encoded,) = tokenizer.encode([LABELLED if task == "sentences" else MASKED])

@@ -34,7 +34,7 @@ def function(request):
     c = case_config(task, name, arguments)
     if task == "sequences":
         c.model.vocabulary = 17
-    model = model_setup.build(c)
+    model = model_setup.set_up_model(c)
     params, statistics = random_weights(model)
     x, rng = inputs(task, c), np.random.default_rng(1)
     steps = [

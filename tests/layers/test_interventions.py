@@ -16,7 +16,7 @@ from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.pretrained import layouts
 from leanformer.runtime.mesh import leaf_names
-from leanformer.training import state, train_setup
+from leanformer.training import model_setup, train_setup
 from leanformer.training.optimizers import decay_mask
 
 
@@ -138,7 +138,7 @@ def test_evaluation_does_not_update_directions(x):
 def test_only_kernels_have_weight_decay(tiny, meshes):
     c = tiny.copy_and_resolve_references().unlock()
     c.model.update(ALL_INTERVENTIONS)
-    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(c, examples=64, mesh=meshes(1, 1))
     flags = dict(zip(leaf_names(run.state.params), jax.tree.leaves(decay_mask(run.state.params)), strict=True))
     assert {name.rpartition(".")[2] for name, decays in flags.items() if name.startswith("blocks") and decays} == {
         "kernel"
@@ -196,7 +196,7 @@ def test_unset_keys_change_nothing():
     arguments = config.load("quickstart").model.to_dict() | {"backend": "xla"}
 
     def lower_programs(**model):
-        graphdef, make, shapes = state.split(lambda rngs: models.build(**arguments | model, rngs=rngs))
+        graphdef, make, shapes = model_setup.split_model(lambda rngs: models.build(**arguments | model, rngs=rngs))
         images = jnp.zeros((2, 28, 28, 1))
         run = jax.jit(lambda weights, images: nnx.merge(graphdef, *weights)(images)[0])
         return run.lower(shapes, images).as_text(), jax.jit(make).lower(jax.random.key(0)).as_text()
@@ -210,7 +210,7 @@ def test_unset_keys_change_nothing():
 def test_effective_weights_are_measured(tiny, meshes):
     c = tiny.copy_and_resolve_references().unlock()
     c.model.update(spectral=2.0, sigma_reparam=True)
-    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(c, examples=64, mesh=meshes(1, 1))
     weights = run.model.random_weights(0)  # their directions of the largest singular values have converged
     raw, effective = (
         np.float64(model.measured()["blocks"]["attention"]["key"]["kernel"])

@@ -20,7 +20,7 @@ def test_image_size_from_the_command_line(tmp_path):
     for size in ("(224,160)", "(224, 160)"):
         assert command([f"--config={file}", f"--config.model.image_size={size}"]) == 0
         assert result[-1].model.image_size == (224, 160)
-    params = train_setup.build(result[-1], examples=10**6, mesh=None).state.params
+    params = train_setup.set_up_training(result[-1], examples=10**6, mesh=None).state.params
     assert params["pos_embed"].shape == (1, 14 * 10 + 1, 768)
 
 

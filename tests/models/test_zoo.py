@@ -14,7 +14,7 @@ from leanformer.layers.masks import EVAL_CONTEXT
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.mesh import flatten_names
-from leanformer.training import evaluators, model_setup, probing, state, train_setup
+from leanformer.training import evaluators, model_setup, probing, train_setup
 
 
 STAGES = {"num_heads": (2, 3), "head_dim": (5, 4)}
@@ -60,7 +60,7 @@ def make_config(name, size=None, **model):
 
 def make_initial_state(run):
     """Return the state before step 0 with weights drawn by NumPy, placed on the run's mesh."""
-    return state.materialise(run.make_state, fill_weights(run.state.weights), run.state)
+    return model_setup.materialise(run.make_state, fill_weights(run.state.weights), run.state)
 
 
 @pytest.mark.slow  # long to compile; faster tests compare logits with timm's
@@ -68,8 +68,8 @@ def make_initial_state(run):
 def test_architecture_smoke(name, meshes):
     """A step changes every parameter, and the probe's table shows every stack. Parity tests check values."""
     c = make_config(name)
-    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
-    train, held_out = tasks.open_data(tasks.build(c).data, c)
+    run = train_setup.set_up_training(c, examples=64, mesh=meshes(1, 1))
+    train, held_out = tasks.open_data(tasks.build_task(c).data, c)
     batches = run.batches(train, 0)
     host = next(batches)
     batches.close()
@@ -113,7 +113,7 @@ def test_nystrom_attention_is_set_by_one_key(name, meshes):
         with c.unlocked():
             c.model.update(changes)
         config.check(c)
-        model = model_setup.build(c, mesh=meshes(1, 1))
+        model = model_setup.set_up_model(c, mesh=meshes(1, 1))
         return model, flatten_names(model.weights[0]).keys()
 
     model, nystrom = build_model(attention="nystrom", landmarks=4)
@@ -122,7 +122,7 @@ def test_nystrom_attention_is_set_by_one_key(name, meshes):
     names = ["attention_output", "pseudo_inverse_residual"]
     batch = {"image": jax.ShapeDtypeStruct((4, *SIZES[name], 1), jnp.uint8)}
     result = jax.eval_shape(
-        probing.make_reader(model, tasks.build(model.config).objective, names), model.weights, batch
+        probing.make_reader(model, tasks.build_task(model.config).objective, names), model.weights, batch
     )
     assert {entry.rpartition(".")[2] for entry in result} == set(names)
 
@@ -168,7 +168,7 @@ def test_one_device_and_eight_agree(name, meshes):
     images = rng.integers(0, 256, (8, *SIZES[name], 1), np.uint8)
 
     def step(mesh, order=slice(None)):
-        run = train_setup.build(c, examples=10_000, mesh=mesh)
+        run = train_setup.set_up_training(c, examples=10_000, mesh=mesh)
         batch = {"image": images[order], "label": (np.arange(8) % 5).astype(np.int32)}
         after, metrics = jax.jit(run.train_step)(
             make_initial_state(run), sharding.put_batch(mesh, batch), run.run_key()

@@ -157,7 +157,7 @@ def test_embeddings_of_a_packaged_model():
     texts, expected = load_minilm()
     c = config.load("minilm").unlock()
     c.dtype = "float32"  # as the published ones
-    setup = model_setup.build(c)
+    setup = model_setup.set_up_model(c)
     model = setup.merge(setup.read_weights(str(folder), "huggingface"))
     result, _ = embeddings(model, tokenizers.read(folder / "tokenizer.json"), texts)
     # Vectors of length one: six layers, with about 10 epsilons each.
@@ -180,7 +180,7 @@ def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
         np.testing.assert_allclose(row, x / np.linalg.norm(x), atol=1e-6)
     (tmp_path / "tokenizer.json").write_text(tokenizer.json())
     c = config.masked()
-    loaded = inference.LoadedModel(model, c, tasks.build(c), 0, False, (), tmp_path)
+    loaded = inference.LoadedModel(model, c, tasks.build_task(c), 0, False, (), tmp_path)
     with pytest.warns(UserWarning, match="1 of 4") as warned:
         np.testing.assert_allclose(loaded.embed(texts), result, atol=1e-6)
     assert mentions(str(warned[0].message), "texts[2]")

@@ -14,7 +14,7 @@ from leanformer import models, pretrained
 from leanformer.errors import WeightsError
 from leanformer.pretrained import Allowed, layouts
 from leanformer.pretrained.layouts.entries import Entry, same
-from leanformer.training import state, train_setup
+from leanformer.training import model_setup, train_setup
 
 
 ARGUMENTS = {"image_size": 12, "patch_size": 3, "channels": 1, "num_classes": 5, "width": 13, "depth": 3}
@@ -29,7 +29,7 @@ VARIANTS = {
 
 
 def draw_weights(**changes):
-    _, _, shapes = state.split(lambda rngs: models.build("vit", **ARGUMENTS, **changes, rngs=rngs))
+    _, _, shapes = model_setup.split_model(lambda rngs: models.build("vit", **ARGUMENTS, **changes, rngs=rngs))
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
 
@@ -171,12 +171,12 @@ def test_positions_are_resized_only_if_allowed():
 
 
 def test_training_starts_from_weights(tiny, meshes, tmp_path):
-    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1))
     weights = jax.tree.map(np.asarray, fill_weights(run.state.weights))
     pretrained.write(tmp_path / "w.safetensors", pretrained.export(weights, run.model.layout("timm")))
     tiny.unlock()
     tiny.init_from.update(path=str(tmp_path / "w.safetensors"), layout="timm")
-    state = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).initial_state()
+    state = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1)).initial_state()
     jax.tree.map(np.testing.assert_array_equal, state.weights, weights)
     jax.tree.map(np.testing.assert_array_equal, state.ema, weights)
     assert int(state.step) == 0

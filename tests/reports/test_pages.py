@@ -7,10 +7,10 @@ import jax
 import pytest
 from messages import mentions, refuses
 
-from leanformer.costs import memory
+from leanformer.costs import devices
 from leanformer.errors import TrainingError
 from leanformer.reports import pages
-from leanformer.runtime.text import format_float
+from leanformer.text import format_float
 from leanformer.training import train_setup
 
 
@@ -29,7 +29,7 @@ def parse_batch_row(page):
 
 
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path):
-    setup = train_setup.build(small, examples=480, mesh=meshes(2, 2, 2))
+    setup = train_setup.set_up_training(small, examples=480, mesh=meshes(2, 2, 2))
     # Examples read by the process, batch size, examples and devices of a group, groups, micro-batches
     assert parse_batch_row(pages.dry_run(setup, tmp_path)) == [48, 48, 4, 2, 4, 3]
 
@@ -46,17 +46,17 @@ def test_step_that_exceeds_memory_is_refused_before_training(small):
     def make_device(limit):
         return types.SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
 
-    peaks = {memory.STEP: 70_000_000_000, "probe": 50_000_000_000}
+    peaks = {devices.STEP: 70_000_000_000, "probe": 50_000_000_000}
     for enough in (70_000_000_000, None):  # a CPU reports no limit
-        memory.check_memory(small, peaks, make_device(enough))
+        devices.check_memory(small, peaks, make_device(enough))
     with refuses("70 GB", "60 GB", "batch_size", "accumulate", "model.remat", "mesh.fsdp", error=TrainingError):
-        memory.check_memory(small, peaks, make_device(60_000_000_000))
+        devices.check_memory(small, peaks, make_device(60_000_000_000))
     with refuses("probe", "50 GB", "40 GB", "probe.examples", error=TrainingError):
-        memory.check_memory(small, {"probe": 50_000_000_000}, make_device(40_000_000_000))
+        devices.check_memory(small, {"probe": 50_000_000_000}, make_device(40_000_000_000))
 
 
 def test_only_out_of_memory_errors_are_explained(small):
-    with refuses("accumulate", error=TrainingError), memory.explained(small):
+    with refuses("accumulate", error=TrainingError), devices.explained(small):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
     nccl = "INTERNAL: NCCL operation ncclGroupEnd() failed: unhandled system error. Last NCCL warning: '{}'"
     shared = "Error while creating shared memory segment /dev/shm/nccl-kXqNYh (size 9637888), error: No space left"
@@ -64,11 +64,11 @@ def test_only_out_of_memory_errors_are_explained(small):
         (shared, ["--shm-size=8g"]),
         ("Cuda failure 'out of memory'", ["XLA_PYTHON_CLIENT_MEM_FRACTION=0.7"]),
     ):
-        with refuses(*parts, error=TrainingError), memory.explained(small):
+        with refuses(*parts, error=TrainingError), devices.explained(small):
             raise jax.errors.JaxRuntimeError(nccl.format(reason))
-    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), memory.explained(small):
+    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), devices.explained(small):
         raise jax.errors.JaxRuntimeError(nccl.format("remote process exited"))
-    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), memory.explained(small):
+    with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), devices.explained(small):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 

@@ -7,11 +7,13 @@ import pytest
 from commands import command, run
 from messages import refuses
 
-from leanformer.runtime.startup import FLAG, require_deterministic
+from leanformer.cli import DETERMINISTIC as FLAG
+from leanformer.cli import require_deterministic
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("", f"{FLAG}=true"), ("--a=1 --b", f"--a=1 --b {FLAG}=true"), (FLAG, FLAG)]
+    ("before", "after"),
+    [("", f"{FLAG}=true"), ("--a=1 --b", f"--a=1 --b {FLAG}=true"), (FLAG, FLAG)],
 )
 def test_flag_is_added_once(monkeypatch, before, after):
     monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)

@@ -10,8 +10,8 @@ import pytest
 from messages import mentions, refuses
 from processes import find_free_port, read_records_by_step, start_processes, wait_for_processes
 
-from leanformer import quantities
-from leanformer.runtime import distributed
+from leanformer import text
+from leanformer.runtime import multihost
 
 
 MEASURES = ("tokens", "attention_entropy", "largest_logit")
@@ -123,7 +123,7 @@ def test_two_processes_evaluate_and_probe_a_saved_run(resumed_run, cache):
         json.loads((workdir / "evaluation.json").read_text()),
         read_records_by_step(workdir, "eval")[TOTAL],
     )
-    shown = quantities.find("ema_top1").axis
+    shown = text.lookup("ema_top1").axis
     assert result["step"] == TOTAL and result["examples"] == 2000 and shown in out[0] and out[1] == ""
     np.testing.assert_allclose(
         [result[k] for k in ("loss", "ema_loss")], [expected[k] for k in ("loss", "ema_loss")], TOLERANCE
@@ -192,16 +192,16 @@ LAYOUTS = {  # environment variables, and address, processes, process, GPUs (Non
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout_of_a_launcher(name):
     environ, expected = LAYOUTS[name]
-    found = distributed.detect(environ)
+    found = multihost.detect(environ)
     assert (found and tuple(found.values())) == expected
-    flags = distributed.detect(environ, "host:1", 2, 0)
+    flags = multihost.detect(environ, "host:1", 2, 0)
     assert flags and [*flags.values()][:3] == ["host:1", 2, 0]
 
 
 @pytest.mark.parametrize(("environ", "flags"), [({}, {"processes": 2}), ({"JAX_COORDINATOR_ADDRESS": "host:1"}, {})])
 def test_incomplete_layout_is_refused(environ, flags):
     with refuses("--process", "JAX_PROCESS_ID"):
-        distributed.detect(environ, **flags)
+        multihost.detect(environ, **flags)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from messages import mentions
 from leanformer import pretrained
 from leanformer.data.source import make_dataset
 from leanformer.runtime import files
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score
 from leanformer.training import run_files
 from leanformer.training.checkpoint import Checkpoints
 

@@ -15,8 +15,7 @@ from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.mesh import REPLICATED, over_hidden
-from leanformer.training import state as states
-from leanformer.training import train_setup
+from leanformer.training import model_setup, train_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -65,7 +64,7 @@ def get_specs(tree):
 def test_every_leaf_has_the_expected_sharding(shardable, meshes, shape, column):
     """Parameters, both moments and EMA weights are sharded as in SPECS, everything else is replicated. The shardings
     after a step are checked in tests/training/test_sharding.py."""
-    run = train_setup.build(shardable, examples=64, mesh=meshes(*shape))
+    run = train_setup.set_up_training(shardable, examples=64, mesh=meshes(*shape))
     expected = {name: P() if column is None else pair[column] for name, pair in SPECS.items()}
     state, adam = run.state, run.state.moments[0]
     for tree in (state.params, adam.mu, adam.nu, state.ema[0]):
@@ -92,7 +91,7 @@ LATENT = {"attention": "latent", "kv_rank": 8, "query_rank": 8, "latent_norm": "
 def test_layers_shared_by_heads_are_replicated_over_tensor(shardable, meshes, changes, replicated, split):
     with shardable.unlocked():
         shardable.model.update(changes)
-    shardings = get_specs(train_setup.build(shardable, examples=64, mesh=meshes(2, 1, 4)).state.params)
+    shardings = get_specs(train_setup.set_up_training(shardable, examples=64, mesh=meshes(2, 1, 4)).state.params)
     for layer in (*replicated, *split):
         assert ("tensor" in shardings[f"blocks.layers.attention.{layer}.kernel"]) == (layer in split), layer
 
@@ -119,9 +118,11 @@ def test_tensor_sharding_follows_layers_and_not_names(meshes):
 
     Layers that are declared replicated, and keys with too few heads, are replicated.
     """
-    graphdef, _, weights = states.split(Model)
-    axes = states.declared_axes(graphdef, weights)
-    result = get_specs(states.with_shardings(jax.eval_shape(optax.adam(1.0).init, weights[0]), meshes(1, 1, 4), axes))
+    graphdef, _, weights = model_setup.split_model(Model)
+    axes = model_setup.declared_axes(graphdef, weights)
+    result = get_specs(
+        model_setup.with_shardings(jax.eval_shape(optax.adam(1.0).init, weights[0]), meshes(1, 1, 4), axes)
+    )
     for prefix, leading in (("many.layers", (None,)), ("alone", ())):
         for moment in ("0.mu", "0.nu"):
             sharded = {
@@ -135,14 +136,16 @@ def test_tensor_sharding_follows_layers_and_not_names(meshes):
                 "mixing.out.kernel": P(*leading, "tensor"),
                 "one.kernel": P(*leading, None, "tensor"),
             }
-    split = get_specs(states.with_shardings(weights[0], meshes(1, 1, 2), axes))
+    split = get_specs(model_setup.with_shardings(weights[0], meshes(1, 1, 2), axes))
     assert split["alone.mixing.key.kernel"] == split["alone.mixing.value.kernel"] == P(None, "tensor")
 
 
 def test_axis_of_stacked_layers_is_never_sharded(meshes, monkeypatch):
     monkeypatch.setattr(sharding, "MIN_FSDP_ELEMENTS", 1)
-    graphdef, _, weights = states.split(Model)
-    result = get_specs(states.with_shardings(weights[0], meshes(1, 8), states.declared_axes(graphdef, weights)))
+    graphdef, _, weights = model_setup.split_model(Model)
+    result = get_specs(
+        model_setup.with_shardings(weights[0], meshes(1, 8), model_setup.declared_axes(graphdef, weights))
+    )
     assert result["many.layers.query.bias"] == P(None, "fsdp") and result["alone.query.bias"] == P("fsdp")
     assert result["many.layers.mixing.key.bias"] == P()  # 8 layers, 2 heads of 6
     assert result["layers.kernel"] == P("fsdp") and result["layers.bias"] == P()

@@ -13,7 +13,7 @@ from leanformer.config.rules import sharded_batches
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.mesh import over_key_heads
-from leanformer.training import model_setup, state
+from leanformer.training import model_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -51,7 +51,7 @@ def load_config(name, **changes):
 def test_heads_and_hidden_channels_must_be_divisible(name, changes, tensor, parts):
     graphdef, _, weights = model_setup.abstract_model(load_config(name, **changes))
     with refuses(f"mesh.tensor={tensor}", *parts):
-        sharding.check_split(state.declared_axes(graphdef, weights), tensor)
+        sharding.check_split(model_setup.declared_axes(graphdef, weights), tensor)
 
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
@@ -59,7 +59,7 @@ def test_check_split_accepts_exactly_the_divisible_meshes(name):
     """The `tensor` axes that layers declare agree with the sizes in the config."""
     c = load_config(name)
     graphdef, _, weights = model_setup.abstract_model(c)
-    axes = state.declared_axes(graphdef, weights)
+    axes = model_setup.declared_axes(graphdef, weights)
     values = [value for key, value in c.model.items() if key.endswith(("heads", "mlp_dim")) and value]
     split = {size for value in values for size in (value if isinstance(value, tuple) else (value,))}
     assert len(split) > 1
@@ -90,8 +90,8 @@ class Model(nnx.Module):
 
 def test_parameters_without_declared_axes_are_refused():
     """This holds for parameters of blocks with two or more axes, whatever the names. Too few key heads are no error."""
-    graphdef, _, weights = state.split(Model)
-    axes = state.declared_axes(graphdef, weights)
+    graphdef, _, weights = model_setup.split_model(Model)
+    axes = model_setup.declared_axes(graphdef, weights)
     assert sharding.undeclared_parameters(axes) == {"blocks.layers.query.kernel": (2, 16, 48)}
     sharding.check_split(axes, 1)
     with refuses("mesh.tensor=2", "blocks.layers.query.kernel", (2, 16, 48)):

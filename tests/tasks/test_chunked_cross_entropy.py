@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from leanformer.costs import count
-from leanformer.costs.memory import peak_memory
+from leanformer.costs.devices import peak_memory
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks.chunked_cross_entropy import cross_entropy, cross_entropy_and_hits
 

@@ -155,7 +155,7 @@ def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path):
     with refuses(workdir / "tokenizer.json", 269, 268, "--config.data.tokenizer", error=DataError):
         train.train(texts, workdir)
     texts.data.tokenizer = str(workdir / "tokenizer.json")
-    source = tasks.build(texts).data.open("train")
+    source = tasks.build_task(texts).data.open("train")
     artifacts.check_tokenizer(workdir, source.tokenizer)
     assert artifacts.load_tokenizer(workdir).json() == source.tokenizer.json()
     with refuses(tmp_path, "tokenizer.json"):
@@ -174,8 +174,8 @@ def test_weights_of_a_run_with_another_tokenizer_are_refused(finished_run, texts
     with refuses("data.tokenizer", f"--config.data.tokenizer={workdir}", error=DataError):
         train.train(texts, tmp_path / "new")
     texts.data.tokenizer = str(workdir)
-    tokenizer = tasks.build(texts).data.open("train").tokenizer
-    train_setup.build(texts, examples=None).model.check_other_tokenizer(tokenizer)  # accepts it
+    tokenizer = tasks.build_task(texts).data.open("train").tokenizer
+    train_setup.set_up_training(texts, examples=None).model.check_other_tokenizer(tokenizer)  # accepts it
 
 
 GREEDY = pytest.param(Sampling(0.0), marks=pytest.mark.slow)
@@ -280,4 +280,4 @@ def test_invalid_configs_are_refused(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         train_setup.check(texts)
-        tasks.build(texts).data.open("train")
+        tasks.build_task(texts).data.open("train")

@@ -49,7 +49,7 @@ def texts(folder):
 
 
 def test_run_saves_its_tokenizer_and_probes_masked_rows(texts, tmp_path, meshes):
-    run = train_setup.build(texts, examples=None, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(texts, examples=None, mesh=meshes(1, 1))
     assert mentions(" ".join(run.task.data.notes().values()), "24 tokens", VOCABULARY, "6 of 24")
     source = run.task.data.open("test")
     artifacts.save(tmp_path, source)
@@ -61,13 +61,13 @@ def test_run_saves_its_tokenizer_and_probes_masked_rows(texts, tmp_path, meshes)
 
 def test_forward_flops_are_a_third_of_training(texts, meshes):
     """Each matmul has two in the gradient; the logits of an evaluation are computed once, for loss and accuracy."""
-    run = train_setup.build(texts, examples=None, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(texts, examples=None, mesh=meshes(1, 1))
     forward, training = run.flops_per_example
     assert training / forward == pytest.approx(3, rel=0.01)
 
 
 def open_split(c, split="train"):
-    task = tasks.build(c)
+    task = tasks.build_task(c)
     return task, task.data.open(split)
 
 
@@ -220,7 +220,7 @@ def test_invalid_configs_are_refused(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         train_setup.check(texts)
-        tasks.build(texts).data.open("test")
+        tasks.build_task(texts).data.open("test")
 
 
 def test_model_of_another_task_is_refused(texts):
@@ -236,4 +236,4 @@ def test_model_of_another_task_is_refused(texts):
     sizes = {"vocabulary": 83, "max_length": 24, "width": 12, "depth": 1, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
     for name, more in (("gpt", {}), ("bert", {"num_classes": 2})):
         with refuses('task="masked"', 'model.name="bert"', "model.num_classes"):
-            tasks.build(texts).objective.check_model(*split_model(name, **sizes, **more))
+            tasks.build_task(texts).objective.check_model(*split_model(name, **sizes, **more))

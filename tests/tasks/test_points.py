@@ -215,7 +215,7 @@ def test_invalid_configs_are_refused(small_config, name, change, parts):
     small_config.update_from_flattened_dict(change)
     with refuses(*parts) as error:
         train_setup.check(small_config)
-        train_setup.build(small_config, examples=None, mesh=None)
+        train_setup.set_up_training(small_config, examples=None, mesh=None)
     assert ("model.pool" in str(error.value)) == ('model.pool="token"' in parts)
 
 
@@ -223,7 +223,7 @@ def test_all_seeds_share_the_held_out_examples(small_config):
     splits = []
     for seed in (0, 1):
         small_config.seed = seed
-        splits.append([tasks.build(small_config).data.open(split)[0]["points"] for split in ("train", "held_out")])
+        splits.append([tasks.build_task(small_config).data.open(split)[0]["points"] for split in ("train", "held_out")])
     np.testing.assert_array_equal(splits[0][1], splits[1][1])
     assert not np.allclose(splits[0][0], splits[1][0])
 

@@ -17,8 +17,7 @@ from leanformer.data.sentences import open_table
 from leanformer.data.text import corpus
 from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import artifacts
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score, artifacts
 from leanformer.training import evaluators, inference, run_files, train_setup
 from leanformer.training import step as steps
 from tests.data.test_sentences import HEADERS, download, make_row, wordpiece, write_table
@@ -38,7 +37,7 @@ def make_config(c, download, wordpiece):
 
 
 def build(c, meshes):
-    return train_setup.build(c, examples=37, mesh=meshes(1, 1))
+    return train_setup.set_up_training(c, examples=37, mesh=meshes(1, 1))
 
 
 @pytest.mark.parametrize("task", ["rte", pytest.param("stsb", marks=pytest.mark.slow)])
@@ -81,7 +80,7 @@ def test_metrics_equal_those_over_all_examples(task, download, wordpiece, meshes
 
 
 def test_constant_predictions_have_zero_correlation(download, wordpiece):
-    task = tasks.build(make_config(config.glue("stsb"), download, wordpiece))
+    task = tasks.build_task(make_config(config.glue("stsb"), download, wordpiece))
     per_example = {"predictions": np.full(4, 2.5, np.float32), "labels": np.arange(4.0)}
     totals = {"loss": 8.0, "examples": 4, "per_example": per_example}
     with pytest.warns(UserWarning):
@@ -99,7 +98,7 @@ def make_mrpc_config(download, wordpiece):
 
 def start_run(workdir, c):
     """Write the files that a run with this config writes before its first step."""
-    source = tasks.build(c).data.open("train")
+    source = tasks.build_task(c).data.open("train")
     run_files.begin(workdir, c, {"train": len(source)})
     artifacts.save(workdir, source)
 
@@ -139,7 +138,7 @@ def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, mes
     first.rename(tmp_path / "moved")  # the second run has its own copy of the tokenizer
     c = artifacts.load_config(tmp_path / "second")
     artifacts.use_saved_tokenizer(tmp_path / "second", c)
-    assert tasks.build(c).data.open("train").tokenizer.json() == readers.read(wordpiece).json()
+    assert tasks.build_task(c).data.open("train").tokenizer.json() == readers.read(wordpiece).json()
 
 
 def test_run_is_read_with_its_own_tokenizer(download, tmp_path):
@@ -150,7 +149,7 @@ def test_run_is_read_with_its_own_tokenizer(download, tmp_path):
     saved = artifacts.load_tokenizer(workdir)
     train_file = next((download / "MRPC").glob("*train*"))
     train_file.write_text(train_file.read_text().replace("bear", "zebra").replace("sang", "quacked"))
-    assert tasks.build(artifacts.load_config(workdir)).data._tokenizer.json() != saved.json()
+    assert tasks.build_task(artifacts.load_config(workdir)).data._tokenizer.json() != saved.json()
     for folder in (download, download.rename(tmp_path / "elsewhere")):
         assert inference.open_run(workdir, dir=str(folder)).task.data._tokenizer.json() == saved.json()
 
@@ -193,7 +192,7 @@ def test_invalid_configs_are_refused(task, changes, error, parts, download, word
     c.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         train_setup.check(c)
-        tasks.build(c).data.open("dev")
+        tasks.build_task(c).data.open("dev")
 
 
 def test_tokenizer_is_trained_on_the_table(download, wordpiece, tmp_path, monkeypatch):
@@ -201,13 +200,13 @@ def test_tokenizer_is_trained_on_the_table(download, wordpiece, tmp_path, monkey
     monkeypatch.setattr(corpus, "CACHE", str(tmp_path / "cache"))
     c = make_config(config.glue("rte"), download, None)
     c.data.tokenizer, c.model.vocabulary = "wordpiece:45", 45
-    first = tasks.build(c).data.open("train")
-    assert first.vocabulary == 45 and tasks.build(c).data.open("dev").tokenizer.json() == first.tokenizer.json()
+    first = tasks.build_task(c).data.open("train")
+    assert first.vocabulary == 45 and tasks.build_task(c).data.open("dev").tokenizer.json() == first.tokenizer.json()
     assert len([*(tmp_path / "cache").iterdir()]) == 1
     row = first[3]
     assert first.tokenizer.decode(row["tokens2"]) == open_table("rte", "train", dir=str(download))[0][3].texts[1]
     text = "a zebra sang all day"
     write_table(download / "RTE" / "train.tsv", HEADERS["rte"].split(), [make_row("rte", text, text, "entailment")] * 9)
     c.data.tokenizer = "wordpiece:30"
-    assert tasks.build(c).data.open("train").tokenizer.number("##r") is not None
+    assert tasks.build_task(c).data.open("train").tokenizer.number("##r") is not None
     assert len([*(tmp_path / "cache").iterdir()]) == 2

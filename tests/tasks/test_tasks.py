@@ -19,7 +19,7 @@ from random_weights import fill_weights
 from small_runs import read_records
 
 from leanformer import evaluate, train
-from leanformer.training import evaluators, optimizers, run_files, state, train_setup
+from leanformer.training import evaluators, optimizers, run_files, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 
@@ -88,7 +88,7 @@ def test_loss_is_the_mean_over_the_whole_batch(rng):
     batch["scored"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], bool)  # per micro-batch of two: 2, 2, 1 and 0
     options = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "mask": None}
     optimizer, weights = optimizers.OPTIMIZERS["adamw"](**options), tuple(map(nnx.as_pure, weights))
-    initial = state.init(weights, optimizer, ema=False)
+    initial = steps.init_state(weights, optimizer, ema=False)
     gradient = functools.partial(steps.make_gradient, graphdef, MaskedRegression(), freeze=lambda params: params)
     settings = {"divergence_loss": math.inf, "clip_norm": 0.0, "ema": 0.0, "log_every": 1}
     step = functools.partial(steps.make_train_step, optimizer=optimizer, schedule=lambda step: (0.1, 0.9), **settings)
@@ -109,7 +109,7 @@ def test_per_example_metrics_cover_the_whole_split(points, meshes):
     ranks = []
     for mesh, size in ((meshes(1, 1), 5), (meshes(4, 2), 8)):
         points.eval.batch_size = size
-        run = train_setup.build(points, examples=None, mesh=mesh)
+        run = train_setup.set_up_training(points, examples=None, mesh=mesh)
         weights, split = fill_weights(run.state.weights), run.task.data.open("held out")
         result = steps.evaluate(
             jax.jit(run.model.eval_step(run.task.objective)),
@@ -131,11 +131,11 @@ def test_per_example_metrics_cover_the_whole_split(points, meshes):
 def test_epochs_of_an_endless_source_are_refused(points, meshes):
     points.update(total_steps=0, total_epochs=1.0)
     with refuses("total_epochs=1.0", "total_steps"):
-        train_setup.build(points, examples=None, mesh=meshes(1, 1))
+        train_setup.set_up_training(points, examples=None, mesh=meshes(1, 1))
     points.update(total_steps=5, total_epochs=0.0)
     points.optim.warmup_epochs = 1.0
     with refuses("optim.warmup_epochs=1.0"):
-        train_setup.build(points, examples=None, mesh=meshes(1, 1))
+        train_setup.set_up_training(points, examples=None, mesh=meshes(1, 1))
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def wrong_gradient(*qkv, **options):
 def test_calls_of_a_training_step_are_checked(tiny, monkeypatch, capsys, kernel, words):
     monkeypatch.setattr(model_setup, "_select_backend", lambda c, device: ("cudnn", "fits"))
     monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
-    run = train_setup.build(tiny, examples=64)
+    run = train_setup.set_up_training(tiny, examples=64)
     (call,) = attention.find_calls(run)
     assert call.queries == call.keys == (6, 3, 8) and call.mask == Mask(lengths=True)  # 5 tokens, padded
     assert attention.check(run) == (kernel is not right)
@@ -63,5 +63,5 @@ def test_calls_of_a_training_step_are_checked(tiny, monkeypatch, capsys, kernel,
 
 
 def test_a_step_without_calls_does_not_pass(tiny, capsys):
-    assert attention.check(train_setup.build(tiny, examples=64)) == 1
+    assert attention.check(train_setup.set_up_training(tiny, examples=64)) == 1
     assert "nothing was checked" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from small_runs import make_initial_state
 
 from leanformer.errors import CheckpointError
 from leanformer.runtime import files
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -23,7 +23,7 @@ TOP1 = Score("top1")
 
 @pytest.fixture(scope="module")
 def run(make_tiny, meshes):
-    return train_setup.build(make_tiny(), examples=64, mesh=meshes(1, 1))
+    return train_setup.set_up_training(make_tiny(), examples=64, mesh=meshes(1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_all_damaged_checkpoints_raise_and_stay_in_place(tmp_path, run, state):
 def test_shape_mismatch_names_the_parameter(tmp_path, run, state, tiny, meshes):
     save(tmp_path / "c", state, [1])
     tiny.model.update(mlp_dim=21)
-    other = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
+    other = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1))
     with (
         Checkpoints(tmp_path / "c") as checkpoints,
         refuses("ema.0.blocks.layers.mlp.up.kernel", "(3, 12, 20)", "(3, 12, 21)", error=CheckpointError),

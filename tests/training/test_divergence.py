@@ -12,8 +12,8 @@ from small_runs import make_image_batch, make_initial_state
 from leanformer import config
 from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as sharding
+from leanformer.tasks import Score
 from leanformer.tasks.classification import classify, divergence_threshold
-from leanformer.tasks.task import Score
 from leanformer.train import train
 from leanformer.training import step as steps
 from leanformer.training import train_setup
@@ -40,7 +40,7 @@ def compiled_step():
     c.data.update(mean=(0.5,), std=(0.5,))
     c.optim.update(warmup_epochs=0.0, ema=0.9, lr=3e37, weight_decay=0.0, clip_norm=0.0)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    run = train_setup.build(c, examples=64, mesh=mesh)
+    run = train_setup.set_up_training(c, examples=64, mesh=mesh)
     batch = run.put(make_image_batch(np.random.default_rng(0), c))
     return run, jax.jit(run.train_step), batch
 

@@ -10,7 +10,7 @@ from messages import refuses
 from small_runs import make_small_config
 
 from leanformer import train
-from leanformer.costs import memory
+from leanformer.costs import devices
 from leanformer.errors import TrainingError
 from leanformer.training import evaluators, run_files, train_setup
 from leanformer.training.evaluators import Evaluator
@@ -45,7 +45,7 @@ def test_evaluator_recipe_works_from_a_config_file(tmp_path):
 @pytest.mark.parametrize("name", ["eval", "eval test", "probe", "train"])
 def test_reserved_record_names_are_refused(name, tmp_path):
     c = make_small_config("points", tmp_path)
-    setup = train_setup.build(c, examples=None)
+    setup = train_setup.set_up_training(c, examples=None)
     trainer = types.SimpleNamespace(setup=setup, held_out={"": setup.task.data.open(c.data.eval_split)})
     with refuses(repr(name)):
         evaluators.make(trainer, more=lambda trainer: {name: Evaluator(1, dict)})
@@ -67,10 +67,10 @@ def test_evaluator_that_exceeds_memory_is_refused_before_training(kind, key, pla
     plain.eval.batch_size, plain.probe.examples, plain.probe.every = *sizes.values(), 1
     original, peaks = evaluators.peak_memory, {}
     monkeypatch.setattr(evaluators, "peak_memory", lambda *args: peaks.update(original(*args)) or peaks)
-    monkeypatch.setattr(memory, "memory_limit", lambda _: max(peaks.values(), default=2**40) - 1)
+    monkeypatch.setattr(devices, "memory_limit", lambda _: max(peaks.values(), default=2**40) - 1)
     with refuses(kind, f"{key}=512", error=TrainingError):
         train.train(plain, tmp_path)
     assert peaks.keys() == {"eval", "probe"} and not (tmp_path / "metrics.jsonl").exists()
-    run = train_setup.build(plain, examples=64)
-    states = memory.count_bytes((run.state.params, run.state.moments, run.state.ema))
-    assert min(peaks.values()) > states > 4 * memory.count_bytes(run.state.params) - 100
+    run = train_setup.set_up_training(plain, examples=64)
+    states = devices.count_bytes((run.state.params, run.state.moments, run.state.ema))
+    assert min(peaks.values()) > states > 4 * devices.count_bytes(run.state.params) - 100

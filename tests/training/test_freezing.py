@@ -21,7 +21,7 @@ def params(tiny):
 
 def run_steps(c, mesh, numbers=1):
     """Return the run, its states beginning with the initial one, and the metrics of each step."""
-    run = train_setup.build(c, examples=64, mesh=mesh)
+    run = train_setup.set_up_training(c, examples=64, mesh=mesh)
     states, metrics = [make_initial_state(run)], []
     train = jax.jit(run.train_step)
     batch = sharding.put_batch(mesh, make_image_batch(np.random.default_rng(0), c))

@@ -16,10 +16,9 @@ from small_runs import make_initial_state
 
 import leanformer
 from leanformer import conditioning
-from leanformer.data.images.decoding import CorruptImage
 from leanformer.data.sequences import encode
-from leanformer.errors import CheckpointError, DataError, WeightsError
-from leanformer.tasks.task import Score
+from leanformer.errors import CheckpointError, CorruptExample, DataError, WeightsError
+from leanformer.tasks import Score
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -41,7 +40,7 @@ def saved_run(template, tmp_path, tiny, meshes):
     """A workdir with checkpoints of steps 1, 2 (best) and 3, as training leaves it; its run and its states by step."""
     folder, *content = template
     if not content:
-        run = train_setup.build(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
+        run = train_setup.set_up_training(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
         states = {step: set_step(make_initial_state(run, seed=step), step) for step in (1, 2, 3)}
         run_files.write_config(folder, tiny)
         records = [{"step": step, "kind": "eval", "top1": value} for step, value in {2: 0.9, 3: 0.1}.items()]
@@ -94,7 +93,7 @@ def test_missing_checkpoint_is_refused(saved_run, options, parts):
 def test_init_from_a_run_uses_its_best_weights(saved_run, tiny, meshes):
     folder, _, states = saved_run
     tiny.init_from.path = str(folder)
-    result = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
+    result = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
     jax.tree.map(np.testing.assert_array_equal, result, states[2].ema)
 
 
@@ -102,11 +101,11 @@ def test_another_number_of_classes_needs_a_new_head(saved_run, tiny, meshes):
     folder, _, states = saved_run
     tiny.model.num_classes = 7
     tiny.init_from.path = str(folder)
-    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1))
     with refuses("head.kernel", "init_from.new_head", error=WeightsError):
         run.model.initial_weights()
     tiny.init_from.new_head = True
-    params, _ = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
+    params, _ = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
     assert params["head"]["kernel"].shape == (12, 7)
     np.testing.assert_array_equal(params["norm"]["scale"], states[2].ema[0]["norm"]["scale"])
 
@@ -118,7 +117,7 @@ def test_encode_makes_token_sequences_of_files():
     np.testing.assert_array_equal(encode("pixels:tfds:cifar10", black, 9), np.zeros(9))
     with pytest.raises(DataError):
         encode("listops:x", b"[MAX 4", 8)
-    with refuses("3 bytes", error=CorruptImage):
+    with refuses("3 bytes", error=CorruptExample):
         encode("pixels:tfds:cifar10", b"ab\n", 9)
     with refuses('data.name="pairs:x"', "listops", "imdb", "text", "pixels", error=DataError):
         encode("pairs:x", b"ab", 8)

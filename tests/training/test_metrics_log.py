@@ -7,9 +7,8 @@ import pytest
 from messages import mentions, refuses
 from small_runs import make_small_config
 
-from leanformer.costs import hardware
-from leanformer.tasks import artifacts
-from leanformer.tasks.task import Score
+from leanformer.costs import devices
+from leanformer.tasks import Score, artifacts
 from leanformer.training import run_files, train_setup
 
 
@@ -40,8 +39,8 @@ def test_start_from_scratch_keeps_no_record(tmp_path):
 def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, meshes):
     c = make_small_config("points", tmp_path)
     c.dtype = "bfloat16"
-    monkeypatch.setattr(hardware, "peak_flops", lambda device: 3e9)
-    setup = train_setup.build(c, examples=16, mesh=meshes(2, 1))
+    monkeypatch.setattr(devices, "peak_flops", lambda device: 3e9)
+    setup = train_setup.set_up_training(c, examples=16, mesh=meshes(2, 1))
     forward, training = setup.flops_per_example
     assert training > 2 * forward and setup.peak_examples == pytest.approx(2 * 3e9 / training)
 

@@ -23,7 +23,7 @@ def build_setup(name, device=None):
     c.update(batch_size=8, total_epochs=0.0, total_steps=100_000)
     if "erase" in c.get("augment", ()):
         c.augment.erase = 0.25
-    return train_setup.build(c, examples=10_000, mesh=mesh.make_mesh(), device=device)
+    return train_setup.set_up_training(c, examples=10_000, mesh=mesh.make_mesh(), device=device)
 
 
 FAST = "vit_b_7x16"  # the others take longer to trace, and have the same stacks of layers
@@ -69,7 +69,7 @@ def test_one_gpu_runs_up_to_twelve_layers_without_a_loop(name, changes, unrolled
     c.model.update(changes)
     for device, expected in ((Gpu("9.0"), unrolled), (None, changes.get("unroll", 1))):
         with pretend_attached(Gpu("9.0")):
-            model = train_setup.build(c, examples=10_000, device=device).model
+            model = train_setup.set_up_training(c, examples=10_000, device=device).model
         stacks = [module for _, module in nnx.iter_modules(model.merge(model.weights)) if isinstance(module, Stack)]
         assert stacks and {stack.unroll for stack in stacks} == {expected}
 

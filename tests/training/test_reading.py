@@ -13,8 +13,7 @@ from small_runs import make_initial_state
 
 import leanformer
 from leanformer.errors import CorruptExample, DataError, WeightsError
-from leanformer.tasks import artifacts
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score, artifacts
 from leanformer.training import model_setup, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -32,7 +31,7 @@ def workdir(shared_folder, tmp_path, plain, meshes):
     plain.probe.update(examples=8, measures=("tokens",))
     folder = shared_folder / "run"
     if not folder.exists():
-        run = train_setup.build(plain.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
+        run = train_setup.set_up_training(plain.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
         run_files.write_config(folder, plain)
         with Checkpoints(folder / "checkpoints", score=Score("top1")) as checkpoints:
             for step in (1, 2):
@@ -44,7 +43,7 @@ def workdir(shared_folder, tmp_path, plain, meshes):
 
 def save_non_finite(workdir, meshes):
     """Save a newest checkpoint with one NaN and one infinity in the head of the raw and of the EMA weights."""
-    run = train_setup.build(artifacts.load_config(workdir), examples=64, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(artifacts.load_config(workdir), examples=64, mesh=meshes(1, 1))
     with Checkpoints(workdir / "checkpoints", score=Score("top1")) as checkpoints:
         state = checkpoints.restore(run.state).state
         for params in (state.params, state.ema[0]):

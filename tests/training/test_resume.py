@@ -26,7 +26,7 @@ from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime import multihost
 from leanformer.runtime.timing import Timer
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score
 from leanformer.training import optimizers, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -62,7 +62,7 @@ def test_state_is_restored_bit_for_bit_on_another_mesh(task, optimizer, folder, 
     c.optim.name = optimizer
     if optimizer != "adamw":
         c.optim.b1_peak = None
-    source, target = (train_setup.build(c, examples=64, mesh=meshes(*shape)) for shape in ((1, 4), (2, 2, 2)))
+    source, target = (train_setup.set_up_training(c, examples=64, mesh=meshes(*shape)) for shape in ((1, 4), (2, 2, 2)))
     state = draw_state(source.state, 1)
     with Checkpoints(tmp_path, score=Score("top1")) as checkpoints:
         checkpoints.save(3, state, seconds={"steps": 3.0})
@@ -74,9 +74,9 @@ def test_state_is_restored_bit_for_bit_on_another_mesh(task, optimizer, folder, 
 
 
 def open_run(c):
-    task = tasks.build(c)
+    task = tasks.build_task(c)
     source = task.data.open(c.data.train_split)
-    return train_setup.build(c, examples=64, mesh=None, task=task), source
+    return train_setup.set_up_training(c, examples=64, mesh=None, task=task), source
 
 
 def differ(a, b):
@@ -113,7 +113,7 @@ def test_step_randomness_is_a_function_of_seed_and_step(folder, meshes):
     """A step reads its number from the state, so its drop path does not depend on earlier steps."""
     c = make_small_config("points", folder)
     c.seed = 7
-    experiment_run = train_setup.build(c, examples=None, mesh=meshes(1, 1))
+    experiment_run = train_setup.set_up_training(c, examples=None, mesh=meshes(1, 1))
     batch = experiment_run.put(experiment_run.train_batches(experiment_run.task.data.open("train"))[0])
     step = jax.jit(experiment_run.train_step)
     key = experiment_run.run_key()
@@ -124,7 +124,7 @@ def test_step_randomness_is_a_function_of_seed_and_step(folder, meshes):
 
     assert loss(3) == loss(3) and len({loss(number) for number in range(6)}) > 3
     c.seed = 8
-    other = train_setup.build(c, examples=None, mesh=meshes(1, 1)).run_key()
+    other = train_setup.set_up_training(c, examples=None, mesh=meshes(1, 1)).run_key()
     assert [loss(number) for number in range(6)] != [loss(number, other) for number in range(6)]
 
 

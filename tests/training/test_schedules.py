@@ -32,13 +32,13 @@ def test_constant_stays_at_the_peak():
 def test_warm_up_is_a_share_of_the_run(tiny):
     tiny.total_steps = 92
     tiny.optim.update(schedule="linear", warmup_share=0.25, lr=1.0, warmup_lr=0.0)
-    run = train_setup.build(tiny, examples=64, mesh=None)
+    run = train_setup.set_up_training(tiny, examples=64, mesh=None)
     assert run.schedule.warmup == 23
     result = [run.schedule(jnp.int32(step))[0] for step in (0, 13, 23, 61)]
     np.testing.assert_allclose(result, [0, 13 / 23, 1, 31 / 69], rtol=RTOL, atol=1e-7)
     tiny.optim.warmup_share = 0.999
     with refuses("optim.warmup_share=0.999"):
-        train_setup.build(tiny, examples=64, mesh=None)
+        train_setup.set_up_training(tiny, examples=64, mesh=None)
 
 
 def test_beta1_schedule_goes_down_and_up_again():

@@ -30,9 +30,9 @@ def build_run(folder, meshes, monkeypatch, no_shape_checks):
     def make(task_name, *shape, **changes):
         c = make_small_config(task_name, folder)
         c.optim.update(changes)
-        task = tasks.build(c)
+        task = tasks.build_task(c)
         source = task.data.open(c.data.train_split)
-        run = train_setup.build(c, examples=data.size(source), mesh=meshes(*shape), task=task)
+        run = train_setup.set_up_training(c, examples=data.size(source), mesh=meshes(*shape), task=task)
         return run, run.train_batches(source)[0]
 
     return make

@@ -18,14 +18,14 @@ from leanformer.layers.convolution import BatchNorm
 from leanformer.runtime import mesh as sharding
 from leanformer.training import step as steps
 from leanformer.training import train_setup
-from leanformer.training.state import init
+from leanformer.training.step import init_state
 
 
 @functools.cache
 def build_step(text, mesh):
     """Return the run of a config, given as JSON, and its jitted step, traced once for all tests of this file."""
     c = config.ConfigDict(json.loads(text))
-    run = train_setup.build(c, examples=64, mesh=mesh)
+    run = train_setup.set_up_training(c, examples=64, mesh=mesh)
     return run, jax.jit(run.train_step)
 
 
@@ -88,7 +88,7 @@ def make_sgd_step(clip_norm):
     )
     graphdef, params, statistics = nnx.split(NormAndScale(), nnx.Param, nnx.BatchStat)
     optimizer = optax.with_extra_args_support(optax.identity())
-    state = init((nnx.as_pure(params), nnx.as_pure(statistics)), optimizer, ema=True)
+    state = init_state((nnx.as_pure(params), nnx.as_pure(statistics)), optimizer, ema=True)
     gradient = steps.make_gradient(graphdef, task, freeze=lambda params: params, accumulate=1)
     options = {"divergence_loss": 10.0, "clip_norm": clip_norm, "ema": 0.9, "log_every": 1}
     step = steps.make_train_step(gradient, optimizer, lambda step: (jnp.float32(0.1), None), **options)
@@ -179,7 +179,7 @@ def test_clipping_and_float32_weights_with_bfloat16(plain, meshes, batches):
 
 def test_evaluation_is_independent_of_batch_size(tiny, meshes, rng):
     tiny.model.num_classes = 7
-    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1))
     weights = make_initial_state(run).weights
     whole = make_image_batch(rng, tiny, 13)
     eval_step = jax.jit(run.model.eval_step(run.task.objective))
@@ -205,7 +205,7 @@ def test_evaluation_is_independent_of_batch_size(tiny, meshes, rng):
 def test_probe_uses_batched_factorisations_on_gpus(tiny, meshes):
     """No cuSOLVER factorisation of one matrix at a time is used: it would dominate the probe of a real model."""
     tiny.probe.examples = 8
-    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
+    run = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1))
     image = jax.ShapeDtypeStruct((8, 14, 14, 1), np.uint8)
     traced = jax.jit(run.model.probe_step(run.task.objective, run.config.probe.measures)).trace(
         run.state.weights, {"image": image}

@@ -10,7 +10,7 @@ from small_runs import make_initial_state, make_small_config
 
 from leanformer import data, models, tasks
 from leanformer.runtime.timing import Timer
-from leanformer.tasks.task import Score
+from leanformer.tasks import Score
 from leanformer.train import train
 from leanformer.training import loop, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -26,13 +26,13 @@ def config(tmp_path):
 def open_run(config, workdir, meshes):
     """Return a context manager of (trainer, state)."""
     task, source, held_out = tasks.open_run(config, workdir)
-    setup = train_setup.build(config, examples=data.size(source), mesh=meshes(1, 1), task=task)
+    setup = train_setup.set_up_training(config, examples=data.size(source), mesh=meshes(1, 1), task=task)
     return open_trainer(setup, source, held_out, workdir, Timer())
 
 
 def save_run(config, workdir, meshes, step):
     """Write the files of a run that was killed after its checkpoint of `step`."""
-    setup = train_setup.build(config, examples=None, mesh=meshes(1, 1))
+    setup = train_setup.set_up_training(config, examples=None, mesh=meshes(1, 1))
     state = make_initial_state(setup)
     state.__dict__["step"] = state.step + step
     run_files.begin(workdir, config, {"train": None})

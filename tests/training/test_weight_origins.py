@@ -15,7 +15,7 @@ from tools.exports import CASES, case_config, random_weights
 
 
 def write_own(folder, c):
-    model = model_setup.build(c)
+    model = model_setup.set_up_model(c)
     tensors = pretrained.export(jax.device_get(random_weights(model)), model.layout("own"))
     pretrained.write(folder / "weights.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps({"config": json.loads(c.to_json())}))
@@ -29,7 +29,7 @@ def test_positions_of_another_grid_are_resized_if_allowed(tmp_path, layout, size
     """Shapes do not show that 2 x 8 patches are not 4 x 4, nor that the 17 positions of the file are not a square's."""
     c = case_config(*CASES["ViT"])
     c.model.image_size = (2 * c.model.patch_size, 8 * c.model.patch_size)
-    before = model_setup.build(c)
+    before = model_setup.set_up_model(c)
     weights = random_weights(before)
     if layout == "own":
         write_own(tmp_path, c)
@@ -37,9 +37,9 @@ def test_positions_of_another_grid_are_resized_if_allowed(tmp_path, layout, size
         folders.write_folder(tmp_path, before, weights, layout, folders.Origin())
     c.model.image_size = tuple(side * c.model.patch_size for side in size)
     with refuses("init_from.resize_positions=True", error=WeightsError):
-        model_setup.build(c).read_weights(str(tmp_path), layout)
+        model_setup.set_up_model(c).read_weights(str(tmp_path), layout)
     c.init_from.resize_positions = True
-    params, _ = model_setup.build(c).read_weights(str(tmp_path), layout)
+    params, _ = model_setup.set_up_model(c).read_weights(str(tmp_path), layout)
     old, new = np.asarray(weights[0]["pos_embed"]), np.asarray(params["pos_embed"])
     grid = old[:, 1:].reshape(1, 2, 8, -1)
     resized = jax.image.resize(grid, (1, *size, grid.shape[-1]), "cubic")

@@ -42,7 +42,7 @@ EXAMPLES = 6
 def make_case(root, name):
     """Write the folder and inputs of a case. Return the peer's job, our model and the inputs."""
     library, (task, family, arguments) = AGREE[name]
-    model = model_setup.build(case_config(task, family, arguments))
+    model = model_setup.set_up_model(case_config(task, family, arguments))
     weights, folder = random_weights(model), root / name.replace(" ", "_").replace(",", "")
     description, _ = folders.write_folder(folder, model, weights, library, folders.Origin())
     rng = np.random.default_rng(1)

@@ -529,7 +529,7 @@ def test_models_of_this_library(make_tiny, meshes):
     """The watch of a model of leanformer equals its tap."""
     from leanformer.training import model_setup
 
-    setup = model_setup.build(make_tiny(), mesh=meshes(1, 1))
+    setup = model_setup.set_up_model(make_tiny(), mesh=meshes(1, 1))
     model = setup.merge(setup.initial_weights())
     images = jnp.asarray(draw(BATCH, 14, 14, 1))
     outputs, taps = jax.jit(lambda x: model(x, tap=conditioning.tap(MEASURES)))(images)

@@ -1,7 +1,7 @@
 """Tracing and lowering for a GPU that is not attached. Tests use it, since CI has no GPU.
 
 with pretend_attached(Gpu("9.0")) as gpu:
-    train_setup.build(config, examples=1_281_167, device=gpu).lower_train_step().as_text()
+    train_setup.set_up_training(config, examples=1_281_167, device=gpu).lower_train_step().as_text()
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 
 from jax._src.cudnn import fused_attention_stablehlo as checks
 
-from leanformer.costs import hardware
+from leanformer.costs import devices
 
 
 CUDNN = 91100  # assumed version of cuDNN; JAX's interface uses 9.11 on every GPU of compute capability 8.0 or higher
@@ -34,7 +34,7 @@ def pretend_attached(device: Any, cudnn: int = CUDNN) -> Iterator[Any]:
         device: a `Gpu`, or a GPU of `jax.experimental.topologies`.
         cudnn: version of cuDNN to report.
     """
-    capability = hardware.capability(device)
+    capability = devices.capability(device)
     answers = {
         "check_cudnn_version": lambda: cudnn,
         "check_compute_capability": lambda least: capability >= float(least),

@@ -136,7 +136,7 @@ def check(run: Setup) -> int:
 
 @cli.command(cli.CONFIG)
 def main(flags: cli.Values) -> None:
-    sys.exit(check(train_setup.build(flags.config, examples=1_281_167)))
+    sys.exit(check(train_setup.set_up_training(flags.config, examples=1_281_167)))
 
 
 if __name__ == "__main__":

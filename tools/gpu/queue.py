@@ -34,7 +34,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from leanformer.runtime import files, startup
+from leanformer import cli
+from leanformer.runtime import files
 from tools.gpu import rows
 from tools.speed import timing
 
@@ -231,7 +232,7 @@ def main() -> None:
     f = parser.parse_args()
     if f.measure:
         end_with_parent(int(f.measure[2]))
-        startup.keep_freed_memory()  # as every command does
+        cli.keep_freed_memory()  # as every command does
         print(RESULT_PREFIX + json.dumps(rows.FUNCTIONS[f.measure[0]](**json.loads(f.measure[1]))), flush=True)
         return
     out, deadline = f.out.expanduser().resolve(), time.monotonic() + 60 * f.minutes

@@ -20,12 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from leanformer import data
-from leanformer.costs import hardware
+from leanformer import cli, data
+from leanformer.costs import devices
 from leanformer.errors import ConfigError, first_line
 from leanformer.layers.masks import Mask
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime import startup
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.train_setup import Setup
@@ -82,7 +81,7 @@ def machine(tiny: bool) -> dict[str, Any]:
     x = jax.random.normal(jax.random.key(0), (size, size), jnp.bfloat16)
     matmul = jax.jit(jnp.matmul)
     rate = 2 * size**3 / min(timing.time_call(matmul, x, x) for _ in range(10))
-    peak = hardware.peak_flops(device)
+    peak = devices.peak_flops(device)
     facts = {"device": device.device_kind, "runtime": device.client.platform_version.replace("\n", " ")}
     facts |= {"products TFLOP/s": round(rate / 1e12, 1), "share of peak": peak and round(rate / peak, 3), "tiny": tiny}
     return run_files.provenance() | facts
@@ -115,7 +114,7 @@ def agree(config: str, tiny: bool) -> dict[str, Any]:
     for device in (jax.devices()[0], jax.devices("cpu")[0]):
         with jax.default_device(device):
             run = build(config, 8, "auto", True, "float32")
-            run = train_setup.build(run.config, examples=1024, mesh=meshes.make_mesh(devices=[device]))
+            run = train_setup.set_up_training(run.config, examples=1024, mesh=meshes.make_mesh(devices=[device]))
             state, batch, step = run.initial_state(), timing.make_batch(run), run.compile_train_step()
             values = []
             for _ in range(10):
@@ -217,7 +216,7 @@ def _train_small(folder: str, deterministic: bool, tiny: bool) -> dict[str, np.n
     """Train or resume a small ViT, and return its weights."""
     from leanformer import train as command
 
-    startup.require_deterministic(deterministic)
+    cli.require_deterministic(deterministic)
     c = bits.make_small("vit")
     c.update(dtype="float32" if tiny else "bfloat16", deterministic=deterministic)
     c.checkpoint.update(every=10, keep=3)

@@ -20,10 +20,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from leanformer import cli
 from leanformer.costs import count
 from leanformer.data.text.rows import num_masked
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
-from leanformer.runtime import startup
 from tools.speed import timing
 
 
@@ -62,7 +62,7 @@ def describe(c: ConfigDict, batch: int) -> dict[str, Any]:
 
 def serve_steps(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
     """Run our side: one training step per input line."""
-    startup.keep_freed_memory()  # as every command does
+    cli.keep_freed_memory()  # as every command does
     batch = batch or (2 if tiny else BATCHES[name])
     step = timing.TimedStep(name, batch, **(TINY.get(name, TEXT) if tiny else {}), **model)
     c = step.run.config

@@ -16,10 +16,10 @@ import time
 import jax
 import jax.numpy as jnp
 
+from leanformer import cli
 from leanformer.config.rules import image_sides
 from leanformer.costs import count
 from leanformer.layers import attention, blocks
-from leanformer.runtime import startup
 from tools.speed import timing
 from tools.speed.timing import build, make_batch, make_matmuls, matmul_throughput, time_call
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    startup.keep_freed_memory()  # as every command does
+    cli.keep_freed_memory()  # as every command does
     for row in (measure_step(options.batch), measure_compile()):
         timing.show([{"": name, " ": value} for name, value in row.items()], as_json=options.json)
 

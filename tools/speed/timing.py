@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from leanformer.costs import hardware
+from leanformer.costs import devices
 from leanformer.errors import LeanformerError
 from leanformer.runtime import mesh as meshes
 from leanformer.training import train_setup
@@ -31,7 +31,7 @@ def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> trai
     c.update(batch_size=batch, accumulate=1, dtype=dtype)
     c.eval.batch_size = jax.device_count()
     c.model.update(backend=backend, **model)
-    return train_setup.build(c, examples=1_281_167, mesh=meshes.make_mesh())
+    return train_setup.set_up_training(c, examples=1_281_167, mesh=meshes.make_mesh())
 
 
 def make_batch(run: train_setup.Setup) -> dict[str, jax.Array]:
@@ -71,7 +71,7 @@ def measure_training(run: train_setup.Setup, steps: int = STEPS) -> dict[str, An
             raise
         return row  # out of memory
     rate = steps * batch / (time.perf_counter() - start)
-    peak, memory = hardware.peak_flops(device), device.memory_stats() or {}
+    peak, memory = devices.peak_flops(device), device.memory_stats() or {}
     used = memory.get("peak_bytes_in_use")
     return row | {
         "examples/s": round(rate, 1),

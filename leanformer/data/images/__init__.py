@@ -36,7 +36,7 @@ KINDS = {  # by the part of `data.name` before the colon
 }
 
 
-def build(name: str, dir: str | None) -> bool:
+def build_images(name: str, dir: str | None) -> bool:
     """Download and prepare the data of a `data.name` of type tfds; return False for other types."""
     find(name, KINDS)
     return name.startswith("tfds:") and prepare_tfds(name.removeprefix("tfds:"), dir)

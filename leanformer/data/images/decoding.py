@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from leanformer.data.pool import map_ordered
+from leanformer.data.loader import map_ordered
 from leanformer.data.source import Labelled
 from leanformer.errors import CorruptExample, DataError
 from leanformer.runtime import files

@@ -68,13 +68,13 @@ def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
         raise DataError(f"It {error}.") from error
 
 
-def build(name: str, dir: str | None, recipe: Mapping[str, Any]) -> bool:
+def build_sequences(name: str, dir: str | None, recipe: Mapping[str, Any]) -> bool:
     """Generate ListOps expressions, or download the TFDS images of a `data.name`; return False if nothing is to do."""
     kind, _, what = name.partition(":")
     if kind == "listops" and not listops.is_published(Path(what).expanduser()):
         listops.write(what, listops.Recipe(**recipe))
         return True
-    return kind == "pixels" and images.build(what, dir)
+    return kind == "pixels" and images.build_images(what, dir)
 
 
 def _open_listops(path: str, split: str, spec: SourceSpec) -> Source:

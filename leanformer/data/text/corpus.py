@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from leanformer.data.pool import count_cores, map_ordered
+from leanformer.data.loader import count_cores, map_ordered
 from leanformer.data.source import make_dataset, read_record
 from leanformer.data.text.documents import Documents, Split, find
 from leanformer.data.text.tokenizer import FILE, Tokenizer, byte_tokenizer, parse, read, train_bpe, train_wordpiece
