@@ -44,8 +44,8 @@ def test_savings_add_up_and_follow_the_change(tiny):
 
 
 def test_table_cells_of_a_model(no_shape_checks):
-    cells = paper_tables.examine(next(r for r in ROWS if r.config == "nystromformer_listops_1x4"))
-    assert cells[3:6] == ["192.9 k", f"{paper_tables.params(config.load('nystromformer_listops_1x4')):,}", "agrees"]
+    cells = paper_tables.examine(next(r for r in ROWS if r.config == "nystromformer_listops:depth=1,heads=4"))
+    assert cells[3:6] == ["192.9 k", f"{paper_tables.params(config.load('nystromformer_listops:depth=1,heads=4')):,}", "agrees"]
 
 
 @pytest.mark.slow
