@@ -2,7 +2,7 @@
 
 Command:   python -m leanformer.train --config=configs/own_images.py --workdir=DIR --config.data.name=folder:FOLDER
 Data:      FOLDER/train/CLASS/*.jpg and FOLDER/val/CLASS/*.jpg; docs/own_images.md goes through it step by step. The
-           number of classes is that of the folders in FOLDER/train.
+           number of classes is the number of folders in FOLDER/train.
 Hardware:  one GPU; not measured.
 Arguments: few=True, for few or small images, crops at least half of the image, without RandAugment, mixup and CutMix.
 Expected:  depends on the images; nothing is claimed. From scratch, expect to need thousands per class.

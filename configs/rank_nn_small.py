@@ -6,7 +6,7 @@ Command:   python -m leanformer.train --config=configs/rank_nn_small.py:rank=8 -
            python -m leanformer.sweep --config=rank_nn_small:rank=1,rank_nn_small:rank=16 --seeds=3 --workdir=DIR
 Counts:    9,554 parameters, whatever the rank.
 Hardware:  two CPU cores; see study/LOG.md for what was measured.
-Expected:  see study/LOG.md; the order of ranks is that of the full size.
+Expected:  see study/LOG.md; the order of ranks is as at the full size.
 """
 
 from leanformer import config

@@ -8,9 +8,9 @@ Counts:    8,643 parameters; 3 heads, or 4 in an inner width of 24, 7,595.
 Hardware:  two CPU cores; see study/LOG.md for what was measured.
 Expected:  reported for 128 points and 4 items: 1 head 0.145, 3 heads 1.6e-3, 4 heads 5.2e-6; with an inner width of 32
            for all, 3 heads 4.8e-4, 4 heads 5.7e-7. Theirs is another model, 8,000 examples and a normalised error;
-           `unexplained` is the error over that of predicting the mean. Measured: 3 heads 0.273 to 0.277 (three seeds);
+           `unexplained` is the error / the mean's error. Measured: 3 heads 0.273 to 0.277 (three seeds);
            4 heads 3.1e-4 to 8.4e-4 in six of eight seeds, 0.26 in two, where two heads look for one item; 4 heads of 6
-           in an inner width of 24, that of 3 heads, 8.2e-4 and 8.5e-4 in two of three.
+           in an inner width of 24, as 3 heads have, 8.2e-4 and 8.5e-4 in two of three.
 """
 
 from leanformer import config

@@ -7,7 +7,7 @@ Hardware:  8 x A100 about 9 h, 8 x H100 about 3 h. By arithmetic at 40 % of the 
 Expected:  top-1 82.3, top-5 95.7 as reported in Table 4, one run, no spread given. Not reproduced here.
 Counts:    65,406,600 parameters; the paper reports 65.4 M.
 
-Heads, depth and MLP are those of the outer transformer; inside, 4 heads of dimension 10 and MLP 160, d_model 40, as in
+Heads, depth and MLP describe the outer transformer; inside, 4 heads of dimension 10 and MLP 160, d_model 40, as in
 timm. The layout is timm's up to 1.0.15, which the paper's runs almost surely used: timm changed its block in the
 month that the paper appeared. The later one, --config.model.layout=patchwise, is 65,428,680 and rounds to the same.
 """

@@ -24,7 +24,6 @@ from absl import logging
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
-from leanformer.config import format_error
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 
 
@@ -95,7 +94,7 @@ OPTIONAL_CONFIG = Flag("config", "Config file.", ConfigDict)
 def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     """Return the values of flags from the words of a command line. Configs are loaded, but not validated yet.
 
-    Raises ConfigError for a wrong, unknown or missing flag, an empty path, a URL, or a config that cannot be loaded.
+    Raises ConfigError for a wrong, unknown or missing flag, a URL, or a config that cannot be loaded.
     """
     defined = absl.FlagValues()
     for flag in flags:
@@ -119,26 +118,15 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except absl.Error as error:
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
+        cause = error.args[0]
         hint = "`python -m leanformer.keys` lists and explains all keys; with a word after it, it searches them."
-        raise ConfigError(f"{format_error(error)}\n{hint}") from error
+        raise ConfigError(f"Key {cause.args[0] if isinstance(cause, KeyError) else cause}\n{hint}") from error
     values: dict[str, Any] = {flag.name: defined[flag.name].value for flag in flags}
-    for name in PATHS:
-        _check_path(values.get(name), f"--{name}=")
-    for word in words:
-        _check_path(word, "")
+    for path in (*words, *filter(None, map(values.get, PATHS))):
+        if "://" in path:
+            raise ConfigError(f"{path} is a URL. Mount the bucket with gcsfuse or mount-s3 (launch/README.md).")
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, words=words, argv=shlex.join(argv))
-
-
-def _check_path(path: str | None, flag: str) -> None:
-    """Raise ConfigError for an empty path, which is the current folder, and for a URL."""
-    if path == "":
-        raise ConfigError(f"{flag} is empty. Pass a path.")
-    if path is not None and "://" in path:
-        raise ConfigError(
-            f"{flag}{path}: a URL is not a folder. Mount the bucket with gcsfuse or mount-s3 (launch/README.md), and "
-            "pass a path in it."
-        )
 
 
 MULTIHOST_FLAGS = (  # flags of commands that may run in several processes
@@ -161,10 +149,7 @@ class Command:
     validated: bool = True  # False if configs are not validated; the command then does not import JAX
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Parse the words (of this process if None), connect the processes, validate the configs, and call the body.
-
-        With --help, print the help page. A LeanformerError is printed to stderr as a message, with exit status 2.
-        """
+        """Parse the words, connect the processes, validate the configs, call the body, and return the exit status."""
         argv = sys.argv[1:] if argv is None else argv
         if {"--help", "-h"} & set(argv):
             print(self.help_page())
@@ -222,10 +207,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def run(main: Command) -> NoReturn:
-    """Run a command as the only task of this process, and exit with its status.
-
-    The status is 130 after Ctrl-C, and 1 for an error that is no LeanformerError.
-    """
+    """Run a command as the only task of this process; the status is 130 after Ctrl-C, 1 for an unexpected error."""
     keep_freed_memory()
     # On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of threads only slows such small
     # ones: 1.6 times on an idle machine, over ten times on a busy one. SciPy reads this at the first SVD.

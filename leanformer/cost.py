@@ -1,6 +1,6 @@
 """Costs of a config, without training: `python -m leanformer.cost --config=A [--against=B] [--json]`.
 
-Parameters are exact. FLOPs are those of matmuls, 2 per multiply-add, per example. Memory is the peak of the training
+Parameters are exact. FLOPs count matmuls, 2 per multiply-add, per example. Memory is the peak of the training
 step at the configured batch size, compiled for this machine's devices; nothing is allocated.
 """
 

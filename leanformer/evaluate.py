@@ -34,30 +34,25 @@ def main(flags: cli.Values) -> None:
     from leanformer.reports import plots
     from leanformer.runtime import multihost, timing
     from leanformer.runtime.mesh import check_batches, make_mesh
-    from leanformer.runtime.timing import Timer, Watchdog
-    from leanformer.tasks import artifacts
     from leanformer.training import evaluators, inference, run_files
     from leanformer.training import step as steps
 
     workdir = inference.run_folder(flags.workdir)
-    cli.require_deterministic(artifacts.load_config(workdir).get("deterministic", False))
+    cli.require_deterministic(run_files.load_config(workdir).get("deterministic", False))
     mesh = make_mesh()
     run = inference.open_run(workdir, mesh=mesh, **({} if flags.split is None else {"eval_split": flags.split}))
     config, task = run.config, run.task
     check_batches(mesh, {"eval.batch_size": config.eval.batch_size})
-    named = artifacts.load_classes(workdir)
+    named = run_files.load_classes(workdir)
     if named is None:  # a run without a list of classes, or of data without classes
         named = tasks.class_names(task.data.open(config.data.train_split))
     source = task.data.open(config.data.eval_split, named)
-    timer = Timer()
-    with Watchdog(config.hang_seconds, lambda: timer.activity):
-        timer.touch("restore")
-        restored = run.restore(flags.step, best=flags.best)
-        weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
-        eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
-        batches = timer.watched(evaluators.evaluation_batches(config, run.model, task.data, source), "evaluation")
-        with timing.announce("Compiling the evaluation step, and evaluating"):
-            values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
+    restored = inference.restore_weights(workdir, run.model, flags.step, best=flags.best)
+    weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
+    eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
+    batches = evaluators.evaluation_batches(config, run.model, task.data, source)
+    with timing.announce("Compiling the evaluation step, and evaluating"):
+        values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{config.data.name}, {config.data.eval_split}", **values}
     print(text.page(f"Evaluation of {workdir}", text.format_scores(values)))
@@ -68,7 +63,7 @@ def main(flags: cli.Values) -> None:
     if counts is None:
         run_files.write_json(folder / "evaluation.json", values)
         return
-    classes = artifacts.output_names(named, config.model.num_classes)
+    classes = run_files.output_names(named, config.model.num_classes)
     by_class = dict(zip(classes, class_accuracy(counts), strict=True))
     run_files.write_json(folder / "evaluation.json", values | {"accuracy": by_class})
     write_confusion(folder / "confusion.csv", counts, classes)

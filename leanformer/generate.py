@@ -42,14 +42,8 @@ def read_prompts(flags: cli.Values) -> dict[str, str]:
         raise ConfigError('Pass exactly one of --prompt="..." and --prompts=FILE; --out requires --prompts.')
     if flags.prompts is None:
         return {"--prompt": flags.prompt}
-    try:
-        lines = Path(flags.prompts).expanduser().read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts={flags.prompts}: the file cannot be read as UTF-8: {error}.") from error
-    prompts = {f"{flags.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
-    if not prompts:
-        raise ConfigError(f"--prompts={flags.prompts}: the file is empty. Write one prompt per line.")
-    return prompts
+    lines = Path(flags.prompts).expanduser().read_text(encoding="utf-8-sig").split("\n")
+    return {f"{flags.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
 
 
 @cli.command(
@@ -68,7 +62,6 @@ def read_prompts(flags: cli.Values) -> dict[str, str]:
 def main(flags: cli.Values) -> None:
     import jax
 
-    from leanformer.runtime import timing
     from leanformer.tasks import generation
     from leanformer.tasks.generation import NOTHING, Sampling
     from leanformer.training import inference
@@ -85,7 +78,6 @@ def main(flags: cli.Values) -> None:
     )
     key = jax.random.key(flags.seed)
     columns = generation.generate(model.model, given, numbers, end=tokenizer.end, key=key, how=sampling)
-    columns = timing.announce_first(columns, "Compiling, and generating the first token")
     if flags.prompts is None:
         print(flags.prompt, end="", flush=True)
         for piece in stream_text(tokenizer, (int(column[0]) for column in columns)):

@@ -11,7 +11,7 @@ which cost a third of the budget to all of it, as a sweep in OUT/proxies with th
 resumes an interrupted sweep. The surface gives the expected error of each architecture, a 90 % prediction interval, and
 whether it is worse than the first with 95 % probability. Only architectures within the sizes of the trained ones are
 ranked: each size within its range, parameters at most 10 % outside. --extrapolate ranks the others in a separate table.
-Effects that the runs do not determine are listed. The learning rate is that of the config, not tuned per architecture.
+Effects that the runs do not determine are listed. The learning rate is the config's, not tuned per architecture.
 
 Without runs nothing is ranked; the printed architectures are spread over all sizes. Published predictors are no better
 than counting parameters on three of six tables (study/shapes/planner.py).
@@ -33,6 +33,7 @@ from leanformer.config import ConfigDict
 from leanformer.config.common import listed_per_layer
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
+from leanformer.sweeps.runs import parse_assignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +47,14 @@ class Budget:
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Budget":
         """Return the budget in values of --budget, such as "params:40e6" or "flops:1e9", and "memory:60e9"."""
-        try:
-            amounts = {kind: float(number) for kind, _, number in (text.partition(":") for text in texts)}
-            memory = amounts.pop("memory", None)
-            ((counted, amount),) = amounts.items()
-        except ValueError:
-            counted, amount, memory = "", 0.0, None
-        if counted not in ("params", "flops") or amount <= 0:
+        amounts = {kind: float(number or "nan") for kind, _, number in (text.partition(":") for text in texts)}
+        memory = amounts.pop("memory", None)
+        if len(amounts) != 1 or not {*amounts} < {"params", "flops"}:
             raise ConfigError(
                 f"--budget={','.join(texts)}: expected one of params:N and flops:N, such as params:40e6 or flops:1e9. "
                 "A second --budget may limit the memory, such as memory:60e9."
             )
-        return cls(counted, amount, memory)
+        return cls(*amounts.popitem(), memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,11 +138,8 @@ def select_fitting(
 def _parse_over(values: Sequence[str]) -> dict[str, list[int]]:
     result = {}
     for value in values:
-        key, _, numbers = value.partition("=")
-        try:
-            result[key.removeprefix("model.")] = [int(number) for number in numbers.split(",")]
-        except ValueError as error:
-            raise ConfigError(f'--over="{value}": expected model.KEY=NUMBER,NUMBER,...') from error
+        key, numbers = parse_assignment(value, "--over")
+        result[key.removeprefix("model.")] = [int(number) for number in numbers.split(",")]
     return result
 
 

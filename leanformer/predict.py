@@ -30,12 +30,10 @@ def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files in `paths`, and the files with one of the suffixes in folders in `paths`, but no hidden ones."""
     found = []
     for path in (Path(path).expanduser() for path in paths):
-        inside = [path] if path.is_file() else sorted(path.rglob("[!.]*"))
-        if not path.is_file():
-            inside = [file for file in inside if file.suffix.lower() in suffixes]
-        if not inside:
+        inside = [file for file in sorted(path.rglob("[!.]*")) if file.suffix.lower() in suffixes]
+        if not inside and not path.is_file():
             raise ConfigError(f"{path} does not exist, or contains no file with {' '.join(suffixes)}.")
-        found += inside
+        found += inside or [path]
     return found
 
 
@@ -61,7 +59,7 @@ def classify_files(model: Any, paths: Sequence[Path], top: int) -> Iterator[dict
                 classes = [{"class": model.classes[i], "probability": round(float(probabilities[i]), 6)} for i in best]
                 yield {"file": str(path), "classes": classes}
             else:
-                print(f"WARNING: {row}", file=sys.stderr, flush=True)
+                print(f"WARNING: {path} cannot be read: {row}", file=sys.stderr, flush=True)
                 yield {"file": str(path), "error": str(row)}
 
 
@@ -86,18 +84,14 @@ def write(records: Sequence[dict[str, Any]], form: str, out: Any) -> None:
 )
 def main(flags: cli.Values) -> int:
     from leanformer.data.images.sources import IMAGE_SUFFIXES
-    from leanformer.runtime import timing
     from leanformer.training import inference
 
     model = inference.load(flags.workdir, step=flags.step, best=flags.best)
-    if not model.classes:
-        task = model.config.task
-        raise ConfigError(f'{flags.workdir} is a run with task="{task}" that has no classes. {model.advice}')
+    model.check_classes()
     paths = find_files(flags.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
     if flags.out is not None:
         files.check_output_file(flags.out, paths)
-    results = classify_files(model, paths, flags.top)
-    records = [*timing.announce_first(results, "Compiling, and classifying the first files")]
+    records = [*classify_files(model, paths, flags.top)]
     if flags.out is None:
         write(records, flags.format, sys.stdout)
     else:

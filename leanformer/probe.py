@@ -18,25 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from leanformer import cli, config, text
-from leanformer.errors import CheckpointError, ConfigError
-
-
-MODEL, ALONE = "--workdir or --config", "--weights alone"
-NEEDS = {  # what a flag goes with; it would otherwise be ignored
-    **{"step": "--workdir", "all": "--workdir", "heads": MODEL, "examples": MODEL, "allow_nonfinite": MODEL},
-    **{"num_heads": ALONE, "kv_heads": ALONE, "head_dim": ALONE},
-}
-
-
-def check_flags(flags: cli.Values) -> None:
-    """Raise ConfigError if flags cannot be combined."""
-    sources = (flags.workdir is not None, flags.config is not None or flags.weights is not None)
-    if sum(sources) != 1:
-        raise ConfigError("Pass exactly one of --workdir=DIR, --config=FILE [--weights=FILE], and only --weights=FILE.")
-    given = {"--workdir", MODEL} if flags.workdir else {MODEL} if flags.config is not None else {ALONE}
-    for name, needs in NEEDS.items():
-        if getattr(flags, name) not in (None, False, (), []) and needs not in given:
-            raise ConfigError(f"--{name} requires {needs}.")
+from leanformer.errors import ConfigError
 
 
 def iterate_models(model: Any, workdir: Path | None, flags: cli.Values) -> Iterator[tuple[int, str, Any]]:
@@ -103,7 +85,7 @@ def draw(
     cli.Flag("step", "Checkpoint step to probe; the newest if neither --step nor --all is given.", int),
     cli.Flag("all", "Probe all saved checkpoints.", bool, default=False),
     cli.Flag("weights", "safetensors file with the parameters of --config; alone, a file or folder of any model."),
-    cli.Flag("num_heads", "Number of heads of --weights alone; by default that of its config.json.", int, minimum=1),
+    cli.Flag("num_heads", "Number of heads of --weights alone; by default from its config.json.", int, minimum=1),
     cli.Flag("kv_heads", "Number of key and value heads of --weights alone; likewise.", int, minimum=1),
     cli.Flag("head_dim", "Head dimension of --weights alone; likewise.", int, minimum=1),
     cli.Flag("out", "Folder to write to; by default WORKDIR/probe, or ./probe without --workdir."),
@@ -123,20 +105,22 @@ def main(flags: cli.Values) -> None:
     from leanformer.conditioning import tables
     from leanformer.runtime import multihost, timing
     from leanformer.runtime.mesh import make_mesh
-    from leanformer.runtime.timing import Timer, Watchdog
-    from leanformer.tasks import artifacts
     from leanformer.training import evaluators, inference, model_setup, probing, run_files
 
-    check_flags(flags)
+    if (flags.workdir is None) == (flags.config is None and flags.weights is None):
+        raise ConfigError("Pass exactly one of --workdir=DIR, --config=FILE [--weights=FILE], and only --weights=FILE.")
     if flags.workdir is None and flags.config is None:
         probe_weights(flags)
         return
+    for name in ("num_heads", "kv_heads", "head_dim"):
+        if getattr(flags, name):
+            raise ConfigError(f"--{name} is of --weights alone; to change a model, pass --config.model.{name}.")
     heads = sorted({int(number) for number in flags.heads})
     workdir = inference.run_folder(flags.workdir) if flags.workdir else None
     out = Path(flags.out).expanduser() if flags.out else (workdir or Path()) / "probe"
-    c = artifacts.load_config(workdir) if workdir else flags.config
+    c = run_files.load_config(workdir) if workdir else flags.config
     if workdir:
-        artifacts.use_saved_tokenizer(workdir, c)
+        run_files.use_saved_tokenizer(workdir, c)
     cli.require_deterministic(c.get("deterministic", False))
     if flags.measures is not None:
         probing.split_names(flags.measures)
@@ -157,16 +141,12 @@ def main(flags: cli.Values) -> None:
     if batch and "lengths" in batch:
         note = "Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows."
         print(f"{text.wrap(note)}\n")
-    timer = Timer()
-    with Watchdog(c.hang_seconds, lambda: timer.activity):
-        for step, of, weights in timer.watched(iterate_models(model, workdir, flags), "restore and probe"):
-            with timing.announce(f"Compiling the probe, and measuring {of}"):
-                entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
-            snapshots.append({"of": of, "step": step, "measures": entries})
-            title = text.wrap(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}")
-            print(f"{title}\n\n{tables.format_table(entries)}", flush=True)
-    if not snapshots:
-        raise CheckpointError(f"{(workdir or Path()) / 'checkpoints'} contains no checkpoint. Train the model first.")
+    for step, of, weights in iterate_models(model, workdir, flags):
+        with timing.announce(f"Compiling the probe, and measuring {of}"):
+            entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
+        snapshots.append({"of": of, "step": step, "measures": entries})
+        title = text.wrap(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}")
+        print(f"{title}\n\n{tables.format_table(entries)}", flush=True)
     swept = probing.sweep(c, mesh, batch, heads, flags.seeds) if heads and batch else None
     if swept:
         print(tables.format_sweep(swept), flush=True)

@@ -4,9 +4,7 @@ The index of several is `model.safetensors.index.json`, and the shards beside it
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -60,58 +58,32 @@ class StoredTensor:
 
 
 def open_lazily(path: str | Path) -> dict[str, StoredTensor]:
-    """Return the tensors of safetensors weights, of which only names, shapes and types are read.
-
-    The path and the errors are those of `read`; values are not checked.
-    """
-    path = Path(path).expanduser()
-    path = find_weights(path) if path.is_dir() else path
+    """Return the tensors of safetensors weights, whose values are read later. Errors are as in `find_files`."""
     result: dict[str, StoredTensor] = {}
-    for file, names in (shards(path) if path.name.endswith(INDEX) else {path: None}).items():
+    for file in find_files(path):
         check_not_pickle(file)
         try:
             with safe_open(file, framework="numpy") as opened:
                 slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
         except (SafetensorError, ValueError, TypeError, OSError) as error:
             raise damaged(file, error) from error
-        part = {name: StoredTensor(file, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
-        if names is not None:
-            check_shard(file, part, names)
-        result |= part
+        result |= {name: StoredTensor(file, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
     return result
 
 
-def find_weights(folder: Path) -> Path:
-    """Return the path of the only safetensors file or index in a folder. Raise WeightsError for none or several."""
-    indices = sorted(folder.glob(f"*{INDEX}"))
-    found = indices or sorted(folder.glob(f"*{SUFFIX}"))
-    if len(found) != 1 or (indices and (folder / indices[0].name.removesuffix(".index.json")).is_file()):
-        names = ", ".join(path.name for path in sorted({*indices, *folder.glob(f"*{SUFFIX}")})[:SHOWN]) or "none"
-        raise WeightsError(f"{folder} must contain one file of weights or one index; found {names}. Name a file.")
-    return found[0]
+def find_files(path: str | Path) -> list[Path]:
+    """Return the safetensors files of weights: the file itself, all that an index names, or those in a folder.
 
-
-def shards(index: Path) -> dict[Path, set[str]]:
-    """Return {path of a shard: names of its tensors} from an index of weights, which may not lead out of its folder."""
-    tensors: dict[Path, set[str]] = {}
-    for tensor, name in json.loads(index.read_bytes())["weight_map"].items():
-        if Path(name).name != name:
-            raise WeightsError(
-                f"{index}: {tensor} is in {name!r}, which is not in its folder. Download the index again."
-            )
-        tensors.setdefault(index.parent / name, set()).add(tensor)
-    if missing := [path.name for path in tensors if not path.is_file()]:
-        more = f", and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise WeightsError(f"{index} names missing files: {', '.join(missing[:SHOWN])}{more}. Download them.")
-    return tensors
-
-
-def check_shard(path: Path, tensors: Mapping[str, Any], expected: set[str]) -> None:
-    """Raise WeightsError if a shard does not contain exactly the tensors that its index names."""
-    missing, unexpected = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
-    if missing or unexpected:
-        problems = [f"{len(missing)} are missing ({', '.join(missing[:SHOWN])})"] if missing else []
-        problems += [f"{len(unexpected)} are not in the index ({', '.join(unexpected[:SHOWN])})"] if unexpected else []
-        raise WeightsError(
-            f"{path} does not contain the tensors in its index: {'; '.join(problems)}. Download both again."
-        )
+    Raises WeightsError unless a folder has exactly one file or one index.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        indices, single = sorted(path.glob(f"*{INDEX}")), sorted(path.glob(f"*{SUFFIX}"))
+        found = indices or single
+        if len(found) != 1 or (indices and (path / indices[0].name.removesuffix(".index.json")).is_file()):
+            names = ", ".join(file.name for file in [*indices, *single][:SHOWN]) or "none"
+            raise WeightsError(f"{path} must contain one file of weights or one index; found {names}. Name a file.")
+        (path,) = found
+    if not path.name.endswith(INDEX):
+        return [path]
+    return sorted({path.parent / name for name in json.loads(path.read_bytes())["weight_map"].values()})

@@ -16,7 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import cli
-from leanformer.config import load_function
+from leanformer.config import run_file
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
     # Imported here, since spawned data workers run this module again and need no JAX.
     import jax
 
-    from leanformer import data, tasks
+    from leanformer import data
     from leanformer.costs import devices
     from leanformer.data import loader
     from leanformer.reports import pages
@@ -57,7 +57,7 @@ def train(
     from leanformer.runtime.stopping import StopRequest
     from leanformer.runtime.timing import Timer, Watchdog
     from leanformer.training import evaluators, loop, train_setup
-    from leanformer.training.trainer import open_trainer
+    from leanformer.training.trainer import open_data, open_trainer
 
     loader.check_main_program(config.data.workers)
     timer, stop = Timer(), StopRequest()
@@ -66,7 +66,7 @@ def train(
 
         # Devices, data, model, optimizer and training step: no array is allocated, and the workdir is not written.
         mesh = meshes.make_mesh(**config.mesh)
-        task, source, held_out = tasks.open_run(config, workdir)
+        task, source, held_out = open_data(config, workdir)
         setup = train_setup.set_up_training(config, examples=data.size(source), mesh=mesh, task=task)
         if dry_run:
             print(pages.dry_run(setup, workdir))
@@ -109,15 +109,15 @@ def train(
 def main(flags: cli.Values) -> int:
     from leanformer.costs import devices
 
-    file = flags.files["config"]
+    defined = run_file(flags.files["config"])
     with devices.explained(flags.config):
         return train(
             flags.config,
             Path(flags.workdir).expanduser(),
             dry_run=flags.dry_run,
             resume_command=f"python -m leanformer.train {flags.argv}",
-            make_evaluators=load_function(file, "make_evaluators"),
-            make_loggers=load_function(file, "make_loggers"),
+            make_evaluators=defined.get("make_evaluators"),
+            make_loggers=defined.get("make_loggers"),
         )
 
 

@@ -10,7 +10,6 @@ from random_weights import fill_weights
 from leanformer import config
 from leanformer.data.sequences import build_sequences
 from leanformer.runtime.mesh import make_mesh
-from leanformer.tasks import artifacts
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -165,7 +164,7 @@ def load_last_state(workdir):
     """Return the newest checkpoint, on one device."""
     mesh = make_mesh(devices=jax.devices()[:1])
     with Checkpoints(workdir / "checkpoints") as checkpoints:
-        setup = train_setup.set_up_training(artifacts.load_config(workdir), examples=10_000, mesh=mesh)
+        setup = train_setup.set_up_training(run_files.load_config(workdir), examples=10_000, mesh=mesh)
         return checkpoints.restore(setup.state)[0]
 
 

@@ -64,7 +64,7 @@ def test_two_processes_stop_on_a_signal(tmp_path, number, status):
         time.sleep(0.05)
     running.send_signal(number)
     out, err = running.communicate(timeout=200)
-    assert running.returncode == status and mentions(out, "2 process(es)", f"--workdir={tmp_path}"), err
+    assert running.returncode == status and mentions(out, "2 processes", f"--workdir={tmp_path}"), err
 
 
 @pytest.mark.parametrize(("statuses", "status"), [("0 0 0", 0), ("0 2 75", 2), ("75 0 0", 75)])

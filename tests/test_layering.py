@@ -97,4 +97,4 @@ def test_watching_needs_nothing_of_training():
     program = "import sys, leanformer.watching.flax, leanformer.watching.weights; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     imported = {name.split(".")[1] for name in result.stdout.split() if name.startswith("leanformer.")}
-    assert imported == {"conditioning", "errors", "quantities", "runtime", "stored", "watching"}
+    assert imported == {"conditioning", "errors", "stored", "text", "watching"}

@@ -40,7 +40,6 @@ from leanformer import config as configs
 from leanformer.config import iterate_keys
 from leanformer.data import sequences
 from leanformer.runtime import mesh
-from leanformer.tasks import artifacts
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -278,7 +277,7 @@ def read_final(job: str, workdir: Path) -> dict[str, tuple]:
 
 def read_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     """Return the state, the records without timing, and the best checkpoint."""
-    c = artifacts.load_config(workdir)
+    c = run_files.load_config(workdir)
     device_mesh = mesh.make_mesh(devices=jax.devices()[:1])  # as each job has, also within tests on several devices
     abstract = train_setup.set_up_training(c, examples=10_000, mesh=device_mesh).state
     with Checkpoints(workdir / "checkpoints") as saved:

@@ -11,7 +11,7 @@ from leanformer.config import is_run_only, iterate_keys
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import Score, artifacts
+from leanformer.tasks import Score
 from leanformer.training import run_files
 
 
@@ -122,7 +122,7 @@ def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | Non
 
 
 def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
-    config, header = artifacts.load_config(workdir), files.read_json(workdir / "config.json")
+    config, header = run_files.load_config(workdir), files.read_json(workdir / "config.json")
     keys = {name: item for name, item in iterate_keys(config) if not (name in IGNORED_KEYS or is_run_only(name))}
     devices = ", ".join(" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"])
     records = run_files.read_records(workdir / "metrics.jsonl")

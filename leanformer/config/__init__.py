@@ -5,7 +5,6 @@ architecture declares in its own file. A file in `configs/` overrides the defaul
 """
 
 import ast
-import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +29,9 @@ from leanformer.errors import ConfigError
 
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "KINDS", "ConfigDict", "Intervals", "Kind", "arguments", "base", "check"]
-__all__ += ["check_keys", "find_file", "format_error", "glue", "heads_of_rank", "intervals", "is_run_only"]
-__all__ += ["iterate_keys", "landmarks", "language", "load", "load_function", "load_sibling", "masked", "model"]
-__all__ += ["points", "sentences", "sequences", "total_steps"]
+__all__ += ["check_keys", "find_file", "glue", "heads_of_rank", "intervals", "is_run_only"]
+__all__ += ["iterate_keys", "landmarks", "language", "load", "load_sibling", "masked", "model"]
+__all__ += ["points", "run_file", "sentences", "sequences", "total_steps"]
 
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = next(filter(Path.is_dir, (PACKAGE / "configs", PACKAGE.parent / "configs")), PACKAGE / "configs")
@@ -60,7 +59,7 @@ KINDS = {  # task type, as in config.task
 
 
 def check_keys(c: Any) -> None:
-    """Raise ConfigError if a key of the task is missing or has another type; `models.check` checks those of `model`."""
+    """Raise ConfigError if a key of the task is missing or has another type; `models.check` checks `model`."""
     declare.check(c, KINDS[c.task].keys if c.task in KINDS else common.Common)  # `build_task` rejects unknown tasks
 
 
@@ -86,7 +85,8 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
     tokens = c.get("total_tokens", 0)
     rules.require(
         examples is not None or bool(c.total_steps or tokens),
-        f"total_epochs={c.total_epochs}: the training data are infinite. Set total_steps instead, and total_epochs=0.",
+        f"total_epochs={c.total_epochs}: the training data are infinite. Pass --config.total_steps=N and "
+        "--config.total_epochs=0.",
     )
     batches = tokens / c.model.max_length if tokens else c.total_epochs * (examples or 0)
     return c.total_steps or max(1, round(batches / c.batch_size))
@@ -156,32 +156,18 @@ def load(name: str) -> ConfigDict:
     >>> c.model.depth, c.model.num_heads
     (7, 16)
     """
-    name, colon, argument = name.partition(":")
-    return runpy.run_path(str(find_file(name)))["get_config"](*([argument] if colon else []))
+    _, colon, argument = name.partition(":")
+    return run_file(name)["get_config"](*([argument] if colon else []))
 
 
-def load_function(name: str, function: str) -> Callable[..., Any] | None:
-    """Return a function of a config file beside `get_config`, such as `make_loggers`; None if it has none."""
-    return runpy.run_path(str(find_file(name.partition(":")[0]))).get(function)
+def run_file(name: str) -> dict[str, Any]:
+    """Return what a config file defines, by name; the argument after a colon is ignored."""
+    return runpy.run_path(str(find_file(name.partition(":")[0])))
 
 
 def load_sibling(file: str, name: str, *arguments: str) -> ConfigDict:
     """Return the config NAME.py beside `file`, the `__file__` of a config file that overrides it."""
     return load(":".join([str(Path(file).with_name(f"{name}.py")), *arguments]))
-
-
-def format_error(error: BaseException) -> str:
-    """Return an error of ConfigDict, such as an unknown key, as one line of text."""
-    while error.args and isinstance(error.args[0], BaseException):
-        error = error.args[0]
-    text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
-    if typo := re.search(r'Did you mean "(.+)" instead of "(.+)"\?', text):
-        return f'There is no key "{typo[2]}". Did you mean "{typo[1]}"?'
-    if key := re.match(r'Key "(.+?)" does not exist|.*Attempting to lookup: (\S+)', text):
-        return f'There is no key "{key[1] or key[2]}".'
-    if isinstance(error, KeyError) and (key := re.fullmatch(r"'(\w+)'", text)):
-        return f'There is no key "{key[1]}".'
-    return text
 
 
 def is_run_only(key: str) -> bool:

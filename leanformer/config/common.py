@@ -124,7 +124,7 @@ class Common:
     log_every: int = 50  # optimizer steps between training records
     # loggers that receive the records besides metrics.jsonl: "tensorboard", "wandb", see
     # leanformer/training/loggers.py; () = none
-    loggers: tuple[str, ...] = ("tensorboard",)
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     # seconds without progress, six times as many while programs are compiled, after which a run prints all stacks and
     # exits; 0 = no limit
     hang_seconds: float = 600.0
@@ -172,7 +172,7 @@ class ImageKeys(BlockKeys):
     mlp_dim: Size = 3072
     image_size: int | tuple[int, int] = 224  # image side in pixels, or (height, width)
     channels: Literal[1, 3] = 3  # number of image channels: 3 (RGB) or 1 (grey)
-    # number of classes (model outputs); 0 = that of the training split, if its classes are named
+    # number of classes (model outputs); 0 = as many as the training split names
     num_classes: int = 1000
 
 
@@ -197,7 +197,7 @@ class TextKeys(PlainKeys):
     # True: rows of whole documents that do not attend to each other; False: windows of the token stream
     packed: bool = False
     norm: str = "layernorm"  # norm type: "layernorm" or "rmsnorm", see leanformer/layers/norms.py
-    epsilon: float = 1e-5  # epsilon of all norms, except those of queries, keys and latents
+    epsilon: float = 1e-5  # epsilon of all norms, except for queries, keys and latents
     activation: str = "gelu"  # activation function of the MLP, see leanformer/layers/blocks.py
     gated: bool = False  # True: gated MLP, activation(gate) x up
     mlp_bias: bool = True  # True: the linear layers of the MLP have biases

@@ -99,10 +99,7 @@ def describe(annotation: Any) -> str:
 
 
 def meanings(declaration: Any, prefix: str = "") -> dict[str, str]:
-    """Return {dotted key: meaning} of a declaration, from the comments behind or above its fields.
-
-    A field that a subclass declares again without a comment keeps the comment of its base class.
-    """
+    """Return {dotted key: meaning} from the comments at the fields, or else at the same field of a base class."""
     result: dict[str, str] = {}
     for cls in reversed(declaration.__mro__):
         if is_dataclass(cls):
@@ -137,12 +134,7 @@ def _comments(file: Path) -> dict[str, dict[str, str]]:
 
 
 def declared_in(file: Path, names: Mapping[str, Any]) -> Any:
-    """Return the class `Keys` of a file, None if it has none, without importing the file: JAX would delay `--help`.
-
-    Args:
-        file: file of this package.
-        names: names that the class may use besides those of this module, such as its base class.
-    """
+    """Return the class `Keys` of a file, or None, without importing the file: JAX would delay `--help`."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == "Keys":

@@ -33,14 +33,6 @@ def image_sides(size: int | Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def patch_grid(m: Any) -> tuple[int, int] | None:
-    """Return the numbers of rows and columns of patches for a section `model`; None for one without `patch_size`."""
-    if "patch_size" not in m:
-        return None
-    height, width = image_sides(m.image_size)
-    return height // m.patch_size, width // m.patch_size
-
-
 def check(c: Any) -> None:
     """Raise ConfigError at the first invalid value of a key that the configs of all tasks have."""
     for name, value in iterate_keys(c):
@@ -70,7 +62,8 @@ def _check_lengths(c: Any) -> None:
     lengths = {name: c[name] for name in LENGTHS if name in c}
     require(
         sum(value > 0 for value in lengths.values()) == 1,
-        f"Set exactly one of {', '.join(f'{name}={value}' for name, value in lengths.items())} above 0, others to 0.",
+        f"Exactly one of {', '.join(f'{name}={value}' for name, value in lengths.items())} must be above 0. Set the "
+        "others to 0, as in --config.total_epochs=0.",
     )
 
 
@@ -115,8 +108,3 @@ def sharded_batches(c: Any) -> dict[str, int]:
     name = "batch_size / accumulate" if c.accumulate > 1 else "batch_size"
     sizes = {name: c.batch_size // c.accumulate, "eval.batch_size": c.eval.batch_size}
     return sizes | ({"probe.examples": c.probe.examples} if measures_conditioning(c) else {})
-
-
-def check_shares(name: str, size: int, parts: int) -> None:
-    """Raise ConfigError unless a batch size, of the key `name`, is divisible by `parts` devices."""
-    require(size % parts == 0, f"{name}={size}: not divisible by {parts} devices.")

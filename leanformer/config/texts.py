@@ -1,4 +1,4 @@
-"""Configs of causal and masked language models, and of sentence tasks, such as those of GLUE."""
+"""Configs of causal and masked language models, and of sentence tasks, such as GLUE's."""
 
 from typing import Any, NamedTuple
 

@@ -77,14 +77,9 @@ def _flops(jaxpr: Any) -> int:
 
 def _inner(params: dict[str, Any]) -> list[jex.Jaxpr]:
     """Return the programs inside an equation (jit, remat, custom derivatives, ...)."""
-    programs = []
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, jex.ClosedJaxpr):
-                programs.append(item.jaxpr)
-            elif isinstance(item, jex.Jaxpr):
-                programs.append(item)
-    return programs
+    items = [item for value in params.values() for item in (value if isinstance(value, tuple | list) else (value,))]
+    programs = [item for item in items if isinstance(item, jex.ClosedJaxpr | jex.Jaxpr)]
+    return [item.jaxpr if isinstance(item, jex.ClosedJaxpr) else item for item in programs]
 
 
 def format_number(number: int | float) -> str:

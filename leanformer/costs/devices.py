@@ -14,12 +14,6 @@ from leanformer.errors import TrainingError
 
 
 STEP = "step"  # name of the training step among programs
-NCCL = {  # remedies by what NCCL's errors contain
-    "/dev/shm": "/dev/shm is too small for NCCL; containers have 64 MiB. Start them with --shm-size=8g, or mount a "
-    "volume of memory there as launch/kubernetes.yaml does.",
-    "out of memory": "NCCL found no GPU memory outside JAX's pool, which has 75 % of it by default. Set "
-    "XLA_PYTHON_CLIENT_MEM_FRACTION=0.7, or lower if it is set already.",
-}
 FIRST_BFLOAT16 = 8.0  # compute capability of the first GPUs with bfloat16 and TF32 units, Ampere
 # Dense bfloat16 matmul throughput with accumulation in float32, in FLOP/s, by JAX's `device_kind` without manufacturer
 # and brand. A partition of a device (MIG), a laptop GPU or another variant of a name is a different device.
@@ -106,10 +100,7 @@ def memory_limit(device: Any) -> int | None:
 
 
 def check_memory(config: ConfigDict, peaks: Mapping[str, int], device: Any) -> None:
-    """Raise TrainingError if a compiled program needs more memory than the device has.
-
-    `peaks` are bytes per device by name of the program: STEP for the training step, else an evaluator such as "probe".
-    """
+    """Raise TrainingError if a program, STEP or an evaluator, needs more bytes (`peaks`) than the device has."""
     limit = memory_limit(device)
     for name, peak in peaks.items():
         if limit and peak > limit:
@@ -132,13 +123,10 @@ def _remedy(config: ConfigDict, program: str) -> str:
 
 @contextlib.contextmanager
 def explained(config: ConfigDict) -> Iterator[None]:
-    """Raise TrainingError in place of JAX's error within a `with` block if a device, or NCCL, is out of memory."""
+    """Raise TrainingError in place of JAX's error within a `with` block if a device is out of memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        text = str(error)
-        if "NCCL" in text and (remedy := next((r for sign, r in NCCL.items() if sign in text), None)):
-            raise TrainingError(remedy) from error
-        if "RESOURCE_EXHAUSTED" not in text:
+        if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise TrainingError(f"Out of device memory. {_remedy(config, STEP)}") from error

@@ -37,22 +37,15 @@ SHARED_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir
 
 
 class Batches:
-    """Batches by step, with random access: this process's part of each global batch.
+    """Batches by step, with random access: this process's part of each global batch, which `batch_size` counts.
 
-    `batches[step]` is a dict of arrays with a leading axis B = batch_size / processes: those of `prepare`, `mask`
+    `batches[step]` is a dict of arrays with a leading axis B = batch_size / processes: the inputs, `mask`
     (False for padding), `index` (index of the example in the source), and `corrupt` (index of an unreadable example
     that was replaced by the next readable one, else -1). `len(batches)` is the number of steps, 2^62 in training.
 
-    Args:
-        source: source of the examples; one without a length is for training only.
-        prepare: function (index, example, draws) to the model's inputs by name, arrays of the same shape for every
-            example. `draws()` returns a random generator in the state of the position, the same at every call.
-        batch_size: global batch size; each of `processes` takes a contiguous slice of every batch.
-        train: if true, shuffled epochs without end, or the examples of an endless source in order; else each example
-            once, in order, with the last batch padded.
-        seed: seed of order and augmentation.
-        repeats: number of consecutive training views of each example (repeated augmentation).
-        process, processes: index of this process, and number of processes.
+    Training (`train`) has shuffled epochs without end, or the examples of an endless source in order, and `repeats`
+    consecutive views of each; evaluation has each example once, in order, and pads the last batch. In `prepare`,
+    `draws()` returns a random generator in the state of the position, the same at every call.
     """
 
     def __init__(
@@ -67,8 +60,6 @@ class Batches:
         process: int = 0,
         processes: int = 1,
     ):
-        if batch_size % processes:
-            raise DataError(f"batch_size={batch_size}: not divisible by {processes} processes.")
         self.batch_size = batch_size
         self.source, self.prepare, self.train, self.seed, self.repeats = source, prepare, train, seed, repeats
         self.process, self.processes = process, processes
@@ -141,14 +132,9 @@ class Batches:
 def batches(
     source: Batches, *, start: int = 0, stop: int | None = None, workers: int = 0, prefetch: int = 2
 ) -> Generator[dict[str, np.ndarray], None, None]:
-    """Yield the batches of the steps from `start` to before `stop`, all if None, read in advance.
+    """Yield the batches of the steps from `start` to before `stop`, all if None, read `prefetch` batches in advance.
 
-    Args:
-        source: batches by step, which do not depend on the number of workers.
-        start: first step.
-        stop: step after the last.
-        workers: number of processes that read, which stay for later calls; 0 for a thread of this process.
-        prefetch: number of batches that each worker, or the thread, reads in advance.
+    `workers` processes read, which stay for later calls, or a thread of this process if 0; the batches are the same.
     """
     steps = range(start, len(source) if stop is None else stop)
     if not workers:
@@ -189,9 +175,9 @@ def _load(path: Path) -> Batches:
 
 
 class CorruptLog:
-    """Log of unreadable examples, which warns of each once, and stops the run if they exceed a fraction of the data.
+    """Log of unreadable examples, called with `corrupt` of each batch: it warns of each once.
 
-    Call it with the array `corrupt` of each batch. For an endless source, the fraction is of the examples read so far.
+    It stops the run if they exceed a fraction of the data, or of the examples read so far if those are endless.
     """
 
     def __init__(self, batches: Batches, max_share: float):
@@ -239,15 +225,9 @@ def check_main_program(workers: int) -> None:
 
 
 def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int, *, ahead: int = 2) -> Iterator[Any]:
-    """Yield function(item) for each item, in order, computed in advance by worker processes.
+    """Yield function(item) for each item, in order; worker processes compute `ahead` results each in advance.
 
-    With workers, function, items and results are pickled. An error of `function` is raised in place of its result.
-
-    Args:
-        function: function of one item; with workers it is sent with every item.
-        items: items, also endless.
-        workers: number of processes, which stay for later calls; 0 for this process.
-        ahead: number of results per worker that are computed in advance.
+    With workers, which stay for later calls, the function, items and results are pickled. Items may be endless.
     """
     if not workers:
         yield from map(function, items)

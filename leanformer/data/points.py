@@ -62,10 +62,7 @@ def orthonormal(normals: np.ndarray) -> np.ndarray:
 
 
 def _nearest(normals: np.ndarray, s: Sizes) -> Examples:
-    """Draw sets in which the target of a point is the point with the smallest inner product.
-
-    On the sphere, this is the point nearest to its negation (Amsel et al. 2025, section 7).
-    """
+    """Draw sets in which a point's target has the smallest inner product with it (Amsel et al. 2025, section 7)."""
     x = sphere(normals)
     return {"points": x, "targets": _gather_points(x, np.argmin(x @ x.swapaxes(1, 2), axis=2))}
 
@@ -118,12 +115,8 @@ def directions(s: Sizes) -> np.ndarray:
     return orthonormal(rng.standard_normal((s.num_items, s.dim)))
 
 
-def _retrieval(normals: np.ndarray, s: Sizes) -> Examples:
-    """Draw points on the sphere; the target sums the largest inner product with each direction (Yu et al. 2025)."""
-    return _with_retrieval_targets(sphere(normals), s)
-
-
 def _with_retrieval_targets(x: np.ndarray, s: Sizes) -> Examples:
+    """Return points with their target, the sum of the largest inner product with each direction (Yu et al. 2025)."""
     return {"points": x, "targets": (x @ directions(s).T).max(axis=1).sum(axis=1)[:, None, None]}
 
 
@@ -188,7 +181,7 @@ KINDS: Mapping[str, PointTask] = MappingProxyType(
         ),
         "retrieval": PointTask(
             "the sum of the largest inner products with each of data.num_items directions",
-            draw=_retrieval,
+            draw=lambda normals, s: _with_retrieval_targets(sphere(normals), s),
             normals=lambda s: s.points,
             outputs=lambda s: 1,
             tokens=lambda s: s.points,
@@ -209,10 +202,7 @@ def find(name: str) -> PointTask:
 
 
 def _normals(key: int, first: int, number: int, count: int) -> np.ndarray:
-    """Return `count` standard normal numbers of each of `number` examples from `first` on (Box & Muller 1958).
-
-    Example i uses the i-th block of the random words of the key, so that examples have random access.
-    """
+    """Return `count` standard normal numbers per example (Box & Muller 1958); example i has the i-th block of words."""
     blocks = -(-count // 4)  # the generator advances in blocks of four words
     bits = np.random.Philox(key=key).advance(first * blocks)
     words = bits.random_raw(number * blocks * 4).reshape(number, 2, -1) >> np.uint64(11)

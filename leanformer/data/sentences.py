@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data.source import Kind, find, listed_classes, quote
+from leanformer.data.source import Kind, find, listed_classes
 from leanformer.data.tables import Columns, Row, class_parser, lines, read_table, score_parser
 from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
@@ -68,14 +68,11 @@ class SourceSpec:
 
     dir: str | None = None  # folder of GLUE's download
     numbers: bool = False  # True if labels are numbers, for a regression
-    classes: Sequence[str] | None = None  # names in the order of the model's outputs; None for those of the table
+    classes: Sequence[str] | None = None  # names in the order of the model's outputs; None: the table's
 
 
 def open_table(name: str, split: str, **requirements: Any) -> Table:
-    """Read one split of a `data.name`, the name of a GLUE task or tsv:<folder>.
-
-    Keyword arguments are fields of `SourceSpec`.
-    """
+    """Read one split of a `data.name`, a GLUE task or tsv:<folder>; keyword arguments are fields of `SourceSpec`."""
     kind, what = find(name, KINDS)
     return kind.open(what, split, SourceSpec(**requirements))
 
@@ -102,8 +99,6 @@ def _open_tsv(path: str, split: str, spec: SourceSpec) -> Table:
     if spec.numbers:
         return read_table(file, columns, score_parser(-math.inf, math.inf)), None
     names = spec.classes or listed_classes(file.parent) or sorted({row.label for row in read_table(file, columns, str)})
-    if len(names) < 2:
-        raise DataError(f"{file}: found classes: {quote(names)}. At least 2 are needed. Check the column label.")
     return read_table(file, columns, class_parser({word: i for i, word in enumerate(names)})), tuple(names)
 
 
@@ -187,10 +182,7 @@ def special_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
 
 
 def truncated_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
-    """Return the lengths of two texts after truncation to `limit` tokens together.
-
-    The longer text loses its last token, the second one if they are equal, until both fit.
-    """
+    """Return the lengths of two texts in `limit` tokens: the longer, else the second, loses its last tokens."""
     over = max(first + second - limit, 0)
     more = min(over, abs(first - second))  # tokens that only the longer one loses
     first, second = (first - more, second) if first > second else (first, second - more)
@@ -199,14 +191,9 @@ def truncated_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
 
 
 def join_pair(example: Mapping[str, Any], marks: tuple[int, int, int], length: int) -> dict[str, Any]:
-    """Return an example of `Sentences` in BERT's format: [CLS] a [SEP], or [CLS] a [SEP] b [SEP].
+    """Return an example, truncated to `length` tokens T, in BERT's format: [CLS] a [SEP], or [CLS] a [SEP] b [SEP].
 
     The result has `tokens` and `types`, 1 for the second text, int32 (T,), and `lengths`, the number of tokens.
-
-    Args:
-        example: `tokens` and, for a pair, `tokens2`.
-        marks: result of `special_tokens`.
-        length: row length T, to which texts are truncated.
     """
     begin, end, padding = marks
     texts = [example[name] for name in ("tokens", "tokens2") if name in example]

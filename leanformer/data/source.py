@@ -1,7 +1,7 @@
 """Sources of examples, which have random access and usually a length, and their selection by `data.name`.
 
 Sources are picklable, since worker processes have copies. A class has the same number in every split, and throughout a
-run: classes are those of the training split, sorted, or those in `classes.txt` beside the splits, one per line.
+run: classes are in the training split, sorted, or in `classes.txt` beside the splits, one per line.
 """
 
 import json
@@ -39,27 +39,9 @@ class Source(Protocol):
         """Return a readable identifier of an example, for messages."""
 
 
-@runtime_checkable
-class Finite(Source, Protocol):
-    """Protocol of a source with a length, its number of examples."""
-
-    def __len__(self) -> int: ...
-
-
-@runtime_checkable
-class Labelled(Finite, Protocol):
-    """Protocol of a source of labelled examples with a length."""
-
-    @property
-    def num_classes(self) -> int | None: ...
-
-    @property
-    def classes(self) -> Sequence[str] | None: ...
-
-
-def size(source: Source) -> int | None:
+def size(source: Any) -> int | None:
     """Return the number of examples of a source; None if it is endless."""
-    return len(source) if isinstance(source, Finite) else None
+    return len(source) if hasattr(source, "__len__") else None
 
 
 class Kind(NamedTuple):
@@ -83,8 +65,8 @@ def find(name: str, kinds: Mapping[str, Kind]) -> tuple[Kind, str]:
 class Subset:
     """Evenly spaced subset of a source, which represents all classes equally if the source is sorted by class."""
 
-    def __init__(self, source: Finite, examples: int):
-        self.source: Any = source
+    def __init__(self, source: Any, examples: int):
+        self.source = source
         vars(self).update({name: getattr(source, name) for name in FORWARDED if hasattr(source, name)})
         self._chosen = np.linspace(0, len(source) - 1, examples).round().astype(np.int64)
 
@@ -104,7 +86,7 @@ class Subset:
         return self.source.name(int(self._chosen[index]))
 
 
-def take_subset(source: Finite, examples: int) -> Finite:
+def take_subset(source: Any, examples: int) -> Any:
     """Return `examples` evenly spaced examples of a source, in its order; all for 0, or if there are no more."""
     return Subset(source, examples) if 0 < examples < len(source) else source
 
@@ -141,10 +123,7 @@ def quote(names: Sequence[str]) -> str:
 
 
 def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
-    """Return the bytes of an example that a user passed, as bytes or as the path of a file, as every str is.
-
-    For images, a PIL image or a uint8 array (height, width[, channels]) is returned unchanged.
-    """
+    """Return the bytes of an example that a user passed, bytes or a path; PIL images and uint8 arrays unchanged."""
     if isinstance(example, bytes | bytearray | memoryview):
         return bytes(example)
     if isinstance(example, str | os.PathLike):
@@ -155,37 +134,25 @@ def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Im
             raise DataError(f"The file {str(example)[:200]} cannot be read: {error.strerror}.{fix}") from error
     if images and isinstance(example, Image.Image):
         return example
-    if images and hasattr(example, "__array__"):
-        array = np.asarray(example)
-        if array.dtype == np.uint8 and array.size and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] < 5)):
-            return array
-    raise no_example_error(example, images=images)
-
-
-def no_example_error(value: Any, *, images: bool) -> DataError:
-    """Return the error for a value that is no example, which says what examples are."""
-    shown = f"{value.dtype} {tuple(value.shape)}" if hasattr(value, "dtype") else repr(str(value)[:60])
+    if images and getattr(example, "dtype", None) == np.uint8:
+        return np.asarray(example)
     kinds = "PIL image, uint8 array (height, width[, channels])" if images else "text as bytes, such as text.encode()"
-    return DataError(f"{type(value).__name__} {shown} is not an example: expected a path, bytes, {kinds}, or a list.")
+    shown = f"{type(example).__name__} ({getattr(example, 'dtype', str(example)[:60])})"
+    raise DataError(f"{shown} is not an example: expected a path, bytes, {kinds}, or a list.")
 
 
 def make_dataset(
-    folder: str | Path, recipe: Mapping[str, Any], fill: Callable[[Path], Mapping[str, Any]] = lambda folder: {}
+    folder: str | Path, recipe: Mapping[str, Any], fill: Callable[[Path], Any] = lambda folder: None
 ) -> Path:
-    """Build a dataset if the folder is missing or empty, and return the absolute folder.
+    """Build a dataset if the folder is missing or empty, and return the absolute folder, which a kill leaves empty.
 
-    A new folder appears when it is complete, so a kill leaves none.
-
-    Args:
-        folder: folder of the dataset; "~" is expanded.
-        recipe: settings that determine the data, ready for JSON.
-        fill: function that writes the files to a folder, and returns further entries of the record, see `read_record`.
+    `fill` writes the files to a folder, and returns entries of the record besides the recipe, see `read_record`.
     """
     folder = Path(folder).expanduser().resolve()
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         try:
             with files.atomic_folder(folder) as draft:
-                files.write_json(draft / RECORD, {"recipe": dict(recipe), **fill(draft)})
+                files.write_json(draft / RECORD, {"recipe": dict(recipe), **(fill(draft) or {})})
         except OSError:
             if not (folder / RECORD).is_file():  # else another process has built it meanwhile
                 raise

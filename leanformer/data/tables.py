@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,18 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).rstrip(b"\r\n")
 
 
+def json_lines(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the line number, from 1, and the values of `keys` of each object in a JSON-lines file."""
+    for number, line in lines(path):
+        if line.strip():
+            try:
+                row = json.loads(line)
+                values = [row[key] for key in keys]
+            except (ValueError, LookupError, TypeError) as error:
+                raise line_error(path, number, f"is no JSON object in UTF-8 with {' and '.join(keys)}") from error
+            yield number, values
+
+
 def split(line: bytes, width: int) -> list[bytes]:
     """Return the columns of a line, separated by tabs. Raise BadColumnCount unless there are `width`."""
     columns = line.split(b"\t")
@@ -76,13 +89,9 @@ def line_error(path: Path, line: int, problem: str) -> DataError:
 def parse_rows(
     path: Path, rows: Iterable[tuple[int, Any]], parse: Callable[[Any], Any], torn: float = 0.0
 ) -> list[tuple[int, Any]]:
-    """Return the pairs (line number, value) of the rows of a file, which are pairs of line number and content.
+    """Return (line number, value) of the rows of a file; `parse` raises ValueError, "has ...", for an invalid row.
 
-    Args:
-        path: path of the file, for messages.
-        rows: rows, such as `lines` yields.
-        parse: function from a row to its value; it raises ValueError, "has ...", for an invalid one.
-        torn: largest fraction of rows that may have too few or too many columns; they are skipped with a warning.
+    A fraction `torn` of rows may have too few or too many columns; they are skipped with a warning.
     """
     parsed, skipped, line = [], [], 0
     for line, row in rows:

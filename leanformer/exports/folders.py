@@ -16,7 +16,7 @@ from leanformer.config.rules import image_sides
 from leanformer.data.text import tokenizer as our_tokenizers
 from leanformer.exports import Description, huggingface, timm
 from leanformer.runtime import files
-from leanformer.tasks import artifacts
+from leanformer.training import run_files
 from leanformer.training.model_setup import ModelSetup
 
 
@@ -51,12 +51,12 @@ class Origin:
         scores = {key: x for key, x in values.items() if key not in NOT_SCORES and isinstance(x, int | float)}
         facts = {"task": config.task, "data": config.data.name, "step": step} | scores
         tokenizer = our_tokenizers.read(path).json() if path.is_file() else None
-        return cls(artifacts.load_classes(workdir), tokenizer, facts)
+        return cls(run_files.load_classes(workdir), tokenizer, facts)
 
 
 def describe(config: Any, to: str, classes: tuple[str, ...] | None = None) -> Description:
     """Return the model of a library, a key of LIBRARIES, that computes what the model of a config does."""
-    names = artifacts.output_names(classes, config.model.get("num_classes") or 0)
+    names = run_files.output_names(classes, config.model.get("num_classes") or 0)
     arguments = models.find_class(config.model.name).defaults() | config.model.to_dict()
     return LIBRARIES[to].describe(arguments, names, sigmoid=config.get("loss") == "sigmoid")
 
@@ -85,7 +85,7 @@ def _huggingface_files(config: Any, description: Description, origin: Origin) ->
     elif origin.tokenizer is not None:
         causal, length = keys.name == "gpt", keys.max_length
         contents = tokenizer_files(origin.tokenizer, causal=causal, types=bool(keys.get("types")), length=length)
-        tokenizer = our_tokenizers.parse(origin.tokenizer, our_tokenizers.FILE)
+        tokenizer = our_tokenizers.parse(origin.tokenizer)
         if causal:
             end = {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.end}
             main |= end
@@ -99,7 +99,7 @@ def _huggingface_files(config: Any, description: Description, origin: Origin) ->
 def _timm_files(config: Any, description: Description, origin: Origin) -> dict[str, dict[str, Any]]:
     """Return timm's config; without a head dimension of its own, transformers' timm_wrapper reads it too."""
     keys, data = config.model, config.data
-    names = artifacts.output_names(origin.classes, keys.num_classes)
+    names = run_files.output_names(origin.classes, keys.num_classes)
     about: dict[str, Any] = {
         **{"input_size": [keys.channels, *image_sides(keys.image_size)], "mean": [*data.mean], "std": [*data.std]},
         **{"interpolation": "bicubic", "crop_pct": data.crop_fraction, "crop_mode": "center"},
@@ -132,7 +132,7 @@ def preprocessing(
 
 def tokenizer_files(content: str, *, causal: bool, types: bool, length: int) -> dict[str, dict[str, Any]]:
     """Return `tokenizer.json` and `tokenizer_config.json` of transformers from a run's tokenizer.json."""
-    base, tokenizer = tokenizers.Tokenizer.from_str(content), our_tokenizers.parse(content, our_tokenizers.FILE)
+    base, tokenizer = tokenizers.Tokenizer.from_str(content), our_tokenizers.parse(content)
     names = {number: token for token, number in base.get_vocab().items()}
     end = names[tokenizer.end]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length}

@@ -17,7 +17,7 @@ from leanformer.config.rules import image_sides
 from leanformer.errors import LeanformerError, WeightsError
 from leanformer.exports import Description
 from leanformer.exports.folders import loading_code
-from leanformer.tasks import artifacts
+from leanformer.training import run_files
 from leanformer.training.model_setup import ModelSetup
 
 
@@ -51,7 +51,7 @@ def real_sample(model: ModelSetup, workdir: Path) -> Sample:
     config = model.config
     try:
         task = tasks.build_task(config)
-        source = task.data.open(config.data.eval_split, artifacts.load_classes(workdir))
+        source = task.data.open(config.data.eval_split, run_files.load_classes(workdir))
         size = min(EXAMPLES, data.size(source) or EXAMPLES)
         batch = task.data.eval_batches(source, batch_size=size, process=0, processes=1)[0]
     except (LeanformerError, OSError) as error:

@@ -46,7 +46,7 @@ def start(trainer: Trainer, memory: int) -> str:
         "events": _format_events(setup),
         "optimizer": f"{optim.name}, peak learning rate {optim.lr:g}, {optim.schedule} schedule",
         "devices": f"{model.mesh.size} x {device.device_kind} ({device.platform}); mesh: {_format_axes(model.mesh)}; "
-        f"{jax.process_count()} process(es)",
+        f"{jax.process_count()} process{'es' * (jax.process_count() > 1)}",
         "precision": precision(config.dtype, device),
         "attention": f"{model.backend} ({model.backend_reason})",
         **setup.task.data.notes(),

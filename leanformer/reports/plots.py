@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from leanformer.conditioning import charts, tables
 from leanformer.text import lookup
 
 
@@ -50,6 +49,8 @@ def _conditioning(records: Sequence[Mapping[str, Any]]) -> Figure | None:
     }
     if not probes:
         return None
+    from leanformer.conditioning import charts, tables  # a run without probes does not need them
+
     last = probes[max(probes)].keys()
     snapshots = {step: tables.from_record(values) for step, values in probes.items() if values.keys() >= last}
     return charts.plot_over_steps([*snapshots], [*snapshots.values()])

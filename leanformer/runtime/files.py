@@ -19,10 +19,7 @@ MANIFEST = "files.json"  # list of the checksums in a folder
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to in a `with` block; at its end the file is synced and renamed to `path`.
-
-    Missing folders are created. If writing fails, an older file at `path` stays unchanged.
-    """
+    """Yield a temporary path to write to, which is then synced and renamed to `path`. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -72,14 +69,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises WorkdirError if it is not valid JSON."""
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise WorkdirError(
-            f"{path} is not valid JSON: {error}. It was changed or damaged after it was written. Fix it or restore a "
-            "copy."
-        ) from error
+    return json.loads(path.read_bytes())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -100,10 +90,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def check_same(path: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a command to a JSON file, or raise ConfigError if the file has other ones.
-
-    Otherwise finished results in its folder would be mistaken for this command's.
-    """
+    """Write a command's settings to a JSON file. Raises ConfigError for other ones: results would be mixed."""
     if not path.is_file():
         write_json(path, {"settings": settings})
         return
@@ -117,10 +104,8 @@ def check_same(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise ConfigError if the file --out is a folder, or one of the files that the command reads."""
+    """Raise ConfigError if the file --out is one of the files that the command reads."""
     path = Path(out).expanduser()
-    if path.is_dir():
-        raise ConfigError(f"--out={out} is a folder. Pass the name of a file.")
     if path.exists() and any(path.samefile(Path(item).expanduser()) for item in inputs):
         raise ConfigError(f"--out={out} is one of the input files and would be overwritten. Choose another name.")
 
@@ -133,10 +118,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def find_corruption(folder: Path) -> str | None:
-    """Describe the first file that does not match the list of `write_checksums`, or cannot be read.
-
-    None if there is no list: a save that was killed just before its list was written has none.
-    """
+    """Describe the first file that differs from `write_checksums`; None also after a save that was killed."""
     try:
         entries = json.loads((folder / MANIFEST).read_bytes()) if (folder / MANIFEST).is_file() else {}
         for name, (size, crc) in entries.items():

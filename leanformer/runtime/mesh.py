@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from leanformer.config.rules import check_shares
+from leanformer.config.rules import require
 from leanformer.errors import ConfigError
 
 
@@ -113,8 +113,10 @@ def count_batch_shards(mesh: Mesh) -> int:
 
 
 def check_batches(mesh: Mesh, sizes: Mapping[str, int]) -> None:
+    """Raise ConfigError unless the devices that share a batch divide its size, by config key."""
+    shards = count_batch_shards(mesh)
     for name, size in sizes.items():
-        check_shares(name, size, count_batch_shards(mesh))
+        require(size % shards == 0, f"{name}={size}: not divisible by {shards} devices.")
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:

@@ -123,10 +123,7 @@ def start(
 
 
 def finish(status: int, *, failed: bool) -> None:
-    """End a command: disconnect from the other processes, if any, which must end too.
-
-    If it failed, exit at once: a normal end would wait for the others, and they wait for this one.
-    """
+    """End a command together with the other processes; at once if it failed, since the others would be waited for."""
     if count() == 1:
         return
     sys.stdout.flush()

@@ -7,12 +7,11 @@ after its last checkpoint is not counted.
 import collections
 import contextlib
 import faulthandler
-import itertools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
 from leanformer.runtime import multihost
@@ -63,12 +62,6 @@ class Timer:
     def touch(self, name: str) -> None:
         self.activity = self.activity._replace(since=time.monotonic(), name=name)
 
-    def watched[T](self, items: Iterable[T], name: str) -> Iterator[T]:
-        self.touch(name)
-        for item in items:
-            yield item
-            self.touch(name)
-
     def begin_step(self, step: int) -> None:
         self._steps += 1
         self.activity = self.activity._replace(step=step, first=self._steps == 1)
@@ -109,13 +102,6 @@ def announce(phase: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def announce_first[T](items: Iterator[T], phase: str) -> Iterator[T]:
-    """Announce the computation of the first item, which includes a compilation; return an iterator of all items."""
-    with announce(phase):
-        first = [*itertools.islice(items, 1)]
-    return itertools.chain(first, items)
 
 
 class Watchdog:

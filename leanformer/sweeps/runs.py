@@ -24,7 +24,7 @@ from leanformer.errors import ConfigError
 from leanformer.runtime import files, stopping
 from leanformer.tasks import Score
 from leanformer.text import lookup
-from leanformer.training import run_files, train_setup
+from leanformer.training import model_setup, run_files, train_setup
 
 
 LOG_LINES = 15  # lines shown from the log of a failed run
@@ -73,16 +73,11 @@ def make_runs(
 ) -> list[SweepRun]:
     """Return one run per point of the grid and seed, in a folder such as "quickstart,num_heads=8,seed=0".
 
-    The arguments are the values of the command's flags. Raises ConfigError if a file does not exist, a key is given
-    twice or is the seed, or two runs would have the same folder.
+    The arguments are the values of the command's flags. Raises ConfigError if a file does not exist, or two runs would
+    have the same folder.
     """
     axes = [_parse_over(text) for text in over]
     same = [parse_assignment(text, "--set") for text in fixed]
-    keys = [*(key for key, _ in same), *(key for points in axes for key in points[0])]
-    if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ConfigError(f"{twice[0]} is given more than once. Pass all its values in one --over.")
-    if "seed" in keys:
-        raise ConfigError("A sweep does not take the key seed: its seeds are 0, 1, ... Pass their number as --seeds=N.")
     axes.append([{"seed": str(seed)} for seed in range(seeds)])
     common = tuple(f"--config.{key}={value}" for key, value in same)
     result = []
@@ -97,8 +92,8 @@ def make_runs(
     names = [member.workdir.name for member in result]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(
-            f"Two runs of the sweep would have the folder {twice[0]}. Give each value once, rename a config file, or "
-            "vary only one key ending in the same word with --over."
+            f"Two runs of the sweep would have the folder {twice[0]}. Give each key and value once, seeds as "
+            "--seeds=N, rename a config file, or vary only one key ending in the same word with --over."
         )
     return result
 
@@ -137,10 +132,7 @@ def parse_assignment(text: str, flag: str) -> tuple[str, str]:
 
 
 def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
-    """Return the runs that have not finished, and the finished ones whose config now has a greater length.
-
-    Raises ConfigError if a folder holds a run whose config differs in any other key that affects results.
-    """
+    """Return the runs to execute: unfinished or longer ones. Raises ConfigError if a folder holds a different run."""
     pending = []
     for member in members:
         started = member.finished or (member.workdir / "config.json").is_file()
@@ -162,11 +154,12 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
 
 
 def check(members: Sequence[SweepRun]) -> None:
-    """Raise ConfigError for the first run with an invalid config; runs that differ only in the seed are one check."""
+    """Raise ConfigError for the first run whose config or model is invalid; seeds are not checked one by one."""
     points = {member.words[:-1]: member for member in reversed(members)}
     for member in reversed(points.values()):
         try:
             train_setup.check(member.config)
+            model_setup.abstract_model(member.config)
         except ConfigError as error:
             raise ConfigError(f"{member.workdir.name}: {error}\nNo run was started.") from error
 
@@ -265,10 +258,7 @@ def _forget_summary(member: SweepRun) -> None:
 
 
 def divide_gpus(environment: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
-    """Return the environments of `parallel` runs, with the GPUs in CUDA_VISIBLE_DEVICES divided evenly between them.
-
-    If the variable names fewer GPUs than runs, all are equal.
-    """
+    """Return the environments of `parallel` runs, with an equal share of CUDA_VISIBLE_DEVICES if there are enough."""
     gpus = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     count = len(gpus) // parallel
     if not count:

@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -18,7 +17,6 @@ from leanformer.data.images import count_classes
 from leanformer.data.loader import Prepare
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import timing
-from leanformer.tasks import artifacts
 
 
 Spec = tuple[tuple[int, ...], Any]  # shape and dtype of one example's array
@@ -64,7 +62,7 @@ class DataModule(abc.ABC):
     def open(self, split: str, classes: Sequence[str] | None = None) -> Source:
         """Return a split of the data. Raise DataError if it is missing, incomplete, or does not fit the model.
 
-        `classes` are the class names in the order of the model's outputs; None for those of this split.
+        `classes` are the class names in the order of the model's outputs; None: this split's.
         """
 
     @abc.abstractmethod
@@ -79,10 +77,7 @@ class DataModule(abc.ABC):
         return self.batches(source, self.make_prepare(source, train=True), train=True, **options)
 
     def eval_batches(self, source: Any, **options: Any) -> Batches:
-        """Return batches of every example of a split once, in order; the last is padded, with False in its `mask`.
-
-        `options` are those of `train_batches` without `seed`.
-        """
+        """Return batches of every example once, in order; the last is padded, with False in its `mask`."""
         return self.batches(source, self.make_prepare(source, train=False), train=False, **options)
 
     @abc.abstractmethod
@@ -91,10 +86,7 @@ class DataModule(abc.ABC):
 
     @abc.abstractmethod
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
-        """Return {name: (shape, dtype)} of the other arrays of one example, such as labels, without the mask.
-
-        Those that the loss needs if `train`, else those that the metrics need.
-        """
+        """Return {name: (shape, dtype)} of the other arrays that the loss needs if `train`, or else the metrics."""
 
     def specs(self, *, train: bool) -> dict[str, Spec]:
         """Return {name: (shape, dtype)} of all arrays of one example; in evaluation with the mask."""
@@ -216,10 +208,9 @@ def _eval_splits(c: Any) -> dict[str, str]:
 
 
 def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) -> tuple[Source, dict[str, Source]]:
-    """Return the training split, and the evaluation splits by name, "" for that of `data.eval_split`.
+    """Return the training split, and the evaluation splits by name, "" for `data.eval_split`.
 
-    `classes` are the class names of a run that has started, in the order of its outputs; None for those of the
-    training split. Evaluation splits may lack some of them.
+    `classes` are of a run that has started, by default of the training split; other splits may lack some.
     """
     with timing.announce(f"Reading the data of {c.data.name}"):
         train = module.open(c.data.train_split, classes)
@@ -230,22 +221,6 @@ def by_split(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[str,
     """Return {name of a split in the data, such as "train": the split} for the splits that `open_data` returned."""
     names = _eval_splits(c)
     return {c.data.train_split: train} | {names[name]: source for name, source in held_out.items()}
-
-
-def open_run(c: Any, workdir: Path) -> tuple[Task, Source, dict[str, Source]]:
-    """Return the task and the results of `open_data` for a run, new or resumed, in `workdir`."""
-    if artifacts.exported_weights(workdir) is not None:
-        raise ConfigError(
-            f"--workdir={workdir} holds exported weights. Choose another folder. To start from these weights, set "
-            f"--config.init_from.path={workdir}."
-        )
-    resolve(c)
-    task = build_task(c)
-    train, held_out = open_data(task.data, c, artifacts.load_classes(workdir))
-    artifacts.check_tokenizer(workdir, getattr(train, "tokenizer", None))
-    if not (workdir / "config.json").is_file():
-        check_names(c, train)
-    return task, train, held_out
 
 
 def class_names(source: Source) -> Sequence[str] | None:

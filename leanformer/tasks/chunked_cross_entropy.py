@@ -31,14 +31,9 @@ def cross_entropy(
     """Return the sum over tokens of −log softmax(x W + b) at their targets, in nats, in float32 or wider.
 
     The gradient is computed in the forward pass, chunk by chunk, so that logits are neither stored nor recomputed. This
-    takes the same three matmuls as with all logits at once, and memory for two arrays of the size of W.
-
-    Args:
-        x: output of the last norm; matmuls are in its dtype, sums in float32.
-        kernel, bias: W and b, of any dtype.
-        targets: target tokens; negative ones are ignored.
-        at_once: maximum number of logits in memory, of B x T x V; at least one token per row is processed.
-        soft_cap: c of capped logits c tanh(logits / c); None for none.
+    takes the same three matmuls as with all logits at once, and memory for two arrays of the size of W. Matmuls are in
+    the dtype of x. Negative targets are ignored. `at_once` is the largest number of logits in memory, of B x T x V; at
+    least one token per row is processed. `soft_cap` is c of capped logits c tanh(logits / c).
     """
     x, targets = _pieces(x, targets, at_once // kernel.shape[1])
     kernel, bias, real = _shares(kernel, bias)

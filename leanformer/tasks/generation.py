@@ -40,10 +40,9 @@ class Sampling:
 
 
 def tokens_available(prompts: Mapping[str, np.ndarray], max_length: int, requested: int | None) -> list[int]:
-    """Return the number of tokens to generate after each prompt: `requested`, or as many as the model's length allows.
+    """Return the number of tokens to generate after each prompt, by its place: `requested`, or as many as fit.
 
-    `prompts` are the tokens of each prompt by its place, such as "prompts.txt, line 3". Raise ConfigError if a prompt
-    with its generated tokens is too long for the model.
+    Raises ConfigError if a prompt with its generated tokens is too long for the model.
     """
     numbers = {place: max_length - len(tokens) if requested is None else requested for place, tokens in prompts.items()}
     for place, number in numbers.items():
@@ -100,14 +99,7 @@ def generate(
 
     Prompts start at the same position, so longer ones end later. An entry is NOTHING (-1) while the row is still in its
     prompt, and after its end. Positions without any token are not yielded. The token `end` of a row is yielded.
-
-    Args:
-        model: model with `extend` and `empty_cache`, such as `models.gpt`.
-        prompts: token arrays, of at least one token each.
-        tokens: maximum number of tokens that follow a prompt: one for all, or one per prompt.
-        end: token that ends a row; None for none.
-        key: random key of all draws.
-        how: sampling settings.
+    `tokens` is the maximum number for all rows, or for each. The model has `extend` and `empty_cache` (`models.gpt`).
     """
     lengths = np.array([len(prompt) for prompt in prompts])
     stops = lengths + np.asarray(tokens)

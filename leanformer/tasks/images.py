@@ -143,7 +143,7 @@ class ImageData(DataModule):
     channels: int
     num_classes: int
     mean: tuple[float, ...]  # of each channel, 0 to 1: augmentation fills uncovered pixels with it
-    crop_fraction: float  # side of the central crop over that of the resized image, in evaluation
+    crop_fraction: float  # side of the central crop / side of the resized image, in evaluation
     augment: Mapping[str, Any]  # section config.augment
     name: str = "synthetic"
     dir: str | None = None  # of TFDS data
@@ -156,10 +156,9 @@ class ImageData(DataModule):
         return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
 
     def notes(self) -> dict[str, str]:
-        strengths = {key: value for key, value in self.augment.items() if key in STRENGTHS and value}
         low, high = self.augment["crop_scale"]
-        parts = [f"crops of {low:.0%} to {high:.0%} of the area", *(f"{key} {x:g}" for key, x in strengths.items())]
-        return {"augment": ", ".join(parts)}
+        strengths = [f"{key} {self.augment[key]:g}" for key in STRENGTHS if self.augment[key]]
+        return {"augment": ", ".join([f"crops of {low:.0%} to {high:.0%} of the area", *strengths])}
 
     def make_prepare(self, source: data.Source, *, train: bool) -> Prepare:
         return labelled(source, self._augmented if train else self._cropped)

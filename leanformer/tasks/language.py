@@ -13,7 +13,9 @@ from jaxtyping import Array, Float, Int, Key
 from leanformer import data
 from leanformer.data.loader import Prepare
 from leanformer.data.source import Subset, find
-from leanformer.data.text import Corpus, OverlappingLastWindow, Packed, Stream, Windows, documents, open_corpus, rows
+from leanformer.data.text import documents, rows
+from leanformer.data.text.corpus import Corpus, open_corpus
+from leanformer.data.text.rows import OverlappingLastWindow, Packed, Stream, Windows
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import Batch, DataModule, Objective, Score, Spec, Task
 from leanformer.tasks.chunked_cross_entropy import cross_entropy
@@ -29,6 +31,15 @@ def decode(raw: bytes | np.ndarray) -> str:
         return bytes(raw).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"It is not UTF-8: byte {error.start:,} is {error.object[error.start]:#04x}.") from error
+
+
+def check_vocabulary(tokenizer: str, number: int, vocabulary: int) -> None:
+    """Raise DataError if the tokenizer that the config names has more tokens than the model."""
+    if number > vocabulary:
+        raise DataError(
+            f'data.tokenizer="{tokenizer}" has {number:,} tokens, and model.vocabulary={vocabulary}. Set '
+            f"--config.model.vocabulary={number}, or take the tokenizer that the model was trained with."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,16 +76,7 @@ class TextData(DataModule):
 
     def check(self, corpus: Corpus) -> None:
         """Raise DataError if the tokenizer of a corpus does not fit the model."""
-        number = corpus.tokenizer.vocabulary
-        if number > self.vocabulary:
-            raise DataError(
-                f'data.tokenizer="{self.tokenizer}" has {number:,} tokens, and model.vocabulary={self.vocabulary}. Set '
-                f"--config.model.vocabulary={number}, or take the tokenizer that the model was trained with."
-            )
-
-    def notes(self) -> dict[str, str]:
-        kind = "whole documents, packed" if self.packed else "windows of the stream of tokens"
-        return {"rows": f"{kind}, {self.length} tokens each, of a vocabulary of {self.vocabulary:,}"}
+        check_vocabulary(self.tokenizer, corpus.tokenizer.vocabulary, self.vocabulary)
 
     def train_batches(self, source: Any, **options: Any) -> data.Batches:
         """Return packed documents in shuffled epochs, or else windows at random positions, which may overlap."""
@@ -171,7 +173,7 @@ class CausalLanguageModelling(TokenObjective):
 
 
 def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keyword arguments of `TextData` for a config, and those of `TokenObjective`, without `soft_cap`."""
+    """Return the keyword arguments of `TextData` and of `TokenObjective`, without `soft_cap`, for a config."""
     m, d = c.model, c.data
     find(d.name, documents.KINDS)
     shared = {"vocabulary": m.vocabulary, "packed": m.packed}

@@ -13,9 +13,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from leanformer.data.loader import Prepare
 from leanformer.data.sentences import join_pair, special_tokens
-from leanformer.data.text import Corpus, OverlappingLastWindow, Tokenizer, rows
-from leanformer.data.text.rows import Masking, num_masked, prepare_masked
-from leanformer.data.text.tokenizer import MASKS
+from leanformer.data.text import rows
+from leanformer.data.text.corpus import Corpus
+from leanformer.data.text.rows import Masking, OverlappingLastWindow, num_masked, prepare_masked
+from leanformer.data.text.tokenizer import MASKS, Tokenizer
 from leanformer.errors import ConfigError, DataError
 from leanformer.layers.masks import mean_pool
 from leanformer.tasks import Batch, Spec, Task
@@ -38,12 +39,6 @@ class MaskedData(TextData):
                 f'data.tokenizer="{self.tokenizer}" has no mask token ({" or ".join(MASKS)}). Use '
                 '"wordpiece:<vocabulary>", or a tokenizer.json that has one.'
             )
-
-    def notes(self) -> dict[str, str]:
-        number = num_masked(self.share, self.length)
-        other = number // 10
-        masks = f"{number} of {self.length} tokens: {number - 2 * other} masked, {other} random, {other} unchanged"
-        return super().notes() | {"targets": masks}
 
     def make_prepare(self, source: Any, *, train: bool) -> Prepare:
         tokenizer = source.tokenizer
@@ -121,12 +116,6 @@ def embeddings(
         tokens, lengths = (jnp.asarray(np.stack([row[name] for row in rows])) for name in ("tokens", "lengths"))
         vectors[some] = np.asarray(_embed(model, tokens, lengths))[: len(some)]
     return vectors, np.flatnonzero(sizes > model.max_length)
-
-
-def check_encoder(model: Any, name: str) -> None:
-    """Raise ConfigError if a model, `name` in the message, is not a bidirectional language model."""
-    if not hasattr(model, "decoded"):
-        raise ConfigError(f'{name} is no bidirectional language model. Embeddings of texts require model.name="bert".')
 
 
 @nnx.jit

@@ -11,29 +11,20 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.data.points import KINDS, FixedSplit, Points, PointTask, Sizes
+from leanformer.config.arrays import Curriculum
+from leanformer.data.points import KINDS, FixedSplit, Points, Sizes
 from leanformer.data.points import find as find_task
 from leanformer.errors import ConfigError
 from leanformer.tasks import Batch, DataModule, Objective, Score, Spec, Task
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Curriculum:
-    """Sizes that grow with the training steps, section config.data.curriculum; `PointTask.shrink` applies them."""
-
-    every: int
-    dim: int
-    dim_step: int
-    points: int
-    points_step: int
-
-    def at(self, step: int, sizes: Sizes) -> tuple[int, int]:
-        """Return the numbers of coordinates and points at a training step, at most those of `sizes`."""
-        if not self.every:
-            return sizes.dim, sizes.points
-        times = step // self.every
-        dim, points = self.dim + times * self.dim_step, self.points + times * self.points_step
-        return min(dim, sizes.dim), min(points, sizes.points)
+def sizes_at(step: int, curriculum: Curriculum, sizes: Sizes) -> tuple[int, int]:
+    """Return the numbers of coordinates and points at a training step, at most those in `sizes`."""
+    if not curriculum.every:
+        return sizes.dim, sizes.points
+    times = step // curriculum.every
+    dim, points = curriculum.dim + times * curriculum.dim_step, curriculum.points + times * curriculum.points_step
+    return min(dim, sizes.dim), min(points, sizes.points)
 
 
 class DrawnBatches(data.Batches):
@@ -64,30 +55,19 @@ class PointData(DataModule):
 
     batches = DrawnBatches
 
-    @property
-    def kind(self) -> PointTask:
-        return find_task(self.name)
-
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         if split == "train":
             return Points(self.name, self.sizes, split, self.seed)
         return FixedSplit(self.name, self.sizes, split, 0, examples=self.examples)
-
-    def notes(self) -> dict[str, str]:
-        rows = {"task": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
-        if self.curriculum.every:
-            sizes = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
-            first = ", ".join(f"{name} {sizes[name]}" for name in self.kind.curriculum_axes)
-            rows["curriculum"] = f"{first} at first, more every {self.curriculum.every:,} steps"
-        return rows
 
     def make_prepare(self, source: data.Source, *, train: bool) -> Callable[..., Any]:
         return self._fed
 
     def _fed(self, examples: Mapping[str, np.ndarray], step: int | None) -> dict[str, np.ndarray]:
         """Return the arrays of a batch, shrunk by the curriculum at a step of training."""
-        if step is not None and self.curriculum.every and self.kind.shrink is not None:
-            examples = self.kind.shrink(dict(examples), self.sizes, *self.curriculum.at(step, self.sizes))
+        shrink = find_task(self.name).shrink
+        if step is not None and self.curriculum.every and shrink is not None:
+            examples = shrink(dict(examples), self.sizes, *sizes_at(step, self.curriculum, self.sizes))
         fed = {"points": examples["points"], "targets": examples["targets"]}
         fed["scored"] = np.broadcast_to(examples.get("scored", True), examples["targets"].shape[:2])
         return {name: np.asarray(array, np.float32) for name, array in fed.items()}
@@ -111,10 +91,6 @@ class PointRegression(Objective):
     sizes: Sizes
 
     score = Score("error", higher=False)
-
-    @property
-    def kind(self) -> PointTask:
-        return find_task(self.name)
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         shape, dtype = _input_spec(self.name, self.sizes)
@@ -166,13 +142,13 @@ class PointRegression(Objective):
         around = lengths - np.square(totals["sums"]).sum() / number
         values = {"loss": errors / number, "error": errors / lengths, "unexplained": errors / around}
         values = {name: float(value) for name, value in values.items()}
-        if self.kind.ordered:
+        if find_task(self.name).ordered:
             values["error_by_place"] = (totals["errors"] / totals["lengths"]).tolist()
         return values
 
     def _outputs(self, model: Any, batch: Batch, key: Key[Array, "b"] | None = None) -> Float[Array, "b s v"]:
         outputs, _ = model(*self.inputs(batch), key=key)
-        return outputs[:, self.kind.read]
+        return outputs[:, find_task(self.name).read]
 
     @staticmethod
     def _errors(outputs: Any, targets: Float[Array, "b s v"]) -> Float[Array, "b s"]:

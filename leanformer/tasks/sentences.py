@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from leanformer import data
 from leanformer.data.loader import Prepare
 from leanformer.data.sentences import KINDS, Texts, join_pair, open_sentences, special_tokens
 from leanformer.data.source import find
-from leanformer.data.text import Tokenizer, corpus
+from leanformer.data.text import corpus
+from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import Batch, DataModule, Objective, Score, Spec, Task, artifacts
+from leanformer.tasks import Batch, DataModule, Objective, Score, Spec, Task
 from leanformer.tasks.classification import LABEL, Classification, classify, labelled
-from leanformer.tasks.language import decode
+from leanformer.tasks.language import check_vocabulary, decode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class SentenceData(DataModule):
     vocabulary: int
     types: bool  # True if the model has token types
     source_run: Path | None  # folder of the run that the initial weights come from
-    tokenizer: str | None  # None for that of `source_run`
+    tokenizer: str | None  # None: from `source_run`
     train_split: str
     name: str
     dir: str | None = None  # of GLUE's download
@@ -61,17 +61,8 @@ class SentenceData(DataModule):
         texts = Texts(self.name, self.train_split, self.dir, self.numbers)
         chosen = corpus.make_tokenizer(words, texts, Path(corpus.CACHE).expanduser())
         special_tokens(chosen)
-        if self.source_run is not None:
-            artifacts.check_tokenizer(self.source_run, chosen)
-        if chosen.vocabulary > self.vocabulary:
-            raise DataError(
-                f'data.tokenizer="{words}" has {chosen.vocabulary:,} tokens, and model.vocabulary={self.vocabulary}. '
-                f"Set --config.model.vocabulary={chosen.vocabulary}, or take the model's own tokenizer."
-            )
+        check_vocabulary(words, chosen.vocabulary, self.vocabulary)
         return chosen
-
-    def notes(self) -> dict[str, str]:
-        return {"rows": f"{self.length} tokens each at most, of a vocabulary of {self.vocabulary:,}"}
 
     def make_prepare(self, source: data.Source, *, train: bool) -> Prepare:
         return functools.partial(_with_number, self._encoded) if self.numbers else labelled(source, self._encoded)
@@ -134,18 +125,18 @@ def matthews(confusion: Int[np.ndarray, "v v"]) -> float:
     return float(shared) / float(spread) ** 0.5 if spread else 0.0
 
 
-def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the linear correlation; None if an argument is constant, NaN if a number is not finite."""
+def pearson(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float:
+    """Return the linear correlation; 0 if an argument is constant, NaN if a number is not finite."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan")
     if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return None
+        return 0.0
     x, y = (values.astype(np.float64) - values.astype(np.float64).mean() for values in (a, b))
     return float(np.clip((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)), -1, 1))
 
 
-def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | None:
-    """Return the rank correlation, with mean ranks for ties; None and NaN as in `pearson`."""
+def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float:
+    """Return the rank correlation, with mean ranks for ties; 0 and NaN as in `pearson`."""
     from scipy import stats  # slow to import
 
     return pearson(*(stats.rankdata(values) for values in (a, b)))
@@ -225,17 +216,14 @@ class SentenceRegression(SentenceObjective):
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `loss`, the mean squared error, `pearson`, `spearman`, and `spread`, the outputs' standard deviation.
-
-        The correlation with a constant is recorded as 0, with a warning.
-        """
+        """Return `loss` (mean squared error), `pearson`, `spearman`, and `spread`, the outputs' standard deviation."""
         outputs, labels = (totals["per_example"][name] for name in ("predictions", "labels"))
-        both = {"pearson": pearson(outputs, labels), "spearman": spearman(outputs, labels)}
-        if None in both.values():
-            what = "All outputs of the model are equal" if np.ptp(outputs) == 0 else "All labels are equal"
-            warnings.warn(f"{what}: the correlation is undefined, and recorded as 0.", stacklevel=2)
-        both = {name: 0.0 if value is None else value for name, value in both.items()}
-        return {"loss": float(totals["loss"] / totals["examples"])} | both | {"spread": float(outputs.std())}
+        return {
+            "loss": float(totals["loss"] / totals["examples"]),
+            "pearson": pearson(outputs, labels),
+            "spearman": spearman(outputs, labels),
+            "spread": float(outputs.std()),
+        }
 
 
 def from_config(c: Any) -> Task:

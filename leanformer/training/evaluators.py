@@ -56,7 +56,7 @@ def due(step: int, every: int, last: int) -> bool:
 def make(
     trainer: Trainer, between: Callable[[Iterable[Any]], Iterator[Any]] = iter, more: MakeEvaluators | None = None
 ) -> dict[str, Evaluator]:
-    """Return the evaluators of a run by the kind of their records: "eval", "eval NAME"s, those of `more`, the probe.
+    """Return the evaluators of a run by the kind of their records: "eval", "eval NAME"s, `more`, the probe.
 
     `between` wraps the batches of an evaluation, and may raise `stopping.Stopped` between two of them.
     """
@@ -101,10 +101,7 @@ def make(
 
 
 def peak_memory(state: TrainState, weights: Any, evaluators: Mapping[str, Evaluator]) -> dict[str, int]:
-    """Compile the programs of evaluators, and return {evaluator name: peak bytes per device}.
-
-    The bytes include the rest of the training state, which stays on the device during an evaluation.
-    """
+    """Return {evaluator: peak bytes per device} of the compiled programs, including the training state beside them."""
     rest = devices.count_bytes(state) - devices.count_bytes(weights)
     compilers = {name: evaluator.compile for name, evaluator in evaluators.items()}
     return {name: rest + devices.peak_memory(compile()) for name, compile in compilers.items() if compile}

@@ -8,7 +8,6 @@ model.probe(images)                   # conditioning of every layer
 import dataclasses
 import functools
 import operator
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,13 +24,13 @@ from PIL import Image
 
 from leanformer import conditioning, tasks
 from leanformer.data.source import EXAMPLE_TYPES, read_content
-from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError
+from leanformer.errors import CheckpointError, ConfigError, DataError
 from leanformer.runtime.timing import announce
-from leanformer.tasks import Task, artifacts, generation
+from leanformer.tasks import Task, generation
 from leanformer.tasks.classification import probabilities
 from leanformer.tasks.language import TextData
-from leanformer.tasks.masked import check_encoder, embeddings
-from leanformer.training import model_setup
+from leanformer.tasks.masked import embeddings
+from leanformer.training import model_setup, run_files
 from leanformer.training.checkpoint import Checkpoints, RestoredWeights, is_run
 from leanformer.training.model_setup import ModelSetup
 
@@ -42,11 +41,7 @@ class OpenRun(NamedTuple):
     workdir: Path
     config: ConfigDict  # without additional evaluations (`eval.more`)
     task: Task
-    model: ModelSetup  # its weights are not read yet, see `restore`
-
-    def restore(self, step: int | None = None, *, best: bool = False, finite: bool = True) -> RestoredWeights:
-        """Return the weights of a checkpoint of the run, as `restore_weights`."""
-        return restore_weights(self.workdir, self.model, step, best=best, finite=finite)
+    model: ModelSetup  # its weights are not read yet, see `restore_weights`
 
 
 def restore_weights(
@@ -58,7 +53,7 @@ def restore_weights(
     `weights` and `ema` of the result are these. Raises CheckpointError if the checkpoint does not exist, is damaged or
     does not fit the model, WeightsError if the weights are not finite (allowed by `finite=False`).
     """
-    exported = None if is_run(str(workdir)) else artifacts.exported_weights(workdir)
+    exported = None if is_run(str(workdir)) else run_files.exported_weights(workdir)
     if exported is None:
         with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as checkpoints:
             chosen = checkpoints.choose(step, best=best)
@@ -81,13 +76,10 @@ def run_folder(workdir: str | Path) -> Path:
 
 
 def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> OpenRun:
-    """Open the workdir of a run to evaluate, probe or use its model, by default on the first device.
-
-    `data` replaces values of the config section `data`.
-    """
+    """Open a run to use its model, by default on the first device; `data` replaces values of that section."""
     folder = run_folder(workdir)
-    c = artifacts.load_config(folder)
-    artifacts.use_saved_tokenizer(folder, c)
+    c = run_files.load_config(folder)
+    run_files.use_saved_tokenizer(folder, c)
     c.unlock()
     c.eval.more = ConfigDict()  # these splits may no longer exist
     c.data.update(data)
@@ -120,12 +112,9 @@ class LoadedModel:
     def prepare(self, example: Any) -> dict[str, np.ndarray]:
         """Return the arrays of one example by the names of the model's inputs, prepared as in evaluation.
 
-        Args:
-            example: path of a file, or its content as bytes. For a model of images also a PIL image, or a uint8 array
-                (height, width[, channels]). A language model takes the first row of a text, of model.max_length tokens.
-
-        Raises:
-            CorruptExample, DataError: the example has another type, or cannot be read.
+        An example is the path of a file, or its content as bytes. For a model of images it is also a PIL image, or a
+        uint8 array (height, width[, channels]). A language model takes the first row of a text, of model.max_length
+        tokens. Raises DataError if the example has another type, or cannot be read.
         """
         content: Any = read_content(example, images=self.takes_images)
         data = self.task.data
@@ -133,10 +122,8 @@ class LoadedModel:
             whole = data.read_text(content, self.tokenizer) if isinstance(data, TextData) else data.read(content)
             return data.prepare(whole)
         except DataError as error:
-            if not isinstance(example, str | os.PathLike):
-                raise
-            fix = ". Replace or remove it." if isinstance(error, CorruptExample) else ""
-            raise type(error)(f"The file {example} cannot be read: {error}{fix}") from error
+            error.add_note(f"It is the example {str(example)[:200]}.")
+            raise
 
     def preprocess(self, examples: Any) -> tuple[jax.Array, ...]:
         """Return the positional arguments of `model` for one or several examples, device arrays with leading axis B.
@@ -156,8 +143,7 @@ class LoadedModel:
             ConfigError: the model has no classes.
             CorruptExample, DataError: an example has another type, or cannot be read.
         """
-        if not self.classes:
-            raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no classes. {self.advice}')
+        self.check_classes()
         return self.scores(self._prepare_all(examples))
 
     def predict(self, examples: Any) -> list[str]:
@@ -167,14 +153,15 @@ class LoadedModel:
     @functools.cached_property
     def tokenizer(self) -> Any:
         """Tokenizer of a text model, `data.text.Tokenizer`. Raises ConfigError if the run has none."""
-        return artifacts.load_tokenizer(self.workdir)
+        return run_files.load_tokenizer(self.workdir)
 
     def embed(self, texts: str | Sequence[str]) -> Float[np.ndarray, "n d"]:
         """Return one vector per text, scaled to norm 1. Warns if texts are truncated to the model's length.
 
         Raises ConfigError if the model is not a bidirectional language model (BERT).
         """
-        check_encoder(self.model, str(self.workdir))
+        if not hasattr(self.model, "decoded"):
+            raise ConfigError(f'{self.workdir} is no bidirectional language model, which has model.name="bert".')
         several = [texts] if isinstance(texts, str) else list(texts)
         vectors, cut = embeddings(self.model, self.tokenizer, several)
         if len(cut):
@@ -204,6 +191,14 @@ class LoadedModel:
         key = jax.random.key(seed)
         columns = generation.generate(self.model, [given], number, end=tokenizer.end, key=key, how=how)
         return tokenizer.decode(column[0] for column in columns)
+
+    def check_classes(self) -> None:
+        """Raise ConfigError unless the outputs of the model are classes."""
+        if not self.classes:
+            raise ConfigError(
+                f'{self.workdir}: task="{self.config.task}" has no classes. With m = leanformer.load(workdir), use '
+                "m.generate, m.embed, or numbers, m.model(*m.preprocess(texts))[0]."
+            )
 
     def check_causal(self) -> None:
         """Raise ConfigError unless the model is a causal language model, which can generate."""
@@ -237,19 +232,6 @@ class LoadedModel:
         return self.task.objective.inputs({name: jnp.stack([row[name] for row in prepared]) for name in names})
 
     @property
-    def regression(self) -> bool:
-        """True if the model's output is a number, such as a similarity of two texts."""
-        return getattr(self.task.data, "numbers", False)
-
-    @property
-    def advice(self) -> str:
-        """Sentence about what to call on a model without classes."""
-        if self.regression:
-            return "With m = leanformer.load(workdir), its numbers are m.model(*m.preprocess(texts))[0]."
-        causal = hasattr(self.model, "extend")
-        return "Use python -m leanformer.generate." if causal else "Use `embed` of leanformer.load(workdir)."
-
-    @property
     def takes_images(self) -> bool:
         """True if the files that `prepare` reads are images, False if they are texts."""
         return "image" in self.task.data.input_specs() or self.config.data.name.startswith("pixels:")
@@ -281,9 +263,10 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         WorkdirError: a file of the run is broken.
     """
     run = open_run(workdir)
-    restored = run.restore(None if step is None else operator.index(step), best=best)  # Orbax takes no NumPy integers
+    step = None if step is None else operator.index(step)  # Orbax takes no NumPy integers
+    restored = restore_weights(run.workdir, run.model, step, best=best)
     model = run.model.merge(restored.ema or restored.weights)
     names: Sequence[str] = ()
     if not getattr(run.task.data, "numbers", False):
-        names = artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0))
+        names = run_files.output_names(run_files.load_classes(run.workdir), run.config.model.get("num_classes", 0))
     return LoadedModel(model, run.config, run.task, restored.step, restored.ema is not None, tuple(names), run.workdir)

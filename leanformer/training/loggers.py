@@ -1,6 +1,6 @@
 """Receivers of a run's records in addition to metrics.jsonl: console, TensorBoard, Weights & Biases, or your own.
 
-The config key `loggers` names those of LOGGERS. A config file adds its own with a function `make_loggers`:
+The config key `loggers` names entries of LOGGERS. A config file adds its own with a function `make_loggers`:
 
     def make_loggers(workdir, first_step, config):
         return [Console()]  # an object with `log` and `close`, see `Logger`
@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import tqdm
 
 from leanformer.conditioning.spectrum import FLOOR, beyond_float32
 from leanformer.config import iterate_keys
-from leanformer.errors import ConfigError, first_line
+from leanformer.errors import first_line
 from leanformer.runtime import files
 from leanformer.text import format_duration, format_value, lookup, wrap
 
@@ -53,10 +52,7 @@ MakeLoggers = Callable[[Path, int, Any], Sequence[Logger]]
 
 
 class TensorBoard:
-    """Event file in WORKDIR/tensorboard: config, scalars, and a plot of each probe.
-
-    TensorBoard drops records of an earlier attempt after `first_step`, from which training starts.
-    """
+    """Event file in WORKDIR/tensorboard: config and scalars. Events of an earlier attempt are dropped."""
 
     def __init__(self, workdir: Path, first_step: int, config: Any):
         from tensorboardX import SummaryWriter  # needed only here
@@ -70,8 +66,6 @@ class TensorBoard:
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         for name, value in scalars(kind, values):
             self._writer.add_scalar(name, value, step)
-        if kind == "probe" and (image := _draw_probe(values, step)) is not None:
-            self._writer.add_image("probe/conditioning", image, step, dataformats="HWC")
         self._writer.flush()
 
     def close(self) -> None:
@@ -112,13 +106,6 @@ class WeightsAndBiases:
 LOGGERS: dict[str, Callable[[Path, int, Any], Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
-def check(names: tuple[str, ...]) -> None:
-    """Raise ConfigError if a name in the config key `loggers` is unknown."""
-    for name in names:
-        if name not in LOGGERS:
-            raise ConfigError(f'loggers={names}: "{name}" is unknown. Choose from {", ".join(LOGGERS)}.')
-
-
 class LoggerGroup:
     """Several loggers as one. A logger that raises is dropped with one warning, so that it cannot end training."""
 
@@ -147,7 +134,7 @@ class LoggerGroup:
 
 
 def start(config: Any, workdir: Path, first_step: int, make_loggers: MakeLoggers | None = None) -> LoggerGroup:
-    """Return the loggers that a config names and those of `make_loggers`, as one."""
+    """Return the loggers that a config names, and what `make_loggers` returns, as one."""
     named = [LOGGERS[name](workdir, first_step, config) for name in config.loggers]
     return LoggerGroup([*named, *(make_loggers(workdir, first_step, config) if make_loggers else ())])
 
@@ -163,21 +150,6 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int | f
             yield from ((f"{kind}/{name}/layer_{i:02d}", median) for i, median in medians)
         elif isinstance(value, int | float):
             yield f"{kind}/{name}", value
-
-
-def _draw_probe(values: Mapping[str, Any], step: int) -> np.ndarray | None:
-    """Draw a probe's record as an image, height width 3; None if no measure has a plot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, and needed only here
-
-    from leanformer.conditioning import charts, tables
-
-    figure = charts.plot_by_layer(tables.from_record(values), f"step {step}")
-    if figure is None:
-        return None
-    figure.set_dpi(100)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
 class Progress:

@@ -15,15 +15,16 @@ from jaxtyping import Array, Key
 from ml_collections import ConfigDict
 
 from leanformer import models
-from leanformer.config.rules import patch_grid
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
+from leanformer.layers.convolution import patch_grid
 from leanformer.layers.stack import Stack
 from leanformer.runtime import files
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.mesh import ParameterAxes
-from leanformer.tasks import Batch, Objective, Spec, Task, artifacts
+from leanformer.tasks import Batch, Objective, Spec, Task
+from leanformer.training import run_files
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints, is_run
 
@@ -75,7 +76,7 @@ class ModelSetup:
         if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
             folder = _folder_of(path)
             beside = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-            return patch_grid(artifacts.load_config(folder).model) if "config" in beside else None
+            return _find_grid(run_files.load_config(folder).model) if "config" in beside else None
         from leanformer.pretrained import published
 
         c = self.config
@@ -84,19 +85,16 @@ class ModelSetup:
     def check_other_tokenizer(self, chosen: Any) -> None:
         """Raise DataError if the data's tokenizer differs from the one beside the weights in `config.init_from`."""
         if self.config.init_from.path is not None:
-            artifacts.check_tokenizer(_folder_of(self.config.init_from.path), chosen)
+            run_files.check_tokenizer(_folder_of(self.config.init_from.path), chosen)
 
     def map_weights(self, tensors: Mapping[str, Any], layout: str, source_grid: tuple[int, int] | None = None) -> Any:
-        """Return weights of this model, with its shardings, from the tensors of a file by name.
-
-        `source_grid` has the rows and columns of patches of the model that the tensors are from, if known.
-        """
+        """Return weights of this model from tensors by name, which are of a model with `source_grid` of patches."""
         from leanformer import pretrained
         from leanformer.pretrained import layouts
 
         c = self.config
         heads = models.find_class(c.model.name).classifiers
-        start, grid = c.init_from, patch_grid(c.model)
+        start, grid = c.init_from, _find_grid(c.model)
         allowed = pretrained.Allowed(start.new_head, start.resize_positions, grid, heads, source_grid)
         tensors = layouts.huggingface.rename_nanochat(tensors, c.model)
         weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
@@ -171,9 +169,9 @@ def set_up_model(
 def abstract_model(
     c: ConfigDict, backend: str = "naive", unroll: int | None = None
 ) -> tuple[Any, Callable[[jax.Array], Any], Any]:
-    """Return a model's static definition, the function that initialises its weights from a key, and their shapes.
+    """Return a model's static definition, the initialisation of its weights from a key, and their shapes.
 
-    Nothing is allocated. `unroll` layers per scan iteration are used if the config leaves model.unroll unset.
+    `unroll` layers per scan iteration are used if the config leaves model.unroll unset.
     """
     arguments = c.model.to_dict() | {"backend": backend, "dtype": jnp.dtype(c.dtype)}
     if arguments.get("unroll") is None and unroll is not None:
@@ -184,10 +182,7 @@ def abstract_model(
 def split_model(
     build: Callable[[nnx.Rngs], nnx.Module],
 ) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]], Any]:
-    """Return a model's static definition, the function that initialises its weights from a key, and their shapes.
-
-    Weights are (parameters, batch statistics), as nested dictionaries. Nothing is allocated.
-    """
+    """Return a model's static definition, the function that initialises its weights from a key, and their shapes."""
     definitions = []
 
     def weights(key: Key[Array, ""]) -> tuple[Any, Any]:
@@ -226,10 +221,7 @@ def without_shardings(tree: Any) -> Any:
 
 
 def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:
-    """Return `make(argument)` with every leaf created directly with its sharding, so that no device holds all.
-
-    `like` is a tree of shapes with shardings.
-    """
+    """Return `make(argument)`, each leaf created with its sharding in `like`, so that no device holds all."""
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))(argument)
 
 
@@ -272,6 +264,11 @@ def read_weights(path: str, layout: str, *, finite: bool = True) -> Mapping[str,
         raise ConfigError(f'{path} is the folder of a run, whose layout is "own", not "{layout}". Use "own".')
     with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
         return saved.restore_weights(None, saved.best(), finite=finite).tensors
+
+
+def _find_grid(m: Any) -> tuple[int, int] | None:
+    """Return the rows and columns of patches for a section `model`; None for one without patches."""
+    return patch_grid(m.image_size, m.patch_size) if "patch_size" in m else None
 
 
 def _folder_of(path: str) -> Path:

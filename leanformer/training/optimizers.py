@@ -53,20 +53,13 @@ def learning_rate(
     return jnp.where(step < warmup, rising, falling)
 
 
-def beta1_schedule(
-    step: Real[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int, total: int
-) -> Float[Array, ""]:
-    """Return AdamW's beta1 of a one-cycle schedule: from `b1` to `b1_peak` during warm-up, then back to `b1`."""
-    return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
-
-
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """Function from a step to (learning rate, beta1)."""
 
     warmup: int  # steps
     learning_rate: Callable[[Any], Array]
-    b1: Callable[[Any], Any]
+    b1: Callable[[Any], Any]  # one cycle from b1 to b1_peak in the warm-up, and back; constant without b1_peak
 
     def __call__(self, step: Any) -> tuple[Array, Any]:
         return self.learning_rate(step), self.b1(step)
@@ -94,8 +87,10 @@ def make_schedule(config: ConfigDict, *, examples: int | None, total: int) -> Sc
         )
     plan = {name: optim[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
     rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total)
-    b1 = functools.partial(beta1_schedule, b1=optim.b1, b1_peak=optim.b1_peak, warmup=warmup, total=total)
-    return Schedule(warmup, rate, b1 if optim.b1_peak is not None else lambda _: optim.b1)
+    if optim.b1_peak is None:
+        return Schedule(warmup, rate, lambda _: optim.b1)
+    cycle = {"lr": optim.b1_peak, "warmup_lr": optim.b1, "final_lr": optim.b1, "schedule": "linear"}
+    return Schedule(warmup, rate, functools.partial(learning_rate, **cycle, warmup=warmup, total=total))
 
 
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
@@ -150,10 +145,7 @@ def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransforma
 
 
 def matrix(name: str, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the indices of the input and output axes of a matmul's weight; None for other parameters, such as a bias.
-
-    The other of its `ndim` axes enumerate independent matrices.
-    """
+    """Return the input and the output axes of a matmul's weight, whose other axes enumerate matrices, or None."""
     *_, module, leaf = ("", *name.split("."))
     layers = int(is_stacked(name))
     by_axes = {2: 1, 4: 3}.get(ndim - layers)  # D F, or k k C D of a convolution; depthwise (k k D) has no matrix

@@ -27,7 +27,7 @@ HEAD_WIDTH, TOTAL_WIDTH = "fixed head_dim", "fixed num_heads x head_dim"
 
 
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the measures of activations and those of weights. Raises ConfigError for an unknown name, or for none."""
+    """Return the names of activations and of weights. Raises ConfigError for an unknown name, or for none."""
     unknown = [name for name in names if name not in ACTIVATIONS | WEIGHTS]
     if unknown or not names:
         choices = "\n  ".join([", ".join(ACTIVATIONS), ", ".join(WEIGHTS)])
@@ -82,11 +82,7 @@ def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str,
     widths = {name: m[name] for name in ("head_dim", "value_dim") if m.get(name)}
     for n, (name, width) in itertools.product(heads, widths.items()):
         if n < 1 or (m.num_heads * width) % n:
-            divisors = [d for d in range(1, m.num_heads * width + 1) if m.num_heads * width % d == 0]
-            raise ConfigError(
-                f"--heads={n}: the total num_heads={m.num_heads} x {name}={width} = {m.num_heads * width} is not "
-                f"divisible by {n}. Choose from {', '.join(map(str, divisors))}."
-            )
+            raise ConfigError(f"--heads={n} does not divide num_heads={m.num_heads} x {name}={width}.")
     fixed = [(HEAD_WIDTH, {"num_heads": n, **widths}) for n in heads]
     shared = [{"num_heads": n} | {name: m.num_heads * w // n for name, w in widths.items()} for n in heads]
     return fixed + [(TOTAL_WIDTH, changes) for changes in shared]

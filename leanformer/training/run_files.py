@@ -1,4 +1,4 @@
-"""Files of a run: its lock, config.json with the config, versions and devices, and the records in metrics.jsonl.
+"""Files of a run: lock, config.json, classes.json and tokenizer.json, which describe its model, and metrics.jsonl.
 
 metrics.jsonl has one object per record: `{"step", "kind": "train" | "eval" | "eval NAME" | "probe" | "abort", ...}`.
 Everything except the keys in TIMING is a function of config and seed. A resumed run truncates the file to the restored
@@ -14,35 +14,108 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import jax
 from ml_collections import ConfigDict
 
-from leanformer.errors import ConfigError, WorkdirError
+from leanformer.data import Source
+from leanformer.errors import ConfigError, DataError, WorkdirError
 from leanformer.runtime import files, multihost
-from leanformer.tasks import artifacts
 from leanformer.training.loggers import LoggerGroup, Progress
 
 
-NUMERICS = (  # variables that may change the numbers of a run
-    "JAX_DEFAULT_PRNG_IMPL",
-    "JAX_THREEFRY_PARTITIONABLE",
-    "JAX_DEFAULT_MATMUL_PRECISION",
-    "NVIDIA_TF32_OVERRIDE",
-)
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "leanformer")
+CLASSES, TOKENIZER = "classes.json", "tokenizer.json"
+EXPORTED = "exported"  # key of config.json in a folder of `export`
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")  # keys of records that differ between equal runs
+
+
+def load_config(workdir: Path) -> ConfigDict:
+    """Return the config of a run, from the config.json in its folder. Lists of JSON become tuples."""
+    return ConfigDict(_tuples(files.read_json(workdir / "config.json")["config"]), convert_dict=True)
+
+
+def _tuples(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _tuples(item) for name, item in tree.items()}
+    return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
+
+
+def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dicts by dotted keys, each after `prefix`: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    values = {}
+    for key, value in tree.items():
+        values |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return values
+
+
+def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
+    """Describe a run's model in a folder with its weights of a step, which `leanformer.load` can then open."""
+    content = files.read_json(workdir / "config.json")
+    files.write_json(folder / "config.json", content | {EXPORTED: {"step": step, "averaged": averaged}})
+    for name in (CLASSES, TOKENIZER):
+        if (workdir / name).is_file():
+            files.write_text(folder / name, (workdir / name).read_text(encoding="utf-8"))
+
+
+def exported_weights(folder: Path) -> dict[str, Any] | None:
+    """Return {"step": step of the weights, "averaged": True for EMA weights} of a folder of `export`, else None."""
+    path = folder / "config.json"
+    content = files.read_json(path) if path.is_file() else None
+    return content.get(EXPORTED) if isinstance(content, dict) else None
+
+
+def save_classes_and_tokenizer(workdir: Path, source: Source) -> None:
+    """Write the class names and the tokenizer of a training split, if it has them; only process 0 writes."""
+    if not multihost.is_primary():
+        return
+    if (classes := getattr(source, "classes", None)) is not None:
+        files.write_json(workdir / CLASSES, list(classes))
+    if (tokenizer := getattr(source, "tokenizer", None)) is not None:
+        files.write_text(workdir / TOKENIZER, tokenizer.json())
+
+
+def load_tokenizer(workdir: Path) -> Any:
+    """Return the tokenizer of a run, a `data.text.Tokenizer`."""
+    from leanformer.data.text import tokenizer  # needed only for texts
+
+    return tokenizer.read(workdir / TOKENIZER)
+
+
+def use_saved_tokenizer(workdir: Path, c: Any) -> None:
+    """Set `data.tokenizer` to the tokenizer.json of a run: the one that it named would be trained on texts of today."""
+    if "tokenizer" in c.data and (workdir / TOKENIZER).is_file():
+        c.data.tokenizer = str((workdir / TOKENIZER).absolute())  # no folder is taken for "bpe:..."
+
+
+def check_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Raise DataError if the tokenizer of the data, if any, is not the one in a folder of a run or of weights."""
+    if tokenizer is None or not (folder / TOKENIZER).is_file():
+        return
+    saved = load_tokenizer(folder)
+    if saved.tokens != tokenizer.tokens:
+        raise DataError(
+            f"{folder / TOKENIZER}, with {saved.vocabulary:,} tokens, belongs to these weights; data.tokenizer names "
+            f"another one, with {tokenizer.vocabulary:,}. Set --config.data.tokenizer={folder / TOKENIZER}."
+        )
+
+
+def output_names(classes: Sequence[str] | None, number: int) -> list[str]:
+    """Return a name for each of `number` outputs of a model: the class, or the index of an output without a class."""
+    return [*(classes or ()), *map(str, range(len(classes or ()), number))]
+
+
+def load_classes(workdir: Path) -> tuple[str, ...] | None:
+    """Return the class names of a run in the order of its outputs, from classes.json; None if there is no such file."""
+    return tuple(files.read_json(workdir / CLASSES)) if (workdir / CLASSES).is_file() else None
 
 
 @contextlib.contextmanager
 def lock_workdir(workdir: Path, patience: float = 120.0) -> Iterator[None]:
-    """Context manager that creates a folder and locks it for one run, in process 0.
-
-    It waits `patience` seconds for the lock; file servers take up to 90 to release one of a lost host.
-    """
+    """Lock a folder for one run, in process 0; a file server takes up to 90 s to release the lock of a lost host."""
     if not multihost.is_primary():
         yield
         return
@@ -74,7 +147,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the git commit, library versions, devices and environment variables that change numbers, for JSON."""
+    """Return the git commit, library versions and devices, for JSON."""
     git = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
@@ -88,21 +161,12 @@ def provenance() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
-    return {
-        "git": git.stdout.strip() or None,
-        "versions": versions,
-        "devices": devices,
-        "environment": _read_environment(),
-    }
-
-
-def _read_environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in NUMERICS if name in os.environ}
+    return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
 
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """Return {dotted key: (value in the config.json of `workdir`, value in `config`)} for the keys that differ."""
-    before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
+    before, after = (flatten_keys(json.loads(c.to_json())) for c in (load_config(workdir), config))
     return _differences(before, after)
 
 
@@ -112,10 +176,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
 
 
 def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None]) -> None:
-    """Warn of config keys, environment variables and numbers of examples that differ from a run's config.json.
-
-    Raises ConfigError if the run is of another task or architecture.
-    """
+    """Warn of changes since a run's config.json was written. Raises ConfigError for another task or architecture."""
     if not (workdir / "config.json").is_file():
         return
     changes = config_changes(workdir, config)
@@ -125,9 +186,8 @@ def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int |
             raise ConfigError(
                 f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir.'
             )
-    content = files.read_json(workdir / "config.json")
-    for name, after in {"environment": _read_environment(), "examples": examples}.items():
-        changes |= {f"{name} {key}": values for key, values in _differences(content.get(name, {}), after).items()}
+    before = files.read_json(workdir / "config.json").get("examples", {})
+    changes |= {f"examples of {split}": values for split, values in _differences(before, examples).items()}
     for key, (was, now) in changes.items() if multihost.is_primary() else ():
         print(f"WARNING: changed since this run was started: {key}: {was} -> {now}", file=sys.stderr, flush=True)
 
@@ -146,13 +206,7 @@ def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Return the records of a metrics.jsonl as dictionaries, without an unterminated last line; [] without a file."""
-    records = files.read_lines(path)
-    for record in records:
-        if "kind" not in record or type(record.get("step")) is not int:
-            raise WorkdirError(
-                f"{path} has a line without kind or a whole number as step: {str(record)[:60]}. Delete this line."
-            )
-    return records
+    return files.read_lines(path)
 
 
 def read_scores(workdir: Path, name: str) -> dict[int, float]:
@@ -198,10 +252,7 @@ class Recorder:
             self._progress.close()
 
     def begin(self) -> None:
-        """Cut the file to the step from which the run starts, and start the loggers, if the first record has not.
-
-        Call this before a checkpoint is saved, which a later attempt may resume from.
-        """
+        """Cut the file to the first step, and start the loggers. Call this before a checkpoint is saved."""
         if multihost.is_primary() and self._file is None:
             files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
             self._file = self.path.open("ab", buffering=0)  # so that nothing is pending after a failed write

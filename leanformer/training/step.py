@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from leanformer import conditioning
 from leanformer.errors import ConfigError
@@ -149,21 +149,17 @@ def make_train_step(
             skipped_in_row=jnp.where(healthy, 0, state.skipped_in_row + 1),
             window=window,
         )
-        return state, _metrics(state, rate, loss, jnp.where(finite, ~fits, ~jnp.isfinite(squares)))
+        bad = jnp.where(finite, ~fits, ~jnp.isfinite(squares))
+        return state, {
+            **{name: state.window[name] / state.window["steps"] for name in ("loss", "grad_norm")},
+            "lr": rate,
+            "skipped": state.skipped,
+            "skipped_in_row": state.skipped_in_row,
+            "last_loss": loss,
+            "bad_leaf": jnp.where(bad.any(), jnp.argmax(bad), -1),
+        }
 
     return train_step
-
-
-def _metrics(state: TrainState, rate: Array, loss: Array, bad: Bool[Array, " leaves"]) -> dict[str, Array]:
-    """Return the metrics of a step; `bad` marks leaves with non-finite gradients or overflowing parameters."""
-    return {
-        **{name: state.window[name] / state.window["steps"] for name in ("loss", "grad_norm")},
-        "lr": rate,
-        "skipped": state.skipped,
-        "skipped_in_row": state.skipped_in_row,
-        "last_loss": loss,
-        "bad_leaf": jnp.where(bad.any(), jnp.argmax(bad), -1),
-    }
 
 
 def _gradient(
@@ -179,7 +175,7 @@ def _gradient(
     if accumulate == 1:
         (loss, statistics), grads = value_and_grad(params, statistics, parts, batch_aux)
         return loss, grads, statistics
-    # Micro-batch a has examples a, a + A, ..., so that each device's shard of the batch contains that of every part.
+    # Micro-batch a has examples a, a + A, ..., so that each device's shard of the batch has its shard of every part.
     split = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), parts)
 
     def add(carry: Any, part: dict[str, Array]) -> tuple[Any, None]:

@@ -1,7 +1,6 @@
 """Set-up of a training run: everything that its config decides, and no data, files or arrays."""
 
 import dataclasses
-import difflib
 import functools
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -25,7 +24,7 @@ from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost
 from leanformer.runtime.mesh import leaf_names
 from leanformer.tasks import Task
-from leanformer.training import loggers, model_setup, optimizers
+from leanformer.training import model_setup, optimizers
 from leanformer.training import step as steps
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.optimizers import Schedule, is_stacked, make_schedule, split_layer
@@ -106,7 +105,6 @@ def check(config: ConfigDict) -> None:
     configs.check_keys(config)
     models.check(**config.model.to_dict())
     configs.check(config)
-    loggers.check(config.loggers)
     tasks.build_task(config)
     if measures_conditioning(config):
         conditioning.tap(config.probe.measures)
@@ -219,7 +217,9 @@ def select_frozen(params: Any, patterns: Sequence[str]) -> Freezing:
         trains = [not _is_frozen(patterns, names_of_layer) for names_of_layer in names]
         trained.append(np.asarray(trains if is_stacked(name) else trains[0], np.float32))
     for pattern in patterns:
-        _check_matches(pattern.removeprefix("!"), all_names)
+        if not any(_matches(pattern.removeprefix("!"), name) for name in all_names):
+            modules = ", ".join(sorted({name.partition(".")[0] for name in all_names}))
+            raise ConfigError(f'optim.freeze: "{pattern}" matches no parameter and no module. There are: {modules}.')
     if not any(x.any() for x in trained):
         raise ConfigError(f"optim.freeze={tuple(patterns)} leaves nothing to train. Unfreeze a module, as in '!head'.")
     return Freezing(jax.tree.unflatten(jax.tree.structure(params), trained))
@@ -239,19 +239,8 @@ def _is_frozen(patterns: Sequence[str], names: set[str]) -> bool:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    return any(fnmatchcase(prefix, pattern) for prefix in _list_prefixes(name))
-
-
-def _list_prefixes(name: str) -> list[str]:
-    """Return the names of the modules around a parameter, from the outermost in, and its own name."""
-    return list(itertools.accumulate(name.split("."), "{}.{}".format))
-
-
-def _check_matches(pattern: str, names: set[str]) -> None:
-    if not any(_matches(pattern, name) for name in names):
-        modules = sorted({prefix for name in names for prefix in _list_prefixes(name)})
-        near = difflib.get_close_matches(pattern, modules, n=5, cutoff=0.5) or [x for x in modules if "." not in x]
-        raise ConfigError(f'optim.freeze: "{pattern}" matches no parameter and no module. Similar: {", ".join(near)}.')
+    """Return whether a pattern matches a parameter's name, or the name of a module around it."""
+    return any(fnmatchcase(prefix, pattern) for prefix in itertools.accumulate(name.split("."), "{}.{}".format))
 
 
 def _expand(trained: np.ndarray, leaf: Any) -> np.ndarray:

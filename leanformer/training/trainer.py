@@ -18,7 +18,7 @@ from leanformer.errors import ConfigError, TrainingError
 from leanformer.runtime import multihost
 from leanformer.runtime.mesh import leaf_names
 from leanformer.runtime.timing import Timer, announce
-from leanformer.tasks import artifacts
+from leanformer.tasks import Task
 from leanformer.training import loggers, run_files
 from leanformer.training.checkpoint import Checkpoints, Restored
 from leanformer.training.loggers import MakeLoggers
@@ -31,30 +31,26 @@ MAIN = "eval"  # kind of the evaluation that selects checkpoints
 TRAIN_METRICS = ("loss", "lr", "grad_norm", "skipped")
 
 
+@dataclasses.dataclass(eq=False)
 class DivergenceMonitor:
     """Check of every step and evaluation of a run, which raises TrainingError on divergence.
 
     The step reports that it was skipped (`step.make_train_step`) only when the device has executed it.
     """
 
-    def __init__(
-        self,
-        optim: ConfigDict,
-        divergence_loss: float,  # divergence threshold of the loss
-        names: Sequence[str],  # of the parameters, in the order of the tree
-        checkpoints: Checkpoints,
-        write_record: Callable[[int, str, dict[str, Any]], None],
-    ):
-        self.skipped = 0  # consecutive skipped steps up to the last checked step
-        self._optim, self._divergence_loss, self._names = optim, divergence_loss, names
-        self._checkpoints, self._write_record = checkpoints, write_record
-        self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
+    optim: ConfigDict
+    divergence_loss: float  # divergence threshold of the loss
+    names: Sequence[str]  # of the parameters, in the order of the tree
+    checkpoints: Checkpoints
+    write_record: Callable[[int, str, dict[str, Any]], None]
+    skipped: int = 0  # consecutive skipped steps up to the last checked step
+    pending: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)  # (step, metrics)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Store the metrics of a dispatched step, and check the step IN_FLIGHT steps before it, which is executed."""
-        self._pending.append((step, metrics))
-        while len(self._pending) > IN_FLIGHT:
-            self._check_step(*self._pending.popleft(), self._optim.max_skipped)
+        self.pending.append((step, metrics))
+        while len(self.pending) > IN_FLIGHT:
+            self._check_step(*self.pending.popleft(), self.optim.max_skipped)
 
     def check_pending_steps(self, limit: int | None = None) -> None:
         """Wait for all dispatched steps and check them.
@@ -62,25 +58,25 @@ class DivergenceMonitor:
         `limit` is the number of consecutive skipped steps that ends the run, if less than optim.max_skipped: at the end
         of a run its length, so that one whose steps were all skipped has diverged.
         """
-        while self._pending:
-            self._check_step(*self._pending.popleft(), min(limit or self._optim.max_skipped, self._optim.max_skipped))
+        while self.pending:
+            self._check_step(*self.pending.popleft(), min(limit or self.optim.max_skipped, self.optim.max_skipped))
 
     def on_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
         """Check the losses of an evaluation, the values whose names end in "loss", after all dispatched steps."""
         self.check_pending_steps()
         for name, loss in values.items():
-            if name.endswith("loss") and not loss <= self._divergence_loss:
+            if name.endswith("loss") and not loss <= self.divergence_loss:
                 problem = f"The evaluation at step {step} has {name}={loss:.3g}, above the divergence threshold"
-                self._end(step, step - self.skipped + 1, f"{problem} {self._divergence_loss:.3g}.", {name: loss})
+                self._end(step, step - self.skipped + 1, f"{problem} {self.divergence_loss:.3g}.", {name: loss})
 
     def _check_step(self, step: int, metrics: Mapping[str, Any], limit: int) -> None:
         self.skipped = int(metrics["skipped_in_row"])
         if not self.skipped:
             return
         loss, bad = float(metrics["last_loss"]), int(metrics["bad_leaf"])
-        leaf = self._names[bad] if bad >= 0 else None
+        leaf = self.names[bad] if bad >= 0 else None
         not_finite = leaf or not math.isfinite(loss)
-        threshold = f"above the divergence threshold (loss over {self._divergence_loss:.3g})"
+        threshold = f"above the divergence threshold (loss over {self.divergence_loss:.3g})"
         problem = "not finite" if not_finite else threshold
         where = f"first bad gradient: {leaf}" if leaf else f"loss: {loss:.3g}"
         if self.skipped == 1:
@@ -92,17 +88,17 @@ class DivergenceMonitor:
 
     def _end(self, step: int, first: int, message: str, facts: Mapping[str, Any]) -> NoReturn:
         """Raise TrainingError; the weights before step `first` are the earliest that may have diverged."""
-        self._checkpoints.wait()
-        steps = self._checkpoints.steps
+        self.checkpoints.wait()
+        steps = self.checkpoints.steps
         good, doubtful = [at for at in steps if at < first - 1], [str(at) for at in steps if at >= first - 1]
-        self._write_record(step, "abort", {"first_bad_step": first, **facts})
+        self.write_record(step, "abort", {"first_bad_step": first, **facts})
         resume = f"The same command resumes from step {max(steps)}." if steps else "The same command starts again."
         if doubtful:
             before = f"step {max(good)}" if good else "the start"
-            resume += f" Its weights may have diverged: delete {', '.join(doubtful)} in {self._checkpoints.folder} to "
+            resume += f" Its weights may have diverged: delete {', '.join(doubtful)} in {self.checkpoints.folder} to "
             resume += f"resume from {before}."
         raise TrainingError(
-            f"{message} {resume} Lower optim.lr (it was {self._optim.lr:g}), set optim.clip_norm, lengthen the warm-up "
+            f"{message} {resume} Lower optim.lr (it was {self.optim.lr:g}), set optim.clip_norm, lengthen the warm-up "
             '(optim.warmup_steps), or train with dtype="float32".'
         )
 
@@ -131,10 +127,7 @@ class Trainer:
         return finished and multihost.broadcast_from_primary((self.workdir / "summary.json").is_file())
 
     def batches(self) -> Generator[dict[str, Any], None, None]:
-        """Yield the host batches (arrays by name) of the steps that are left.
-
-        The position in the data is counted in examples, so that it survives another batch size.
-        """
+        """Yield the host batches of the remaining steps. Their position is counted in examples, not in batches."""
         start = self.examples_before // self.setup.config.batch_size
         return self.setup.batches(self.source, start, start + self.setup.intervals.total - self.first_step)
 
@@ -156,7 +149,7 @@ class Trainer:
         """
         sizes = split_sizes(self.setup.config, self.source, self.held_out)
         run_files.begin(self.workdir, self.setup.config, sizes)
-        artifacts.save(self.workdir, self.source)
+        run_files.save_classes_and_tokenizer(self.workdir, self.source)
         self.recorder.begin()
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -208,6 +201,22 @@ def split_sizes(config: Any, source: data.Source, held_out: Mapping[str, Any]) -
     return {name: data.size(split) for name, split in tasks.by_split(config, source, held_out).items()}
 
 
+def open_data(config: ConfigDict, workdir: Path) -> tuple[Task, data.Source, dict[str, data.Source]]:
+    """Return the task, the training split, and the evaluation splits by name, of a new or resumed run in `workdir`."""
+    if run_files.exported_weights(workdir) is not None:
+        raise ConfigError(
+            f"--workdir={workdir} holds exported weights. Choose another folder. To start from these weights, set "
+            f"--config.init_from.path={workdir}."
+        )
+    tasks.resolve(config)
+    task = tasks.build_task(config)
+    train, held_out = tasks.open_data(task.data, config, run_files.load_classes(workdir))
+    run_files.check_tokenizer(workdir, getattr(train, "tokenizer", None))
+    if not (workdir / "config.json").is_file():
+        tasks.check_names(config, train)
+    return task, train, held_out
+
+
 @contextlib.contextmanager
 def open_trainer(
     setup: Setup,
@@ -217,10 +226,7 @@ def open_trainer(
     timer: Timer,
     make_loggers: MakeLoggers | None = None,
 ) -> Iterator[tuple[Trainer, TrainState]]:
-    """Context manager that locks the workdir, and yields the trainer with the newest readable or the initial state.
-
-    Apart from the lock nothing is written before the first record or step.
-    """
+    """Lock the workdir, and yield the trainer with the newest readable or the initial state. No more is written."""
     config, objective = setup.config, setup.task.objective
     score = objective.score
     score = dataclasses.replace(score, name=f"{'ema_' if config.optim.ema else ''}{score.name}")
@@ -230,7 +236,10 @@ def open_trainer(
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config.checkpoint.keep, score=score))
         timer.touch("restore")
         with announce("Reading or initialising the weights"):
-            restored = _restore(setup, checkpoints, source)
+            restored = checkpoints.restore(setup.state)
+            if restored is None:
+                setup.model.check_other_tokenizer(getattr(source, "tokenizer", None))
+                restored = Restored(setup.initial_state(), {}, 0)
         first_step = int(restored.state.step)
         if restored.examples % config.batch_size:
             raise ConfigError(
@@ -257,12 +266,3 @@ def open_trainer(
             examples_before=restored.examples,
         )
         yield trainer, restored.state
-
-
-def _restore(setup: Setup, checkpoints: Checkpoints, source: data.Source) -> Restored:
-    """Return the newest readable state in the workdir, or the initial state."""
-    restored = checkpoints.restore(setup.state)
-    if restored is None:
-        setup.model.check_other_tokenizer(getattr(source, "tokenizer", None))
-        restored = Restored(setup.initial_state(), {}, 0)
-    return restored

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from leanformer import cli
-from leanformer.data.text import Corpus, open_corpus
+from leanformer.data.text.corpus import Corpus, open_corpus
 
 
 def total_nats(train: np.ndarray, test: np.ndarray, vocabulary: int, k: float) -> float:

@@ -22,7 +22,6 @@ from leanformer import config
 from leanformer.config.texts import GLUE
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import artifacts
 from leanformer.training import run_files
 from study import common
 
@@ -42,7 +41,7 @@ def settings(run: Path | None) -> dict[str, Any]:
         return {}
     if not (run / "config.json").is_file():
         raise ConfigError(f"--init_from={run} is not the folder of a run.")
-    model = artifacts.load_config(run).model.to_dict()
+    model = run_files.load_config(run).model.to_dict()
     length = model["max_length"]
     keys = {f"model.{key}": x for key, x in model.items() if key not in FREE_KEYS and x is not None}
     keys |= {"model.max_length": length, "data.max_length": min(length, config.load("glue").data.max_length)}

@@ -148,7 +148,7 @@ def test_head_plans_of_both_trade_offs(small):
     small.model.value_dim = 9
     assert probing.head_plans(small.model, [3])[1][1] == {"num_heads": 3, "head_dim": 4, "value_dim": 6}
     for heads in (4, 0):  # 4 divides 2 x 6 and not 2 x 9
-        with refuses("--heads", heads, 1, 2, 3):
+        with refuses("--heads", heads):
             probing.head_plans(small.model, [heads])
 
 
@@ -175,7 +175,7 @@ def test_sweep_table(head_sweep):
     [
         ([], ["--workdir", "--config"]),
         (["--config=configs/quickstart.py", "--workdir=x"], ["--workdir", "--config"]),
-        (["--config=configs/quickstart.py", "--heads=3"], ["--heads", 3, 1, 2, 4, 8]),
+        (["--config=configs/quickstart.py", "--heads=3"], ["--heads", 3]),
         (["--config=configs/quickstart.py", "--measures=kappa"], ["--measures", "kappa", "attention_output"]),
     ],
 )

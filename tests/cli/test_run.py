@@ -44,7 +44,7 @@ def workdir(trained_run):
 def test_train_prints_the_expected_pages(trained_run):
     workdir, out = trained_run
     check_page("train", out, [workdir])
-    assert mentions(out, "width 24", "num_heads 4", "mlp_dim 32", "data 1, fsdp 1, tensor 1", "1 process(es)")
+    assert mentions(out, "width 24", "num_heads 4", "mlp_dim 32", "data 1, fsdp 1, tensor 1", "1 process")
 
 
 def test_train_writes_records_checkpoints_and_plots(workdir):

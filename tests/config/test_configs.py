@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from leanformer import config
 from leanformer.costs import count
 from leanformer.runtime import mesh
-from leanformer.tasks import artifacts
 from leanformer.training import model_setup, run_files
 
 
@@ -53,7 +52,7 @@ def test_saved_config_is_read_back_unchanged(tmp_path, monkeypatch):
     for name in NAMES:
         c = load(name)
         run_files.write_config(tmp_path, c)
-        result = artifacts.load_config(tmp_path)
+        result = run_files.load_config(tmp_path)
         keys, expected = (repr(sorted(config.iterate_keys(values), key=str)) for values in (result, c))
         assert keys == expected, name
         config.check(result)

@@ -10,8 +10,8 @@ from leanformer import config, prepare, tasks
 from leanformer.data.images import sources
 from leanformer.errors import ConfigError, DataError
 from leanformer.sweeps.runs import SweepRun
-from leanformer.tasks import artifacts
 from leanformer.train import train
+from leanformer.training import run_files
 from tests.data.test_source import make_png
 
 
@@ -105,23 +105,23 @@ def test_prepare_check_reports_class_names(small_config):
 def test_run_saves_and_enforces_its_classes(small_config, pictures, tmp_path, capfd):
     """The training split has the number of classes."""
     workdir, small_config.model.num_classes = tmp_path / "run", 0
-    assert artifacts.load_classes(workdir) is None
+    assert run_files.load_classes(workdir) is None
     assert train(small_config, workdir) == 0
     assert "  3 (ape, bee, cat)\n" in capfd.readouterr().out
-    assert artifacts.load_classes(workdir) == ("ape", "bee", "cat")
-    assert artifacts.load_config(workdir).model.num_classes == 3
+    assert run_files.load_classes(workdir) == ("ape", "bee", "cat")
+    assert run_files.load_config(workdir).model.num_classes == 3
 
     shutil.rmtree(pictures / "train" / "ape")  # bee must not become 0
     small_config.model.num_classes, small_config.total_steps = 3, 3
     assert train(small_config, workdir) == 0
-    assert artifacts.load_classes(workdir) == ("ape", "bee", "cat")
-    assert list_labels(open_splits(small_config, artifacts.load_classes(workdir))[1]) == [1] * 4
+    assert run_files.load_classes(workdir) == ("ape", "bee", "cat")
+    assert list_labels(open_splits(small_config, run_files.load_classes(workdir))[1]) == [1] * 4
 
     write_images(pictures, train=["aal"])
     small_config.total_steps = 4
     with refuses("1 (aal)", "3 (ape, bee, cat)", error=DataError):
         train(small_config, workdir)
-    assert artifacts.load_config(workdir).total_steps == 3
+    assert run_files.load_config(workdir).total_steps == 3
 
 
 def test_zero_num_classes_is_filled_from_the_training_split(pictures, tmp_path, monkeypatch):

@@ -151,7 +151,7 @@ def test_published_files_are_read(tmp_path):
     ("line", "parts"),
     [
         (b"( ( [MAX 4 ) 3 ) ]\r\n", ("1 columns", 2)),
-        (b"( ( [MAX 4 ) 3 )\t4\r\n", ("'( ( [MAX 4 ) 3 )'",)),
+        (b"[MAX 4 12 ]\t4\r\n", ("'12'",)),
         (b"7\t10\r\n", ("'10'",)),
     ],
 )

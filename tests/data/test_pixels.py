@@ -80,13 +80,6 @@ def test_pixels_of_image_files(tmp_path, rng):
         source[1]
 
 
-def test_missing_or_invalid_cifar_is_refused(cifar):
-    folder, _ = cifar
-    (folder / "data_batch_3.bin").unlink()
-    with refuses("data_batch_3.bin", error=DataError):
-        Cifar10(folder, "train")
-
-
 def encode_png(array):
     out = io.BytesIO()
     Image.fromarray(array).save(out, "PNG")

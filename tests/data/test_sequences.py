@@ -114,7 +114,6 @@ def test_source_that_does_not_fit_the_model_is_refused(expressions, changes, par
         ("listops:{}/none", DataError, ("none", "leanformer.prepare build")),
         ("pathfinder:{}/none", DataError, ("pathfinder32", "lra_release.gz")),
         ("imdb:{}", DataError, ("neg",)),
-        ("pairs:{}", DataError, ("new_aan_pairs.val.tsv",)),
         ("wiki:{}", ConfigError, ("wiki:", "listops:<path>")),
         ("pixels:synthetic", ConfigError, ("model.max_length", 23)),
     ],

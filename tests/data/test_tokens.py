@@ -147,5 +147,3 @@ def test_malformed_pairs_are_refused(papers, line, parts):
     papers.write_bytes(papers.read_bytes() + b"\n" + line + b"\n")
     with refuses("new_aan_pairs.eval.tsv, line 4", *parts, error=DataError):
         len(Pairs(papers))
-    with refuses("new_aan_pairs.dev.tsv", error=DataError):
-        Pairs(papers.with_name("new_aan_pairs.dev.tsv"))

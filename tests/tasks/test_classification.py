@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from leanformer import evaluate as command
 from leanformer.reports import plots
-from leanformer.tasks import artifacts
 from leanformer.tasks.classification import Classification, _confusion, classify, rank_of_label
 from leanformer.tasks.sequences import SequenceClassification
+from leanformer.training import run_files
 from leanformer.training.step import IN_FLIGHT, evaluate
 
 
@@ -144,8 +144,8 @@ def test_accuracy_and_most_confused_classes():
     assert command.class_accuracy(MATRIX) == [5 / 6, 0.0, None]
     assert command.most_confused(MATRIX, 2) == [(1, 0, 2), (1, 2, 2)]
     assert command.most_confused(MATRIX, 9) == [(1, 0, 2), (1, 2, 2), (0, 1, 1)]
-    assert artifacts.output_names(("cat", "dog"), 3) == ["cat", "dog", "2"]
-    assert artifacts.output_names(None, 2) == ["0", "1"]
+    assert run_files.output_names(("cat", "dog"), 3) == ["cat", "dog", "2"]
+    assert run_files.output_names(None, 2) == ["0", "1"]
 
 
 def test_csv_and_plot_are_written(tmp_path):

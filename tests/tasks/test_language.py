@@ -18,7 +18,7 @@ from leanformer.data.text.tokenizer import byte_tokenizer
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import mesh
 from leanformer.runtime.mesh import make_mesh
-from leanformer.tasks import artifacts, generation
+from leanformer.tasks import generation
 from leanformer.tasks.generation import NOTHING, Sampling
 from leanformer.training import inference, run_files, train_setup
 
@@ -74,7 +74,7 @@ def loaded_model(finished_run):
 
 def test_run_records_its_metrics(finished_run):
     workdir, out = finished_run
-    assert mentions(out, "24 tokens", 270)
+    assert mentions(out, "max_length 24", 270)
     records = {record["kind"]: record for record in run_files.read_records(workdir / "metrics.jsonl")}
     assert 0 < records["eval"]["bits_per_byte"] < records["eval"]["loss"] / math.log(2) < 1.1 * math.log2(270)
     assert "attention_entropy" in records["probe"]
@@ -156,10 +156,10 @@ def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path):
         train.train(texts, workdir)
     texts.data.tokenizer = str(workdir / "tokenizer.json")
     source = tasks.build_task(texts).data.open("train")
-    artifacts.check_tokenizer(workdir, source.tokenizer)
-    assert artifacts.load_tokenizer(workdir).json() == source.tokenizer.json()
-    with refuses(tmp_path, "tokenizer.json"):
-        artifacts.load_tokenizer(tmp_path)
+    run_files.check_tokenizer(workdir, source.tokenizer)
+    assert run_files.load_tokenizer(workdir).json() == source.tokenizer.json()
+    with refuses(tmp_path, "tokenizer.json", error=DataError):
+        run_files.load_tokenizer(tmp_path)
 
 
 def test_weights_of_a_run_with_another_tokenizer_are_refused(finished_run, texts, tmp_path):

@@ -8,16 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from messages import mentions, refuses
+from messages import refuses
 from random_weights import fill_weights
 
 from leanformer import config, models, tasks
 from leanformer.data.text.rows import IGNORE, Masking, num_masked, prepare_masked
 from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import artifacts
 from leanformer.tasks.language import CausalLanguageModelling
-from leanformer.training import evaluators, train_setup
+from leanformer.training import evaluators, run_files, train_setup
 from leanformer.training import step as steps
 from tests.tasks.test_language import folder
 from tests.tasks.test_language import make_config as make_language_config
@@ -50,10 +49,9 @@ def texts(folder):
 
 def test_run_saves_its_tokenizer_and_probes_masked_rows(texts, tmp_path, meshes):
     run = train_setup.set_up_training(texts, examples=None, mesh=meshes(1, 1))
-    assert mentions(" ".join(run.task.data.notes().values()), "24 tokens", VOCABULARY, "6 of 24")
     source = run.task.data.open("test")
-    artifacts.save(tmp_path, source)
-    assert artifacts.load_tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
+    run_files.save_classes_and_tokenizer(tmp_path, source)
+    assert run_files.load_tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
     batch = evaluators.probe_batch(run.model, run.task.data, source, run.config.probe.examples)
     np.testing.assert_array_equal((np.asarray(batch["tokens"]) == SPECIAL.index("[MASK]")).sum(axis=1), 6)
     jax.eval_shape(run.model.probe_step(run.task.objective, run.config.probe.measures), run.state.weights, batch)
@@ -196,7 +194,7 @@ def test_metrics_equal_those_over_all_tokens(make_config, packed, folder):
 def test_wordpiece_training_is_deterministic():
     texts = ["Über the bears, the BEARS of the day!", "a day of days"]
     first, second = train_wordpiece(texts, 33), train_wordpiece(texts[::-1], 33)
-    assert first.json() == second.json() == parse(first.json(), "again").json()
+    assert first.json() == second.json() == parse(first.json()).json()
     (tokens,) = first.encode(["UBER the day [MASK]"])
     assert tokens[-1] == first.mask == 4 and first.end == 3 and first.vocabulary == 33
     assert first.decode(tokens[:-1]) == "uber the day" and first.lengths is None

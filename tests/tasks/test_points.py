@@ -15,7 +15,7 @@ from leanformer import config, tasks
 from leanformer.data import points as point_tasks
 from leanformer.layers.attention import fan_in
 from leanformer.layers.multihead import AveragedAttention, MultiHeadAttention
-from leanformer.tasks.points import Curriculum, PointData, PointRegression
+from leanformer.tasks.points import Curriculum, PointData, PointRegression, sizes_at
 from leanformer.training import train_setup
 
 
@@ -132,7 +132,7 @@ def test_regression_curriculum():
     curriculum = {"every": 10, "dim": 2, "dim_step": 4, "points": 3, "points_step": 2}
     growing, plain = make_data("regression", curriculum), make_data("regression")
     for step, dim, pairs in ((0, 2, 3), (9, 2, 3), (10, 6, 5), (20, 10, 7), (999, 11, 7)):
-        assert growing.curriculum.at(step, SIZES) == (dim, pairs)
+        assert sizes_at(step, growing.curriculum, SIZES) == (dim, pairs)
         batch, whole = (t.train_batches(t.open("train"), batch_size=4, seed=0)[step] for t in (growing, plain))
         x = np.where(np.arange(DIM) < dim, whole["points"][:, ::2], 0)
         np.testing.assert_array_equal(batch["points"][:, ::2], x)
@@ -161,7 +161,7 @@ def test_retrieval_curriculum():
 
 @pytest.mark.parametrize("name", point_tasks.KINDS)
 def test_zero_and_mean_predictions_score_one(name):
-    data = make_data(name)
+    data, kind = make_data(name), point_tasks.find(name)
     objective = PointRegression(name=name, sizes=SIZES)
     batches = data.eval_batches(data.open("held_out"), batch_size=8)
     targets = np.concatenate([b["targets"][b["mask"]] for b in (batches[0], batches[1])])
@@ -171,9 +171,9 @@ def test_zero_and_mean_predictions_score_one(name):
         result = []
         for i in range(2):
             batch = {key: jnp.asarray(array) for key, array in batches[i].items()}
-            outputs = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (8, N * 2 + 1, data.kind.outputs(SIZES)))
-            aligned = outputs if data.kind.targets(SIZES) > 1 else outputs[:, -1:]
-            length = data.kind.tokens(SIZES) if data.kind.targets(SIZES) > 1 else 1
+            outputs = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (8, N * 2 + 1, kind.outputs(SIZES)))
+            aligned = outputs if kind.targets(SIZES) > 1 else outputs[:, -1:]
+            length = kind.tokens(SIZES) if kind.targets(SIZES) > 1 else 1
             result.append(objective.statistics(lambda *_, out=aligned[:, :length], **__: (out, None), batch))
         return objective.metrics({name: np.float64(total) + result[1][name] for name, total in result[0].items()})
 

@@ -130,7 +130,7 @@ def test_per_example_metrics_cover_the_whole_split(points, meshes):
 
 def test_epochs_of_an_endless_source_are_refused(points, meshes):
     points.update(total_steps=0, total_epochs=1.0)
-    with refuses("total_epochs=1.0", "total_steps"):
+    with refuses("total_epochs=1.0", "--config.total_steps"):
         train_setup.set_up_training(points, examples=None, mesh=meshes(1, 1))
     points.update(total_steps=5, total_epochs=0.0)
     points.optim.warmup_epochs = 1.0
@@ -142,8 +142,8 @@ def test_epochs_of_an_endless_source_are_refused(points, meshes):
 def test_custom_task_is_swept(points, tmp_path):
     """Use the sweep command; its processes know the task because they import the module that registers it."""
     config = tmp_path / "points.py"
-    lines = ["from pathlib import Path", "from leanformer.tasks import artifacts", "", "", "def get_config():"]
-    config.write_text("\n".join([*lines, f"    return artifacts.load_config(Path({str(tmp_path)!r}))", ""]))
+    lines = ["from pathlib import Path", "from leanformer.training import run_files", "", "", "def get_config():"]
+    config.write_text("\n".join([*lines, f"    return run_files.load_config(Path({str(tmp_path)!r}))", ""]))
     run_files.write_config(tmp_path, points)
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")
     variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])}

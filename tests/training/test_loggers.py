@@ -1,7 +1,6 @@
 """Loggers: TensorBoard, Weights & Biases after a resume, charts of the probe, and a logger that fails."""
 
 import functools
-import io
 import json
 import sys
 import types
@@ -10,10 +9,9 @@ import jax
 import numpy as np
 import pytest
 from messages import mentions, refuses
-from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 
-from leanformer import conditioning
+from leanformer import conditioning, config
 from leanformer.training import loggers, run_files, step
 
 
@@ -51,7 +49,7 @@ def make_recorder(folder, c, start=0):
     )
 
 
-def test_tensorboard_has_numbers_config_and_charts(tmp_path, tiny, probe_result):
+def test_tensorboard_has_numbers_and_config(tmp_path, tiny, probe_result):
     with make_recorder(tmp_path, tiny) as record:
         record.write(0, "probe", probe_result[1])
         record.write(2, "train", {"loss": 1.5, "lr": float("nan")})
@@ -67,10 +65,6 @@ def test_tensorboard_has_numbers_config_and_charts(tmp_path, tiny, probe_result)
 
     (text,) = result["config/text_summary"][1].tensor.string_val
     assert "    optim.lr = 0.003\n" in text.decode() and "    data.mean = (0.5,)\n" in text.decode()
-
-    at, image = result["probe/conditioning"]
-    pixels = np.asarray(Image.open(io.BytesIO(image.image.encoded_image_string)))
-    assert at == 0 and pixels.shape[2] == 3 and pixels.std() > 10  # drawn, not blank
 
 
 class Failing:
@@ -100,9 +94,10 @@ def test_logger_that_fails_is_dropped_with_one_warning(tmp_path, tiny, capsys):
     assert [r["step"] for r in run_files.read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
-def test_unknown_logger_is_refused():
+def test_unknown_logger_is_refused(tiny):
+    tiny.loggers = ("tensorbord",)
     with refuses("loggers", "tensorbord", "tensorboard", "wandb"):
-        loggers.check(("tensorbord",))
+        config.check_keys(tiny)
 
 
 class FakeWandb(types.ModuleType):

@@ -9,7 +9,6 @@ from leanformer import config as configs
 from leanformer.errors import WorkdirError
 from leanformer.runtime import files
 from leanformer.runtime.stopping import StopRequest
-from leanformer.tasks import artifacts
 from leanformer.train import train
 from leanformer.training import run_files
 
@@ -37,7 +36,7 @@ def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypa
         patch.setattr(StopRequest, "now", request_stop)
         assert train(two_steps, tmp_path) == 75
     assert mentions(capfd.readouterr().out, "learning rate", "schedule of 5 steps")
-    assert not (tmp_path / "summary.json").exists() and artifacts.load_config(tmp_path).total_steps == 5
+    assert not (tmp_path / "summary.json").exists() and run_files.load_config(tmp_path).total_steps == 5
     assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 5
 
 
@@ -53,20 +52,10 @@ def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_pat
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("content", [b'{"config": {"seed": 0,', b'{"config": {"seed": 0, "model": 3}}'])
-def test_broken_config_is_refused(content, tmp_path):
-    (tmp_path / "config.json").write_bytes(content)
-    with refuses(tmp_path / "config.json", error=WorkdirError):
-        artifacts.load_config(tmp_path)
-
-
-def test_invalid_record_is_refused_and_partial_line_ignored(tmp_path):
+def test_partial_line_of_records_is_ignored(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "kind": "eval", "top1": 0.5}\n\n{"step": 2, "kind": "ev\xc3')
     assert run_files.read_records(path) == [{"step": 1, "kind": "eval", "top1": 0.5}]
-    path.write_text('{"step": 1, "loss": 0.5}\n')
-    with refuses(path, "step", "kind", error=WorkdirError):
-        run_files.read_records(path)
 
 
 def test_resuming_needs_whole_records(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from leanformer.data.images import sources
 from leanformer.data.images.sources import BUNDLED, FASHION, Folder, Idx, Synthetic, Tfds, prepare_tfds
-from leanformer.data.source import Kind, Labelled, find, quote
+from leanformer.data.source import Kind, find, quote
 from leanformer.errors import DataError
 
 
@@ -21,7 +21,7 @@ class SourceSpec:
     image_size: int | Sequence[int]  # side of the model's images in pixels, or (height, width)
     channels: int  # of the model's images, 1 or 3
     num_classes: int | None  # most classes, None for any
-    classes: Sequence[str] | None = None  # names in the order of the model's outputs; None for those of the split
+    classes: Sequence[str] | None = None  # names in the order of the model's outputs; None: the split's
     dir: str | None = None  # folder of TFDS data; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets
 
 
@@ -51,11 +51,8 @@ def count_classes(name: str, split: str, dir: str | None = None) -> int | None:
     return open_images(name, split, image_size=1, channels=3, num_classes=None, dir=dir).num_classes
 
 
-def open_images(name: str, split: str, **requirements: Any) -> Labelled:
-    """Return the source of one split of a `data.name`, `<type>:<what>` with a type of KINDS.
-
-    Keyword arguments are fields of `SourceSpec`.
-    """
+def open_images(name: str, split: str, **requirements: Any) -> Any:
+    """Return the source of one split of a `data.name`; keyword arguments are fields of `SourceSpec`."""
     (kind, what), spec = find(name, KINDS), SourceSpec(**requirements)
     source, about = kind.open(what, split, spec), f'data.name="{name}", split "{split}"'
     if spec.classes and source.classes and list(spec.classes) != list(source.classes):

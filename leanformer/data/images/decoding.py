@@ -5,13 +5,13 @@ import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from leanformer.data.loader import map_ordered
-from leanformer.data.source import Labelled
 from leanformer.errors import CorruptExample, DataError
 from leanformer.runtime import files
 
@@ -24,29 +24,20 @@ QUALITY = 90  # JPEG quality of smaller images
 IMAGES_PER_CALL = 1024  # images that a worker process writes per call
 
 
-class CorruptImage(CorruptExample):
-    """Error for an image that cannot be decoded; `data.loader` replaces the example by its neighbour and counts it."""
-
-
 def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
-    """Return the pixels of a whole image as uint8, (height, width) for 1 channel and (height, width, 3) for 3.
-
-    Args:
-        image: content of a file, uint8 array (height, width[, channels]), or PIL image. Alpha is dropped.
-        channels: 1 for grey or 3 for RGB, to which other images are converted.
-    """
+    """Return an image as uint8, (height, width) for 1 channel and (height, width, 3) for 3 (RGB), without alpha."""
     if isinstance(image, bytes):
         jpeg_size(image)  # raises for truncated JPEGs, which Pillow accepts without the last two bytes
     if not isinstance(image, np.ndarray):
         try:
             return _pixels(Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image, channels)
-        except CorruptImage:
+        except CorruptExample:
             raise
         except Exception as error:  # malformed bytes, decoded only now, make Pillow's parsers raise almost anything
             what = f"these {len(image)} bytes" if isinstance(image, bytes) else f"this image of mode {image.mode}"
             # Pillow's message for an unknown format has the address of an object.
             reason = "not an image in a known format" if isinstance(error, UnidentifiedImageError) else str(error)
-            raise CorruptImage(f"Pillow cannot decode {what}: {reason}") from error
+            raise CorruptExample(f"Pillow cannot decode {what}: {reason}") from error
     image = image[..., 0] if image.shape[2:] == (1,) else image
     if image.shape[2:] == {1: (), 3: (3,)}[channels]:
         return image
@@ -59,7 +50,7 @@ def _pixels(image: Image.Image, channels: int) -> np.ndarray:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):  # of 16 bits
         image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise CorruptImage("It has numbers of 32 bits, of which white is unknown. Store 8 or 16 bits")
+        raise CorruptExample("It has numbers of 32 bits, of which white is unknown. Store 8 or 16 bits")
     elif image.mode == "P":
         image = image.convert("RGBA")  # in a direct conversion to RGB, Pillow warns about transparent palettes
     return np.asarray(image.convert(MODES[channels]))
@@ -67,7 +58,7 @@ def _pixels(image: Image.Image, channels: int) -> np.ndarray:
 
 def _check_size(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
-        raise CorruptImage(f"The header claims {width} x {height} pixels, more than {MAX_PIXELS:,}. Shrink the image")
+        raise CorruptExample(f"The header claims {width} x {height} pixels, more than {MAX_PIXELS:,}. Shrink the image")
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
@@ -86,9 +77,9 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
                 size = width, height
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
     # Some OpenCV versions return a half-grey image for a truncated file. In compressed data FF D9 can only be
-    # the end marker; that of an embedded thumbnail comes earlier. Bytes after the marker are ignored.
+    # the end marker; an embedded thumbnail ends earlier. Bytes after the marker are ignored.
     if data.rfind(b"\xff\xd9", at) < 0:
-        raise CorruptImage(f"Truncated JPEG: no end-of-image marker in {len(data)} bytes")
+        raise CorruptExample(f"Truncated JPEG: no end-of-image marker in {len(data)} bytes")
     return size
 
 
@@ -99,13 +90,11 @@ def decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
     order = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), scale | order | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
-        raise CorruptImage(f"OpenCV cannot decode this JPEG of {len(data)} bytes")
+        raise CorruptExample(f"OpenCV cannot decode this JPEG of {len(data)} bytes")
     return pixels
 
 
-def shrink_images(
-    source: Labelled, folder: Path, split: str, *, short_side: int | None, channels: int, workers: int
-) -> int:
+def shrink_images(source: Any, folder: Path, split: str, *, short_side: int | None, channels: int, workers: int) -> int:
     """Write the images of a split to `<folder>/<split>/<class>/`, to be read as `folder:<folder>`; return their number.
 
     Larger images are resized to `short_side`, bicubic as in Pillow, and stored as JPEGs of `channels`; others, and
@@ -124,7 +113,7 @@ def shrink_images(
 
 
 def _write_some(
-    source: Labelled, folders: Sequence[Path], short_side: int | None, channels: int, indices: Sequence[int]
+    source: Any, folders: Sequence[Path], short_side: int | None, channels: int, indices: Sequence[int]
 ) -> int:
     for index in indices:
         example = source[index]
@@ -141,7 +130,7 @@ def _shrink(image: bytes, short_side: int, channels: int) -> bytes:
     """Return the JPEG of a larger image; the bytes of one that is small or unreadable."""
     try:
         pixels = decode_whole(image, channels)
-    except CorruptImage:
+    except CorruptExample:
         return image
     height, width = pixels.shape[:2]
     if min(height, width) <= short_side:

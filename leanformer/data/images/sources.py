@@ -3,7 +3,6 @@
 import gzip
 import os
 import warnings
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ class Folder:
     A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a tab and the
     class, or by a space and a class without spaces. The default class is the name of the file's folder.
 
-    Classes are `classes`, else those in `<root>/classes.txt`, else those of this split, sorted.
+    Classes are `classes`, else the names in `<root>/classes.txt`, else in this split, sorted.
     """
 
     def __init__(self, root: Path, split: str, classes: Sequence[str] | None = None):
@@ -143,17 +142,11 @@ def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
     path = next((p for p in (folder / f"{stem}.gz", folder / stem) if p.is_file()), None)
     if path is None:
         raise DataError(f"{folder} has no {stem} or {stem}.gz. Set data.train_split, data.eval_split.")
-    header = 4 + 4 * axes
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if raw[:4] != bytes((0, 0, 8, axes)):
-            raise ValueError(f"it starts {raw[:4]!r}")
-        shape = np.frombuffer(raw, ">u4", axes, offset=4)
-        return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(
-            f"{path} is no complete IDX file of bytes with {axes} axes: {error}. Download it again."
-        ) from error
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if raw[:4] != bytes((0, 0, 8, axes)):
+        raise DataError(f"{path} is no IDX file of bytes with {axes} axes: it starts {raw[:4]!r}.")
+    shape = np.frombuffer(raw, ">u4", axes, offset=4)
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 class Tfds:

@@ -79,7 +79,7 @@ def eval_transform(
 ) -> np.ndarray:
     """Resize to cover floor(size / crop_fraction) with the aspect ratio kept, then crop `size` from the centre.
 
-    Pillow decodes and resizes, so that the pixels equal those of timm. The result is uint8 (height, width, channels).
+    Pillow decodes and resizes, so that the pixels equal timm's. The result is uint8 (height, width, channels).
     """
     pixels = decode_whole(image, channels)
     rows, columns = image_sides(size)
@@ -143,7 +143,7 @@ def _cubic_kernel(length: int, size: int) -> np.ndarray:
 
 
 def affine(pixels: np.ndarray, matrix: Sequence[float | int], fill: Sequence[Any]) -> np.ndarray:
-    """Return an image whose value at (x, y) is that of the input at (a x + b y + c, d x + e y + f).
+    """Return an image whose value at (x, y) is the input's at (a x + b y + c, d x + e y + f).
 
     Here x is the column and y the row, in pixels; centres of pixels are at halves. The interpolation is nearly bicubic.
     """

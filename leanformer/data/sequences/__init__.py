@@ -29,15 +29,12 @@ class SourceSpec:
     max_length: int  # most tokens of an example; sources of texts truncate longer ones
     length: Any  # number of tokens that all examples must have; None if they may differ
     recipe: Mapping[str, Any]  # arguments of `listops.Recipe`, or `contour` and `seed` of `Pathfinder`
-    classes: Sequence[str] | None = None  # names in the order of the model's outputs; None for those of the split
+    classes: Sequence[str] | None = None  # names in the order of the model's outputs; None: the split's
     dir: str | None = None  # folder of TFDS data
 
 
 def open_sequences(name: str, split: str, **requirements: Any) -> Source:
-    """Return the source of one split of a `data.name`, `<type>:<what>` with a type of KINDS.
-
-    Keyword arguments are fields of `SourceSpec`.
-    """
+    """Return the source of one split of a `data.name`; keyword arguments are fields of `SourceSpec`."""
     (kind, what), spec = find(name, KINDS), SourceSpec(**requirements)
     source = kind.open(what, split, spec)
     about = f'data.name="{name}", split "{split}"'
@@ -53,10 +50,7 @@ def open_sequences(name: str, split: str, **requirements: Any) -> Source:
 
 
 def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
-    """Return the tokens (n,) of a text, an expression, or an image, which is resized to `length` pixels, a square.
-
-    The type of a `data.name` says which; `raw` is the content of a file, or the pixels of an image.
-    """
+    """Return the tokens (n,) of a file, or of an image's pixels, which are resized to a square of `length` pixels."""
     word = name.partition(":")[0]
     if word not in ENCODERS:
         raise DataError(f'data.name="{name}": a file cannot be an example. Use one of {", ".join(ENCODERS)}.')

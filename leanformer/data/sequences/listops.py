@@ -4,7 +4,7 @@ The label of an expression such as `[MAX 4 [SM 7 5 ] 0 ]` is a digit, its value.
 digits 0 to 9 are 1 to 10, followed by [MIN [MAX [MED [SM and the closing bracket. Id 0 is padding, and examples are not
 padded: the batch truncates and pads them. `Published` reads the published files.
 
-The distribution is that of the published generator: a node above the last level is an operator with probability 1/4,
+The distribution is as published: a node above the last level is an operator with probability 1/4,
 else a digit; an operator has 2 to `max_args` arguments and is MIN, MAX, MED (the median, rounded down) or SM (the sum
 modulo 10), all uniform; expressions of other lengths are drawn again, and no two are equal. The random bits are
 Philox4x64-10 with the key (seed, block), used as integers, so a dataset is the same on every machine and NumPy version.
@@ -21,7 +21,7 @@ import numpy as np
 
 from leanformer.data.source import make_dataset, read_record
 from leanformer.data.tables import lines, parse_rows, shorten, split
-from leanformer.errors import ConfigError, DataError
+from leanformer.errors import ConfigError
 
 
 SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")  # of ids 1, 2, ...
@@ -141,13 +141,12 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
     return make_dataset(folder, dataclasses.asdict(recipe), lambda draft: _fill(draft, recipe))
 
 
-def _fill(folder: Path, recipe: Recipe) -> dict[str, Any]:
+def _fill(folder: Path, recipe: Recipe) -> None:
     counts = {name: n for name in ("test", "val", "train") if (n := getattr(recipe, name))}
     expressions = iter(_distinct(recipe, sum(counts.values())).items())
     for name, count in counts.items():
         for field, array in Expressions.join(itertools.islice(expressions, count))._asdict().items():
             np.save(folder / f"{name}-{field}.npy", array)
-    return {}
 
 
 def _distinct(recipe: Recipe, count: int) -> dict[bytes, int]:
@@ -191,9 +190,6 @@ class ListOps(ExpressionSource):
     def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
         read_record(self.folder, {} if recipe is None else dataclasses.asdict(recipe))
-        if not (self.folder / f"{split}-labels.npy").is_file():
-            splits = ", ".join(sorted(path.name.partition("-")[0] for path in self.folder.glob("*-labels.npy")))
-            raise DataError(f'{self.folder} has no split "{split}". Found: {splits}.')
 
     @functools.cached_property
     def _data(self) -> Expressions:
@@ -220,10 +216,7 @@ class Published(ExpressionSource):
     """
 
     def __init__(self, folder: str | Path, split: str):
-        folder = Path(folder).expanduser()
-        self.path = folder / f"basic_{split}.tsv"
-        if not self.path.is_file():
-            raise DataError(f"{self.path} not found. Use the folder of the published basic_{{train,val,test}}.tsv.")
+        self.path = Path(folder).expanduser() / f"basic_{split}.tsv"
         rows = lines(self.path)
         next(rows, None)  # header
         self._data = Expressions.join([parsed for _, parsed in parse_rows(self.path, rows, _parse)])
@@ -242,17 +235,6 @@ def _parse(line: bytes) -> tuple[bytes, int]:
 def encode(source: bytes) -> np.ndarray:
     """Return the tokens, uint8 (n,), of an expression such as b"[MAX 4 [SM 7 5 ] 0 ]"; round brackets are ignored."""
     try:
-        tokens = np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)
+        return np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)
     except KeyError as error:
         raise ValueError(f"holds {shorten(error.args[0])}, not a symbol of ListOps") from error
-    if not _is_complete(tokens):
-        raise ValueError(f"is not a complete expression: {shorten(source)} ... {shorten(source[-20:])}")
-    return tokens
-
-
-def _is_complete(tokens: np.ndarray) -> bool:
-    """Return True for exactly one expression: matching brackets around all tokens, and no empty operator."""
-    opens, closes = (tokens >= OPENER) & (tokens < CLOSER), tokens == CLOSER
-    depth = np.cumsum(opens.astype(np.int64) - closes)
-    matched = len(depth) > 0 and depth[-1] == 0 and (depth[:-1] > 0).all()
-    return bool(matched and not (opens[:-1] & closes[1:]).any())

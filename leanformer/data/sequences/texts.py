@@ -5,7 +5,6 @@ Byte b is token b + 1. Id 0 is padding, which the batch adds.
 
 import csv
 import functools
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.data.source import number_classes
-from leanformer.data.tables import find_columns, line_error, lines, parse_rows, shorten, split
+from leanformer.data.tables import find_columns, json_lines, line_error, parse_rows, shorten, split
 from leanformer.errors import DataError
 
 
@@ -93,7 +92,7 @@ class LabelledText:
         return f"{self.path}, line {self._lines[index]}"
 
 
-def _labelled(row: tuple[Any, Any]) -> tuple[bytes, str]:
+def _labelled(row: Sequence[Any]) -> tuple[bytes, str]:
     text, label = (value.encode() if isinstance(value, str) else value for value in row)
     label = str(label).encode() if isinstance(label, int) else label
     if not (isinstance(text, bytes) and isinstance(label, bytes) and text and label.strip()):
@@ -123,18 +122,7 @@ def _csv(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
             yield rows.line_num, (cells[0], cells[1])
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    for line, text in lines(path):
-        if text.strip():
-            try:
-                row = json.loads(text)
-                cells = row["text"].encode(), row["label"]
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise line_error(path, line, f"is no JSON object in UTF-8 with text and label ({error})") from error
-            yield line, cells
-
-
-READERS = {".tsv": _csv, ".csv": _csv, ".jsonl": _jsonl}
+READERS = {".tsv": _csv, ".csv": _csv, ".jsonl": functools.partial(json_lines, keys=COLUMNS)}
 
 
 class Pairs:
@@ -148,8 +136,6 @@ class Pairs:
 
     def __init__(self, path: str | Path, max_length: int = 4_000):
         self.path, self.max_length = Path(path).expanduser(), min(max_length, DOCUMENT)
-        if not self.path.is_file():
-            raise DataError(f"{self.path} not found. Use new_aan_pairs.train.tsv, .eval.tsv or .test.tsv.")
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:

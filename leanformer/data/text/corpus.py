@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Corpus:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        return parse(self.tokenizer_json, self.name)
+        return parse(self.tokenizer_json)
 
     @functools.cached_property
     def _mapped_tokens(self) -> np.ndarray:
@@ -57,7 +57,7 @@ class Corpus:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """Index after the end token of each document, int64; the last is that of the split, maybe inside one."""
+        """Index after the end token of each document, int64; the last is the end of the split, maybe inside one."""
         every = np.load(self.folder / ENDS) - self.first
         inside = every[(every > 0) & (every < len(self))]
         return np.append(inside, len(self))
@@ -87,15 +87,9 @@ def open_corpus(
 ) -> Corpus:
     """Return the tokens of a split. If they are not on disk, tokenise the text, and train the tokenizer if it must be.
 
-    Args:
-        name: `data.name` with a type of `documents.KINDS`.
-        split: split, see `documents.find`, optionally with a part of its tokens, such as `all[:90%]`.
-        tokenizer: "bytes"; "bpe:<vocabulary>" or "wordpiece:<vocabulary>", trained on all files of `train_split`; or a
-            path, see `tokenizer.read`.
-        train_split: split that a BPE or WordPiece is trained on; a part such as `[:90%]` is ignored.
-        separator, documents: separator and maximum number (0 for all), as in `documents.Documents`.
-        dir: folder in which tokens and trained tokenizers are saved and looked up; CACHE if None.
-        workers: maximum number of tokenising processes; fewer are used for small texts. The tokens do not depend on it.
+    `name`, `separator` and `documents` are as in `documents.find`. The split may be a part, such as `all[:90%]`. The
+    tokenizer is "bytes", "bpe:<vocabulary>" or "wordpiece:<vocabulary>", trained on all files of `train_split`, or a
+    path. Tokens and tokenizers are saved in `dir`, by default CACHE; they do not depend on `workers`.
     """
     folder = Path(dir or CACHE).expanduser()
     part = Split.of(split)
@@ -120,18 +114,8 @@ def open_corpus(
     return Corpus(place, f"{name}, {split}", chosen.json(), first, last)
 
 
-@runtime_checkable
-class Texts(Protocol):
-    """Protocol of texts that a tokenizer can be trained on: an iterable of str."""
-
-    def __iter__(self) -> Iterator[str]: ...
-
-    def identity(self) -> dict[str, Any]:
-        """Return a dict, ready for JSON, that changes if the texts change."""
-
-
-def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
-    """Return the tokenizer of a `data.tokenizer`. A BPE or WordPiece that is not in `folder` is trained and saved."""
+def make_tokenizer(words: str, texts: Any, folder: Path) -> Tokenizer:
+    """Return the tokenizer of a `data.tokenizer`; one that is not in `folder` is trained on `texts`, and saved."""
     kind, _, size = words.partition(":")
     if words == "bytes":
         return byte_tokenizer()
@@ -146,9 +130,8 @@ def _digest(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folder: Path) -> dict[str, Any]:
+def _train(train: Callable[..., Tokenizer], texts: Iterable[str], vocabulary: int, folder: Path) -> None:
     (folder / FILE).write_text(train(texts, vocabulary).json(), encoding="utf-8")
-    return {}
 
 
 def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> dict[str, int]:
@@ -161,9 +144,6 @@ def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> d
             counts.append(lengths)
             size += read
     ends = np.cumsum(np.concatenate(counts), dtype=np.int64)
-    if not len(ends):
-        files = ", ".join(file.name for file in texts.files[:3])
-        raise DataError(f"{texts.name} has no text: its files ({files}) are empty. Add text, or set another split.")
     np.save(folder / ENDS, ends)
     return {"documents": len(ends), "tokens": int(ends[-1]), "bytes": size}
 
@@ -182,10 +162,7 @@ def _pieces(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _encode(chosen: Tokenizer | str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the tokens of documents with end tokens, the number of tokens per document, and the bytes of text.
-
-    In a worker process, `chosen` is the JSON of the tokenizer.
-    """
+    """Return the tokens of documents with end tokens, tokens per document, and bytes; workers pass JSON as `chosen`."""
     chosen = _parse_cached(chosen) if isinstance(chosen, str) else chosen
     arrays, kind = [], dtype(chosen.vocabulary)
     for batch in itertools.batched(texts, DOCUMENTS_PER_CALL):
@@ -194,4 +171,4 @@ def _encode(chosen: Tokenizer | str, texts: Sequence[str]) -> tuple[np.ndarray, 
     return np.concatenate(arrays), lengths, sum(len(text.encode()) for text in texts)
 
 
-_parse_cached = functools.lru_cache(maxsize=1)(functools.partial(parse, name="the tokenizer"))
+_parse_cached = functools.lru_cache(maxsize=1)(parse)

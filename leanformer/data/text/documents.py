@@ -13,6 +13,7 @@ from typing import Any
 
 from leanformer.data.source import Kind
 from leanformer.data.source import find as find_kind
+from leanformer.data.tables import json_lines
 from leanformer.errors import DataError
 
 
@@ -82,13 +83,10 @@ class Documents:
 
 
 def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -> Documents:
-    """Return the documents of a split of a `data.name`.
+    """Return the documents of a split of a `data.name`; a bundled text has a separator of its own.
 
-    Args:
-        name: value of `data.name`.
-        stem: stem of the files <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, ...; name of a folder
-            of files; or "all" for every file in the folder.
-        separator, most: as in `Documents`; a bundled text has a separator of its own.
+    `stem` names files, <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, or a folder of files; "all" is
+    every file.
     """
     kind, rest = find_kind(name, KINDS)
     return kind.open(rest, stem, {"separator": separator, "most": most})
@@ -96,8 +94,6 @@ def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -
 
 def _austen(name: str, stem: str, how: Mapping[str, Any]) -> Documents:
     file = BUNDLED / f"{name}-{stem}.txt.xz"
-    if not file.is_file():
-        raise DataError(f'The bundled text {name} has no split "{stem}". Found: train, test.')
     return Documents(f"{name} {stem}", (file,), separator=FORM_FEED, most=how["most"])
 
 
@@ -162,18 +158,7 @@ def _decode(file: Path, raw: bytes, start: int) -> str:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    with file.open("rb") as content:
-        for number, line in enumerate(content, 1):
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line.decode("utf-8-sig"))["text"]
-                text.encode()  # raises for half of a surrogate pair, such as "\ud800", and for what is no string
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise DataError(
-                    f'{file}, line {number} is not a JSON object in UTF-8 with a "text" ({error}). Fix or remove it.'
-                ) from error
-            yield text
+    return (text for _, (text,) in json_lines(file, ["text"]))
 
 
 def _rows(file: Path) -> Iterator[str]:

@@ -85,10 +85,7 @@ class OverlappingLastWindow(Stream):
 
 
 class Windows(_Rows):
-    """Rows from random positions of a corpus's token stream, endless, for training.
-
-    Every example is {"window": function that draws a row of `Stream`}.
-    """
+    """Endless rows from random positions of a token stream: {"window": function that draws a row of `Stream`}."""
 
     fills_rows = True
 
@@ -144,7 +141,7 @@ class Packed(_Rows):
 
 
 def prepare(index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]) -> dict[str, Any]:
-    """Return the arrays of a row by name; that of `Windows` depends on the position in training."""
+    """Return the arrays of a row by name; a row of `Windows` depends on the position in training."""
     return example["window"](draws()) if "window" in example else dict(example)
 
 
@@ -164,14 +161,9 @@ class Masking:
     length: int  # row length T
 
     def __call__(self, text: np.ndarray, old: int, draw: np.random.Generator) -> Row:
-        """Return a masked row: `tokens` (T,), 0 for padding, and the `places` and `targets` (K,) in it.
+        """Return a masked row: `tokens` (T,), 0 for padding, and the `places` and `targets` (K,), padded with IGNORE.
 
-        K is the number of targets in a full row; a row with fewer has IGNORE at the end of `targets`.
-
-        Args:
-            text: tokens before masking, int32 (T,), padded with IGNORE at the end.
-            old: number of first tokens that cannot be targets, since they were in the previous row.
-            draw: random generator.
+        `text` is int32 (T,), padded with IGNORE; its `old` first tokens were targets in the previous row.
         """
         real = np.flatnonzero(text[old:] != IGNORE) + old
         number = num_masked(self.share, len(real))
@@ -196,10 +188,7 @@ def num_masked(share: float, tokens: int) -> int:
 def prepare_masked(
     index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator], *, how: Masking, train: bool
 ) -> dict[str, Any]:
-    """Return the masked row of an example, with its `segments` (T,) if documents are packed.
-
-    In training, masks depend on the position; in evaluation on the index, so that every one has the same targets.
-    """
+    """Return the masked row of an example; masks depend on the position in training, and on the index in evaluation."""
     draw = draws() if train else np.random.Generator(np.random.Philox(key=(0, index)))
     row = example["window"](draw) if "window" in example else example
     masked = how(row["targets"], int(row.get("old", 0)), draw)

@@ -80,13 +80,9 @@ class Tokenizer:
         return json.dumps(json.loads(self._base.to_str()), sort_keys=True, ensure_ascii=False)
 
 
-def parse(text: str, name: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json; `name` is for messages."""
-    try:
-        base = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise DataError(f"{name} is not a valid tokenizer.json of the tokenizers library: {error}.") from error
-    return Tokenizer(base)
+def parse(text: str) -> Tokenizer:
+    """Return the tokenizer of the content of a tokenizer.json."""
+    return Tokenizer(tokenizers.Tokenizer.from_str(text))
 
 
 def read(path: Path) -> Tokenizer:
@@ -103,7 +99,7 @@ def read(path: Path) -> Tokenizer:
             f'{" and ".join(PAIRS[0])}, to "bytes", or to "bpe:<vocabulary>" or "wordpiece:<vocabulary>", which are '
             "trained on the texts."
         )
-    return parse(path.read_text(encoding="utf-8"), str(path))
+    return parse(path.read_text(encoding="utf-8"))
 
 
 def byte_tokenizer() -> Tokenizer:
