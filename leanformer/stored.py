@@ -31,13 +31,6 @@ def check_not_pickle(path: Path) -> None:
         )
 
 
-def damaged(path: Path, error: Exception) -> WeightsError:
-    return WeightsError(
-        f"{path} ({path.stat().st_size} bytes) is not a complete safetensors file: {error}. "
-        "Was it truncated? Download it again."
-    )
-
-
 class StoredTensor:
     """Tensor in a safetensors file, read when it is called: float32 for half precision; `dtype` is such as "BF16"."""
 
@@ -66,7 +59,10 @@ def open_lazily(path: str | Path) -> dict[str, StoredTensor]:
             with safe_open(file, framework="numpy") as opened:
                 slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
         except (SafetensorError, ValueError, TypeError, OSError) as error:
-            raise damaged(file, error) from error
+            raise WeightsError(
+                f"{file} ({file.stat().st_size} bytes) is not a complete safetensors file: {error}. "
+                "Was it truncated? Download it again."
+            ) from error
         result |= {name: StoredTensor(file, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
     return result
 

@@ -22,7 +22,7 @@ def help_texts(c: Any) -> dict[str, str]:
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
-    """Return a page of keys of a config, or of all; of a section, a key, or of names and help with a word."""
+    """Return the help page of a config's keys, or of all; only of a section, or with a word in their name or help."""
     groups = [*defaults()] if c is None else [("", c)]
     page = _page(groups, lambda key, _: not section or key == section or key.startswith(f"{section}."))
     word = section.rpartition(".")[2].lower()

@@ -175,9 +175,9 @@ def _load(path: Path) -> Batches:
 
 
 class CorruptLog:
-    """Log of unreadable examples, called with `corrupt` of each batch: it warns of each once.
+    """Log of unreadable examples, called with the array `corrupt` of each batch; it warns of each once.
 
-    It stops the run if they exceed a fraction of the data, or of the examples read so far if those are endless.
+    It stops the run if they exceed a fraction of the data, or of the examples read so far if the data are endless.
     """
 
     def __init__(self, batches: Batches, max_share: float):

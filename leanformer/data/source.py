@@ -144,7 +144,7 @@ def read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Im
 def make_dataset(
     folder: str | Path, recipe: Mapping[str, Any], fill: Callable[[Path], Any] = lambda folder: None
 ) -> Path:
-    """Build a dataset if the folder is missing or empty, and return the absolute folder, which a kill leaves empty.
+    """Build a dataset if the folder is missing or empty, and return its absolute path. A kill leaves no folder.
 
     `fill` writes the files to a folder, and returns entries of the record besides the recipe, see `read_record`.
     """

@@ -123,7 +123,7 @@ def start(
 
 
 def finish(status: int, *, failed: bool) -> None:
-    """End a command together with the other processes; at once if it failed, since the others would be waited for."""
+    """Disconnect from the other processes at the end of a command; if it failed, exit without waiting for them."""
     if count() == 1:
         return
     sys.stdout.flush()

@@ -121,7 +121,7 @@ def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v
 
 
 def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
-    """Return how many classes have a logit that is not below the label's. Ties and NaN make an answer wrong."""
+    """Return how many other classes have a logit that is not below the label's. Ties and NaN make an answer wrong."""
     label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
     above = ~(logits < label_logit)  # at least as high, or NaN; includes the label itself
     return above.sum(axis=-1) - 1 + jnp.isnan(label_logit[:, 0]) * logits.shape[-1]

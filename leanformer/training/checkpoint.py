@@ -214,7 +214,7 @@ class Checkpoints:
     def _load_newest[T](
         self, load: Callable[[Path], T], weights_of: Callable[[T], tuple[Any, Any]], step: int | None
     ) -> T:
-        """Return the content of the newest checkpoint that all processes can load, with finite `weights_of` it."""
+        """Return the content of the newest checkpoint that every process can load, with finite `weights_of` it."""
         self.choose(step)
         unreadable: dict[int, str] = {}
         steps = multihost.broadcast_from_primary(self.steps)

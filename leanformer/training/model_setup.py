@@ -88,7 +88,7 @@ class ModelSetup:
             run_files.check_tokenizer(_folder_of(self.config.init_from.path), chosen)
 
     def map_weights(self, tensors: Mapping[str, Any], layout: str, source_grid: tuple[int, int] | None = None) -> Any:
-        """Return weights of this model from tensors by name, which are of a model with `source_grid` of patches."""
+        """Return weights of this model from tensors by name; `source_grid` has their rows and columns of patches."""
         from leanformer import pretrained
         from leanformer.pretrained import layouts
 

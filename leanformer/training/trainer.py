@@ -226,7 +226,7 @@ def open_trainer(
     timer: Timer,
     make_loggers: MakeLoggers | None = None,
 ) -> Iterator[tuple[Trainer, TrainState]]:
-    """Lock the workdir, and yield the trainer with the newest readable or the initial state. No more is written."""
+    """Lock the workdir, and yield the trainer with its newest readable or initial state. Nothing else is written."""
     config, objective = setup.config, setup.task.objective
     score = objective.score
     score = dataclasses.replace(score, name=f"{'ema_' if config.optim.ema else ''}{score.name}")

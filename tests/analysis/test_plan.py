@@ -234,7 +234,6 @@ def test_shapes_are_spread_over_every_axis():
         (["--budget=params:3", "--budget=flops:3"], ("params", "flops")),
         (["--budget=params:1e12", *OVER], ("--budget=params:1e+12", "depth=5")),
         (["--over=model.patch_size=7"], ("patch_size", "model.depth", "model.mlp_dim")),
-        (["--over=model.depth=two"], ("model.depth=two",)),
         (["--proxies=3", "--out=x"], ("--proxies=3", 10)),
         (["--config=davit_b_lean"], ("davit", "depth")),
         (["--config=rank_nn_small"], ("model.inputs",)),
