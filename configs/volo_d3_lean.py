@@ -6,7 +6,7 @@ Hardware:  8 x A100 about 7 h, 8 x H100 about 2 h. By arithmetic at 40 % of the 
 Expected:  top-1 82.6, top-5 95.7 as reported in Table 4, one run, no spread given. Not reproduced here.
 Counts:    47,454,032 parameters; the paper reports 47.5 M.
 
-Twice the heads have half the width, so that of the weights only the outlook's grow with them. Stages 2 to 4 with heads
+Twice the heads have half the width, so only the outlook's weights grow with them. Stages 2 to 4 with heads
 of width 32 as before are 62,134,096: --config.model.head_dim="(16, 32, 32, 32)". Without the token-labelling head it
 is 46,941,032, --config.model.token_head=False. The MLPs are as reported; the original has the same.
 """

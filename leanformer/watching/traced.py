@@ -58,7 +58,7 @@ class Arrivals:
         if jax.sharding.get_abstract_mesh().manual_axes:
             raise ConfigError(REFUSED)
         if self.due is not None:
-            return model(*args, **kwargs)  # within another call, such as that of a base class
+            return model(*args, **kwargs)  # within another call, such as a base class's
         traced = _is_traced(args, kwargs, jnp.zeros(()))
         if traced:
             jax.debug.callback(lambda: None)  # an effect, so that `jax.effects_barrier` waits for the program

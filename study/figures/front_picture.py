@@ -82,7 +82,7 @@ def draw_delay(axes: Axes) -> None:
         axes.fill_between(list(by_step), low, high, color=color, alpha=0.15, linewidth=0)
     axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
     axes.set(xscale="log", xlabel="step")
-    axes.set_title("Loss minus that of one head, nats", fontsize=FONT - 2)
+    axes.set_title("Loss minus one head's, nats", fontsize=FONT - 2)
     axes.minorticks_off()
     axes.set_xticks([100, 300, 1000, 4000], ["100", "300", "1,000", "4,000"])
     axes.legend(frameon=False, fontsize=FONT - 3)
@@ -116,9 +116,7 @@ def draw_dose(axes: Axes) -> None:
     slope, left = values["slope"]["heads"].value, min(e.value for e in values["kappa"].values())
     axes.plot([0, left], [0, -slope * left], color=FIRST, linewidth=1)
     axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
-    axes.set(
-        xlabel="change of log10 κ\n(left: better conditioned; line: that of heads)", ylabel="change of top-1, points"
-    )
+    axes.set(xlabel="change of log10 κ\n(left: better conditioned; line: heads)", ylabel="change of top-1, points")
     axes.legend(frameon=False, fontsize=FONT - 3)
 
 

@@ -80,7 +80,7 @@ def main(f: cli.Values) -> None:
         with files.atomic_write(ROWS) as path:
             for row in rows:
                 language.append_row(row, path, FIELDS)
-    print(f"Training loss minus that of the fewest heads, block {BLOCK}, rate {RATE:g}, nats per token")
+    print(f"Training loss minus the loss of the fewest heads, block {BLOCK}, rate {RATE:g}, nats per token")
     for heads, by_step in behind(language.read_rows(ROWS)).items():
         for step, difference in by_step.items():
             print(f"{heads:>4} heads, step {step:>5}: {Estimate.of(difference):+.3f}")

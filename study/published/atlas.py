@@ -14,7 +14,7 @@ discusses.
 An effect is the change of the score when a size doubles; positive is worse. It is in nats per token for decoders and in
 percent of the error for other models. Intervals are 95 %, by the jackknife over independent units: the (width, depth)
 in open_lm, the shape in Gemstones and in archai's searches, the model elsewhere. Each effect is estimated in two or
-three functional forms. p is that of the first form, corrected over the first forms of all questions (Holm).
+three functional forms. p belongs to the first form, corrected over the first forms of all questions (Holm).
 
 `python -m study.published.atlas_models` prints the command that trains a row, and compares parameter counts.
 """
@@ -41,7 +41,7 @@ over all heads together, so it does not equalise heads (mlfoundations/open_lm at
 archai: its GPT-2 is Hugging Face's attention, without QK-norm.
 
 Lists per layer enter as the mean log2 over layers. Ranges of the head dimension are those after a doubling of heads.
-The means of open_lm's pairs equal those of the neighbouring head counts within each (width, depth); the interval is
+The means of open_lm's pairs equal the means of the neighbouring head counts within each (width, depth); the interval is
 Student's over (width, depth) cells, which is wider than a bootstrap over pairs where there are few."""
 
 

@@ -131,7 +131,7 @@ def count_model(model: Published) -> int:
 def _line(table: str, width: int) -> tuple[int, int, int]:
     """Return the parameters outside of the layers, of a layer without an MLP, and per unit of its MLP.
 
-    Those of an attention depend on the total width only, which is the width in all tables.
+    An attention's parameters depend on the total width only, which is the width in all tables.
     """
 
     def of(depth: int, mlp: int) -> int:

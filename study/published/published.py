@@ -170,7 +170,7 @@ def bert() -> list[Table]:
             by_width=True,  # 2 or 4 heads: from 64 to 32 at one width, from 128 to 64 at the other
             varies="mixer, heads (2 or 4) and MLPs (1 or 3 of 512 or 1,024) of each layer; depth 2 or 4; width 128 or "
             "256",
-            tied="total width = width. Two values of each size. Parameters of blocks are those of self-attention for "
+            tied="total width = width. Two values of each size. Parameters of blocks are as in self-attention for "
             "every mixer; embeddings and FLOPs are not in the table",
         )
     ]
