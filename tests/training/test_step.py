@@ -51,6 +51,7 @@ def batches(rng, tiny):
     return [make_image_batch(rng, tiny) for _ in range(3)]
 
 
+@pytest.mark.slow  # two large programs; tests/tasks/test_tasks.py accumulates a small one
 def test_accumulation_equals_one_big_batch(tiny, meshes, batches, no_shape_checks):
     """One big batch has the same loss and gradients, with mixing, erasing, drop path and EMA on."""
 
