@@ -233,10 +233,11 @@ class Layer:
         elif not self.calls:
             notes.insert(0, "never called")
         for needs, reason in self.unseen.items() if self.calls else ():
-            specs = {name: spec for name, spec in AVAILABLE.items() if name in self.names and spec.needs == needs}
-            if missing := [name for name in specs if name not in self.total]:
-                padding = ", or there is padding" * all(specs[name].whole for name in missing)
-                notes.append(f"{', '.join(missing)} not measured: {reason}{padding}")
+            wanted = [name for name in self.names if name in AVAILABLE and AVAILABLE[name].needs == needs]
+            if missing := [name for name in wanted if name not in self.total]:
+                if all(AVAILABLE[name].whole for name in missing):
+                    reason = "there is padding" if len(missing) < len(wanted) else f"{reason}, or there is padding"
+                notes.append(f"{', '.join(missing)} not measured: {reason}")
         return "; ".join(notes) or "ok"
 
     def rows(self) -> list[dict[str, Any]]:
