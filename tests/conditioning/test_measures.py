@@ -303,7 +303,7 @@ def test_output_jacobian_is_not_squared(rng):
     np.testing.assert_allclose(result.condition_number, [1e6, 1e2], rtol=2e-2)
 
 
-@pytest.mark.parametrize("reduce", [condition, with_spectrum])
+@pytest.mark.parametrize("reduce", [condition, pytest.param(with_spectrum, marks=pytest.mark.slow)])
 def test_padding_adds_no_singular_values(reduce):
     """Rows shorter than the width, padded, have the condition numbers that they have alone."""
     sizes = {"vocabulary": 41, "max_length": 19, "num_classes": 2, "width": WIDTH, "depth": DEPTH}
