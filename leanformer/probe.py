@@ -114,7 +114,7 @@ def main(flags: cli.Values) -> None:
         return
     for name in ("num_heads", "kv_heads", "head_dim"):
         if getattr(flags, name):
-            raise ConfigError(f"--{name} is of --weights alone; to change a model, pass --config.model.{name}.")
+            raise ConfigError(f"--{name} describes a file of --weights without --config. Pass --config.model.{name}.")
     heads = sorted({int(number) for number in flags.heads})
     workdir = inference.run_folder(flags.workdir) if flags.workdir else None
     out = Path(flags.out).expanduser() if flags.out else (workdir or Path()) / "probe"

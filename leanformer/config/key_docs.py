@@ -13,6 +13,21 @@ from leanformer.errors import ConfigError
 
 WIDTH = 46
 NO_HELP = "key of the config file, without a help text"
+SYNONYMS = {  # words of other libraries, and parts of the names that the keys have here
+    "bs": ("batch_size",),
+    "dropout": ("dropout", "drop_path"),
+    "embed_dim": ("model.width",),
+    "epochs": ("total_epochs", "every_epochs"),
+    "fp16": ("dtype",),
+    "grad_accum": ("accumulate",),
+    "gradient_accumulation": ("accumulate",),
+    "hidden_size": ("model.width",),
+    "learning_rate": ("optim.lr",),
+    "n_head": ("num_heads",),
+    "n_layer": ("model.depth",),
+    "precision": ("dtype",),
+    "wd": ("weight_decay",),
+}
 
 
 def help_texts(c: Any) -> dict[str, str]:
@@ -22,11 +37,15 @@ def help_texts(c: Any) -> dict[str, str]:
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
-    """Return the help page of a config's keys, or of all; only of a section, or with a word in their name or help."""
+    """Return the help page of a config's keys, or of all; only of a section, or with a word in their name or help.
+
+    A word may be another library's, such as wd.
+    """
     groups = [*defaults()] if c is None else [("", c)]
     page = _page(groups, lambda key, _: not section or key == section or key.startswith(f"{section}."))
     word = section.rpartition(".")[2].lower()
-    page = page or _page(groups, lambda key, text: word in f"{key} {text}".lower())
+    parts = SYNONYMS.get(word, (word,))
+    page = page or _page(groups, lambda key, text: any(part in f"{key} {text}".lower() for part in parts))
     if not page:
         raise ConfigError(f"{section}: no section or key of the config, and no key has the word in its name or help.")
     return page

@@ -62,7 +62,11 @@ def test_keys_lists_the_keys_of_all_tasks_or_of_a_section():
     assert all_keys >= base | sequences
     assert parse_page(run_keys("optim")).keys() == {key for key in all_keys if key.startswith("optim.")}
     assert parse_page(run_keys("seed")).keys() == {"seed"}
-    assert parse_page(run_keys("model.dropout", "--config=quickstart")).keys() == {"model.attention_dropout"}
+    assert parse_page(run_keys("wd")).keys() == {"optim.weight_decay"}
+    assert parse_page(run_keys("model.dropout", "--config=quickstart")).keys() == {
+        "model.attention_dropout",
+        "model.drop_path",
+    }
     status, _, err = run_in_process(["", "", "leanformer.keys", "colour_of_paper"])
     assert status == 2 and mentions(err, "colour_of_paper")
 
