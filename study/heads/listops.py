@@ -22,6 +22,7 @@ import numpy as np
 
 from leanformer import cli, config, evaluate
 from leanformer.analysis import statistics
+from leanformer.data import sequences
 from study import common
 from study.heads import language
 
@@ -52,6 +53,7 @@ def run(size: str, depth: int, heads: int, seed: int, out: Path) -> dict[str, An
     """Train one run, or read it if it is finished, and return its row."""
     workdir = out / f"{size}-{depth}x{heads}-seed={seed}"
     c = get_config(size, depth, heads, seed, out / f"listops-{size}")
+    sequences.build(c.data.name, None, c.data.recipe)
     summary = common.train(c, workdir)
     if status := evaluate.main([f"--workdir={workdir}", "--best", "--split=test"]):
         raise SystemExit(status)
