@@ -18,6 +18,7 @@ Writes compare.html (self-contained), compare.json and the plots as PNG, for sev
 from pathlib import Path
 
 from leanformer import cli
+from leanformer.errors import ConfigError
 
 
 @cli.command(
@@ -31,13 +32,15 @@ from leanformer import cli
         ("paired", "welch", "pooled"),
         default="paired",
     ),
-    cli.Flag("out", "Folder to write to; by default compare/ in the first folder."),
+    cli.Flag("out", "Folder to write to; by default compare/ in the compared folder."),
     words="folders of runs or of sweeps",
 )
 def main(flags: cli.Values) -> None:
     from leanformer.analysis import comparison, runs
     from leanformer.reports import comparison as report
 
+    if flags.out is None and len(flags.words) > 1:  # the first folder's own comparison would be lost
+        raise ConfigError(f"{len(flags.words)} folders are compared, so there is no default for --out. Pass --out=DIR.")
     compared = comparison.compare(
         runs.read(flags.words, flags.metric), by=flags.by, margin=flags.margin, against=flags.against, test=flags.test
     )

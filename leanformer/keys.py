@@ -1,7 +1,8 @@
 """List of config keys with values and help: `python -m leanformer.keys [WORD] [--config=FILE]`.
 
 The word is a section, such as model, data or optim, a single key, or a word to search for in names and help, such as
-dropout. Without --config the keys of all tasks are listed, with their defaults.
+dropout; some names of other libraries, such as wd, are understood. Without --config the keys of all tasks are listed,
+with their defaults.
 """
 
 from leanformer import cli
