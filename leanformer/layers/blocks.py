@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -165,7 +165,7 @@ class Block(nnx.Module):
         self.gamma1, self.gamma2 = (None if s is None else nnx.Param(jnp.full(config.width, s)) for s in scales)
 
     @classmethod
-    def from_config(cls, config: BlockConfig, rngs: nnx.Rngs) -> Self:
+    def from_config(cls, config: BlockConfig, rngs: nnx.Rngs) -> "Block":
         return cls(config.make_attention(rngs), config, rngs=rngs)
 
     def __call__(
