@@ -37,7 +37,7 @@ test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can
 
 test-all: $(VENV)/.ready $(VENV)/.docs $(VENV)/.torch lint pretrained  ## The same, the slow tests and the study's: kills, notebooks, browser, PyTorch, array shapes checked everywhere.
 	$(VENV)/torch/bin/python -m pytest tests/watching/test_torch.py -o addopts=-q -o filterwarnings=default --confcutdir=tests/watching -p no:cacheprovider
-	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype tests study/tests
+	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,shape_checks.check tests study/tests
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

@@ -96,7 +96,7 @@ class ModelSetup:
         heads = models.find_class(c.model.name).classifiers
         start, grid = c.init_from, _find_grid(c.model)
         allowed = pretrained.Allowed(start.new_head, start.resize_positions, grid, heads, source_grid)
-        tensors = layouts.huggingface.rename_nanochat(tensors, c.model)
+        tensors = layouts.huggingface.rename_nanochat(tensors, c.model.to_dict())
         weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
