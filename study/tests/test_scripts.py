@@ -58,6 +58,12 @@ def test_differences_are_reported():
     assert "+0.00 ± 24.84" in text
 
 
+@pytest.mark.slow
+def test_run_of_listops_makes_its_expressions_and_a_row(tmp_path):
+    row = listops.run(listops.TINY, 1, 2, 0, tmp_path)
+    assert row.keys() == set(listops.FIELDS) and 0 <= float(row["top1"]) <= 1
+
+
 def test_coverage_of_a_few_draws(no_shape_checks):
     rng = np.random.default_rng(0)
     assert (

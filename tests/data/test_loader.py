@@ -147,9 +147,14 @@ def test_labels_are_integers_below_the_number_of_classes(monkeypatch):
 
 
 class Endless:
-    """Endless source whose example i is the number i."""
+    """Endless source whose example i is the number i; those in `bad` cannot be read."""
+
+    def __init__(self, bad=()):
+        self.bad = bad
 
     def __getitem__(self, index):
+        if index in self.bad:
+            raise CorruptExample(f"number {index} is broken")
         return {"number": index}
 
     def name(self, index):
@@ -165,6 +170,16 @@ def test_endless_source_is_read_in_order():
     assert whole[10**12]["number"].tolist() == [4 * 10**12 + i for i in range(4)]
     other = Batches(Endless(), prepare_number, batch_size=4, train=True, seed=6)
     assert (whole[7]["drawn"] != other[7]["drawn"]).all()
+
+
+def test_corrupt_share_of_an_endless_source_counts_read_examples():
+    data = Batches(Endless(bad=(1, 5)), prepare_number, batch_size=4, train=True, seed=5)
+    with pytest.warns(UserWarning), refuses("1 of 4", "data.max_corrupt=0.24", error=DataError):
+        CorruptLog(data, 0.24)(data[0]["corrupt"])
+    # One of two processes has read 2 of 4 examples; its log has the unreadable ones of both.
+    half = Batches(Endless(bad=(1, 5)), prepare_number, batch_size=4, train=True, seed=5, processes=2)
+    with pytest.warns(UserWarning):
+        CorruptLog(half, 0.25)(half[0]["corrupt"])
 
 
 def test_stream_starts_at_any_step():

@@ -1,4 +1,4 @@
-"""Nyströmformer: initial weights, padding, pooling, towers, dropout."""
+"""Nyströmformer: initial weights, padding, pooling, towers."""
 
 import jax
 import jax.numpy as jnp

@@ -150,3 +150,11 @@ def test_dropout_before_the_classifier(tokens):
     model.dropout = 0.5
     result = run(model, tokens, key=jax.random.split(jax.random.key(3), 3))
     assert set(np.round(result / plain, 4).ravel().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "crammed"])
+def test_dropout_acts_in_training_only(kind, tokens):
+    model, keys = build(kind, dropout=0.5), jax.random.split(jax.random.key(0), 3)
+    first, repeated, other = (run(model, tokens, key=key) for key in (keys, keys, keys[::-1]))
+    np.testing.assert_array_equal(first, repeated)
+    assert np.abs(first - other).max() > 0.01 < np.abs(first - run(model, tokens)).max()

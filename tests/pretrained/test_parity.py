@@ -22,7 +22,7 @@ NAIVE |= {(file, name) for file, name in CASES if file.startswith("vit")}
 # One case for each mechanism; the others differ in sizes, and float64 is stricter than float32.
 FAST = {"vit_tiny_wide", "deit_tiny_distilled", "vit_tiny_mean", "vit_tiny_scaled", "vit", "dinov2", "nanochat", "gpt2"}
 FAST |= {"qwen3", "xcit_tiny_wide", "volo_tiny_wide", "volo_tiny_odd", "original_wide", "patchwise"}
-FAST |= {"davit_tiny_wide", "davit_tiny_odd"}
+FAST |= {"davit_tiny_wide", "davit_tiny_odd", "xcit_tiny_plain_tokens", "xcit_tiny_patch8", "deit"}
 
 
 def tier(*values, fast):

@@ -143,3 +143,18 @@ def test_wrong_sizes_and_missing_files_are_detected(folder):
     assert files.find_corruption(folder)
     (folder / files.MANIFEST).unlink()
     assert files.find_corruption(folder) is None  # a save that was killed before its manifest was written
+
+
+def test_sync_failure_is_an_error_unless_sync_is_unsupported(tmp_path, monkeypatch):
+    def make_sync_fail(number):
+        def fsync(handle):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    make_sync_fail(22)
+    files.write_text(tmp_path / "x", "new")
+    make_sync_fail(28)
+    with pytest.raises(OSError, match=os.strerror(28)):
+        files.write_text(tmp_path / "x", "newer")
+    assert (tmp_path / "x").read_text() == "new"

@@ -78,6 +78,7 @@ def test_run_records_its_metrics(finished_run):
     records = {record["kind"]: record for record in run_files.read_records(workdir / "metrics.jsonl")}
     assert 0 < records["eval"]["bits_per_byte"] < records["eval"]["loss"] / math.log(2) < 1.1 * math.log2(270)
     assert "attention_entropy" in records["probe"]
+    assert records["train"]["tokens_seen"] == 24 * records["train"]["examples_seen"]
     assert json.loads((workdir / "summary.json").read_text())["score"]["of"] == "loss"
 
 

@@ -164,7 +164,6 @@ def test_ema_decay_warms_up(plain, meshes, batches):
     assert np.abs(state.ema[0]["head"]["bias"] - state.params["head"]["bias"]).max() > 1e-4
 
 
-@pytest.mark.slow
 def test_clipping_and_float32_weights_with_bfloat16(plain, meshes, batches):
     (exact,), _ = run_steps(plain, meshes(1, 1), batches[:1])
     plain.dtype, plain.optim.clip_norm = "bfloat16", 1e-3

@@ -39,8 +39,7 @@ def short(plain):
     return plain
 
 
-@pytest.mark.slow  # two runs for each; tests/runtime/test_stopping.py and test_resume.py are faster
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [p if p == "checkpoint" else pytest.param(p, marks=pytest.mark.slow) for p in PHASES])
 def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypatch, one_device, capsys):
     sent = signal_in(phase, monkeypatch)
     assert train.train(short, tmp_path) == 75 and len(sent) == 1

@@ -65,3 +65,19 @@ def test_resuming_needs_whole_records(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(f'{json.dumps(good)}\n{{"step": 2, "ki\n{json.dumps(good)}\n')
     with refuses(tmp_path / "metrics.jsonl", "line 2", '{"step": 2, "ki', error=WorkdirError):
         run_files.Recorder(tmp_path, start=2, total=4)
+
+
+@pytest.mark.slow
+def test_run_longer_than_its_config_is_evaluated_where_it_is(two_steps, tmp_path, capfd):
+    """Otherwise an older score, or none, would be that of its last step."""
+    two_steps.total_steps = 4
+    two_steps.checkpoint.every = 3
+    assert train(two_steps, tmp_path) == 0
+    summary = files.read_json(tmp_path / "summary.json")
+    (tmp_path / "summary.json").unlink()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(line for line in lines if '"eval"' not in line))
+    two_steps.total_steps = 2
+    assert train(two_steps, tmp_path) == 0 and mentions(capfd.readouterr().out, "4 steps", 2, "not trained")
+    again = files.read_json(tmp_path / "summary.json")
+    assert again["steps"] == again["final"]["step"] == 4 and again["final"]["loss"] == summary["final"]["loss"]

@@ -40,7 +40,7 @@ from tools.gpu import rows
 from tools.speed import timing
 
 
-KNOWN = Path(__file__).with_name("rows")  # rows of earlier sessions, a file per item
+KNOWN = Path(__file__).with_name("rows")  # rows measured before, a file per item
 RESULT_PREFIX = "RESULT "  # of the last output line of a measurement
 VIT, BATCH, NYSTROM = ("vit_b_7x16", "vit_b_12x12"), 256, "nystromformer_text"  # of 4,096 tokens
 GPT = ("gpt2_tinystories_4x16", "gpt2_tinystories_12x12")
