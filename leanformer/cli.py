@@ -122,7 +122,9 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
         hint = "`python -m leanformer.keys` lists and explains all keys; with a word after it, it searches them."
         raise ConfigError(f"Key {cause.args[0] if isinstance(cause, KeyError) else cause}\n{hint}") from error
     values: dict[str, Any] = {flag.name: defined[flag.name].value for flag in flags}
-    for path in (*words, *filter(None, map(values.get, PATHS))):
+    for path in (*words, *(values[name] for name in PATHS if values.get(name) is not None)):
+        if not path:  # it would be the current folder
+            raise ConfigError("A path is empty. Is a variable of the shell unset?")
         if "://" in path:
             raise ConfigError(f"{path} is a URL. Mount the bucket with gcsfuse or mount-s3 (launch/README.md).")
     values |= {name: values[name].copy_and_resolve_references() for name in files}

@@ -24,7 +24,7 @@ from leanformer.errors import ConfigError
 @cli.command(
     cli.Flag("by", "Config keys that define a configuration; by default all keys that differ.", list, default=()),
     cli.Flag("metric", "NAME[:higher|lower] of the last evaluation; by default the score of the runs."),
-    cli.Flag("margin", "Equivalence margin: largest difference to ignore, in units of the metric.", float, minimum=0),
+    cli.Flag("margin", "Equivalence margin: largest difference to ignore, in units of the metric.", float),
     cli.Flag("against", "Name of a configuration to compare all others with; by default all pairs are compared."),
     cli.Flag(
         "test",

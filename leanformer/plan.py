@@ -47,9 +47,12 @@ class Budget:
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Budget":
         """Return the budget in values of --budget, such as "params:40e6" or "flops:1e9", and "memory:60e9"."""
-        amounts = {kind: float(number or "nan") for kind, _, number in (text.partition(":") for text in texts)}
-        memory = amounts.pop("memory", None)
-        if len(amounts) != 1 or not {*amounts} < {"params", "flops"}:
+        try:
+            amounts = {kind: float(number) for kind, _, number in (text.partition(":") for text in texts)}
+        except ValueError:
+            amounts = {}
+        whole, memory = len(amounts) == len(texts), amounts.pop("memory", None)
+        if not whole or len(amounts) != 1 or not {*amounts} < {"params", "flops"}:
             raise ConfigError(
                 f"--budget={','.join(texts)}: expected one of params:N and flops:N, such as params:40e6 or flops:1e9. "
                 "A second --budget may limit the memory, such as memory:60e9."

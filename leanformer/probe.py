@@ -34,7 +34,7 @@ def iterate_models(model: Any, workdir: Path | None, flags: cli.Values) -> Itera
         return
     steps: list[int | None] = [flags.step]
     if flags.all and is_run(str(workdir)):  # a folder that convert wrote has one
-        steps = [*steps_in(workdir / "checkpoints")]
+        steps = [*steps_in(workdir / "checkpoints")] or [None]  # restoring says that there is none
     for step in steps:
         restored = inference.restore_weights(workdir, model, step, finite=finite)
         yield restored.step, f"{workdir}, step {restored.step}", restored.weights
@@ -109,12 +109,14 @@ def main(flags: cli.Values) -> None:
 
     if (flags.workdir is None) == (flags.config is None and flags.weights is None):
         raise ConfigError("Pass exactly one of --workdir=DIR, --config=FILE [--weights=FILE], and only --weights=FILE.")
-    if flags.workdir is None and flags.config is None:
+    alone = flags.workdir is None and flags.config is None
+    unused = ("step", "all", "heads", "examples", "allow_nonfinite") if alone else ("num_heads", "kv_heads", "head_dim")
+    for name in (*unused, *(("step", "all") if flags.config is not None else ())):
+        if getattr(flags, name):
+            raise ConfigError(f"--{name} has no effect on these weights; see --help. Leave it out.")
+    if alone:
         probe_weights(flags)
         return
-    for name in ("num_heads", "kv_heads", "head_dim"):
-        if getattr(flags, name):
-            raise ConfigError(f"--{name} describes a file of --weights without --config. Pass --config.model.{name}.")
     heads = sorted({int(number) for number in flags.heads})
     workdir = inference.run_folder(flags.workdir) if flags.workdir else None
     out = Path(flags.out).expanduser() if flags.out else (workdir or Path()) / "probe"

@@ -63,6 +63,8 @@ def open_lazily(path: str | Path) -> dict[str, StoredTensor]:
                 f"{file} ({file.stat().st_size} bytes) is not a complete safetensors file: {error}. "
                 "Was it truncated? Download it again."
             ) from error
+        if twice := sorted(result.keys() & slices.keys()):  # left from another download
+            raise WeightsError(f"{file} has {twice[0]}, which another file of the index has too. Delete the stale one.")
         result |= {name: StoredTensor(file, name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
     return result
 

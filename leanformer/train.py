@@ -57,7 +57,7 @@ def train(
     from leanformer.runtime.stopping import StopRequest
     from leanformer.runtime.timing import Timer, Watchdog
     from leanformer.training import evaluators, loop, train_setup
-    from leanformer.training.trainer import open_data, open_trainer
+    from leanformer.training.trainer import open_run_data, open_trainer
 
     loader.check_main_program(config.data.workers)
     timer, stop = Timer(), StopRequest()
@@ -66,7 +66,7 @@ def train(
 
         # Devices, data, model, optimizer and training step: no array is allocated, and the workdir is not written.
         mesh = meshes.make_mesh(**config.mesh)
-        task, source, held_out = open_data(config, workdir)
+        task, source, held_out = open_run_data(config, workdir)
         setup = train_setup.set_up_training(config, examples=data.size(source), mesh=mesh, task=task)
         if dry_run:
             print(pages.dry_run(setup, workdir))

@@ -130,6 +130,8 @@ def compare(
     names = [one.name for one in found]
     if against is not None and against not in names:
         raise ConfigError(f"--against={against}: no such configuration. Choose one of: {'; '.join(names)}.")
+    if margin is not None and not 0 < margin < math.inf:
+        raise ConfigError(f"--margin={margin:g}: must be above 0 and finite. Give the largest difference to ignore.")
     chosen, source = margin, "--margin"
     if chosen is None:
         chosen = MARGIN * abs(float(np.mean([run.value for run in data.runs])))

@@ -75,7 +75,6 @@ def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
             or none has a finite value; the final record of a run lacks the metric, or nothing tells which direction is
             better; the runs have different scores and no metric is given; their task or evaluation data differ, or the
             tokenizer or loss if the metric depends on it; two folders have the same config and seed.
-        WorkdirError: a file of a run is corrupted.
     """
     summaries, left_out = {}, {}
     for workdir, alone in find_workdirs(paths).items():

@@ -211,11 +211,13 @@ def condition(x: Any) -> Summary:
     Float32 and below use `singular_values` where they are. Float64, complex numbers, integers and lists use LAPACK on
     the host in NumPy's precision for them, not under `jit`; their values are NumPy float64, and the lower bound for
     singular matrices is 1 / (NOISE ε) of float64, 9e14 (for complex64, of float32). Raises ValueError for no batch of
-    matrices and for an empty side.
+    matrices, an empty side and masked entries.
 
     >>> float(condition([[4.0, 0.0], [0.0, 2.0]]).condition_number)
     2.0
     """
+    if np.ma.is_masked(x):  # NumPy would measure what is behind the mask
+        raise ValueError("condition() found a NumPy array with masked entries. Fill them, or leave the rows out.")
     a: Any = x if is_array_api_obj(x) else np.asarray(x)
     if a.ndim < 2 or 0 in a.shape[-2:]:
         raise ValueError(f"condition() takes matrices, (..., m, n) and none of them empty; found shape {a.shape}.")

@@ -1,7 +1,7 @@
 """Sources of examples, which have random access and usually a length, and their selection by `data.name`.
 
 Sources are picklable, since worker processes have copies. A class has the same number in every split, and throughout a
-run: classes are in the training split, sorted, or in `classes.txt` beside the splits, one per line.
+run: classes are those of the training split, sorted, or the lines of `classes.txt` beside the splits.
 """
 
 import json

@@ -154,7 +154,7 @@ class Context:
     key: Any = None
     mask: Mask = UNMASKED  # keys visible to each query
     positions: Any = None  # of the tokens, int T or B T; consecutive from the mask's offset if None
-    cache: Any = None  # keys and values of earlier tokens, from `Stack.empty_cache`; in a block of its layer
+    cache: Any = None  # keys and values of earlier tokens, from `Stack.empty_cache`; a block gets only its own layer's
     tap: Tap | None = dataclasses.field(default=None, metadata=STATIC)
     # Set by the stack for its blocks: result of `attention.full_lengths`; stochastic-depth factors of the residual
     # branches, (branches, B); True to use and update batch statistics.

@@ -141,6 +141,8 @@ class NystromAttention(MultiHeadAttention):
         rngs: nnx.Rngs,
         **arguments: Any,
     ):
+        counts = f"model.landmarks={landmarks}, model.iterations={iterations}"
+        require(landmarks >= 1 <= iterations, f"{counts}: both must be at least 1.")
         odd = convolution == 0 or convolution % 2 == 1
         require(odd, f"model.convolution={convolution}: set an odd number of taps, or 0 for no convolution.")
         super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)

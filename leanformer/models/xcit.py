@@ -80,6 +80,8 @@ class CrossCovarianceAttention(MultiHeadAttention):
     masks = ()
 
     def __init__(self, width: int, num_heads: int, head_dim: int, value_dim: int | None = None, **arguments: Any):
+        equal = value_dim in (None, head_dim)
+        require(equal, f"model.value_dim={value_dim}: cross-covariance attention has no other than model.head_dim.")
         super().__init__(width, num_heads, head_dim, value_dim, **arguments)
         self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)), **REPLICATED)
 

@@ -104,8 +104,10 @@ def check_same(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_output_file(out: str, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise ConfigError if the file --out is one of the files that the command reads."""
+    """Raise ConfigError if the file --out is a folder, or one of the files that the command reads."""
     path = Path(out).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"--out={out} is a folder. Pass the name of a file.")
     if path.exists() and any(path.samefile(Path(item).expanduser()) for item in inputs):
         raise ConfigError(f"--out={out} is one of the input files and would be overwritten. Choose another name.")
 

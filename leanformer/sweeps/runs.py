@@ -73,11 +73,14 @@ def make_runs(
 ) -> list[SweepRun]:
     """Return one run per point of the grid and seed, in a folder such as "quickstart,num_heads=8,seed=0".
 
-    The arguments are the values of the command's flags. Raises ConfigError if a file does not exist, or two runs would
-    have the same folder.
+    The arguments are the values of the command's flags. Raises ConfigError if a file does not exist, a key is given
+    twice or is the seed, or two runs would have the same folder.
     """
     axes = [_parse_over(text) for text in over]
     same = [parse_assignment(text, "--set") for text in fixed]
+    keys = [*(key for key, _ in same), *(key for points in axes for key in points[0]), "seed"]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ConfigError(f"{twice[0]} is given twice. Pass all its values in one --over, and seeds as --seeds=N.")
     axes.append([{"seed": str(seed)} for seed in range(seeds)])
     common = tuple(f"--config.{key}={value}" for key, value in same)
     result = []
@@ -92,8 +95,8 @@ def make_runs(
     names = [member.workdir.name for member in result]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(
-            f"Two runs of the sweep would have the folder {twice[0]}. Give each key and value once, seeds as "
-            "--seeds=N, rename a config file, or vary only one key ending in the same word with --over."
+            f"Two runs of the sweep would have the folder {twice[0]}. Give each value once, rename a config file, or "
+            "vary only one key ending in the same word with --over."
         )
     return result
 

@@ -51,7 +51,7 @@ class SentenceData(DataModule):
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
-        """Tokenizer of the config or of the source run, which must be the same."""
+        """Tokenizer of the config, or else of the source run."""
         words = str(self.source_run or "") if self.tokenizer is None else self.tokenizer
         if not words:
             raise DataError(

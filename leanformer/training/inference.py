@@ -76,7 +76,7 @@ def run_folder(workdir: str | Path) -> Path:
 
 
 def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> OpenRun:
-    """Open a run to use its model, by default on the first device; `data` replaces values of that section."""
+    """Open a run to use its model, by default on the first device; `data` replaces values of the section `data`."""
     folder = run_folder(workdir)
     c = run_files.load_config(folder)
     run_files.use_saved_tokenizer(folder, c)
@@ -152,7 +152,7 @@ class LoadedModel:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """Tokenizer of a text model, `data.text.Tokenizer`. Raises ConfigError if the run has none."""
+        """Tokenizer of a text model, `data.text.tokenizer.Tokenizer`. Raises DataError if the run has none."""
         return run_files.load_tokenizer(self.workdir)
 
     def embed(self, texts: str | Sequence[str]) -> Float[np.ndarray, "n d"]:
@@ -260,7 +260,6 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         ConfigError: the folder is not one of a run.
         CheckpointError: the checkpoint does not exist or is damaged.
         WeightsError: the weights are not finite.
-        WorkdirError: a file of the run is broken.
     """
     run = open_run(workdir)
     step = None if step is None else operator.index(step)  # Orbax takes no NumPy integers

@@ -52,7 +52,7 @@ MakeLoggers = Callable[[Path, int, Any], Sequence[Logger]]
 
 
 class TensorBoard:
-    """Event file in WORKDIR/tensorboard: config and scalars. Events of an earlier attempt are dropped."""
+    """Event file in WORKDIR/tensorboard: config and scalars. Events after `first_step` are dropped."""
 
     def __init__(self, workdir: Path, first_step: int, config: Any):
         from tensorboardX import SummaryWriter  # needed only here
@@ -177,10 +177,8 @@ class Progress:
             heading, parts = ["probe, medians over layers:"], _format_probe(values)
         else:
             shown = {name: value for name, value in values.items() if name not in UNSAID}
-            heading, parts = (
-                [kind],
-                [f"{lookup(name).label} {format_value(name, x)}" for name, x in shown.items()],
-            )
+            heading = [kind]
+            parts = [f"{lookup(name).label} {format_value(name, x)}" for name, x in shown.items()]
         if self._bar is not None and kind == "train":
             self._bar.set_postfix_str("  ".join(parts))
             return

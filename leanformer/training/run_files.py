@@ -27,6 +27,12 @@ from leanformer.runtime import files, multihost
 from leanformer.training.loggers import LoggerGroup, Progress
 
 
+NUMERICS = (  # variables that may change the numbers of a run
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_DEFAULT_PRNG_IMPL",
+    "JAX_THREEFRY_PARTITIONABLE",
+    "NVIDIA_TF32_OVERRIDE",
+)
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "leanformer")
 CLASSES, TOKENIZER = "classes.json", "tokenizer.json"
 EXPORTED = "exported"  # key of config.json in a folder of `export`
@@ -79,7 +85,7 @@ def save_classes_and_tokenizer(workdir: Path, source: Source) -> None:
 
 
 def load_tokenizer(workdir: Path) -> Any:
-    """Return the tokenizer of a run, a `data.text.Tokenizer`."""
+    """Return the tokenizer of a run, a `data.text.tokenizer.Tokenizer`."""
     from leanformer.data.text import tokenizer  # needed only for texts
 
     return tokenizer.read(workdir / TOKENIZER)
@@ -147,7 +153,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the git commit, library versions and devices, for JSON."""
+    """Return the git commit, library versions, devices and environment variables that change numbers, for JSON."""
     git = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
@@ -161,7 +167,12 @@ def provenance() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
-    return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
+    commit = git.stdout.strip() or None
+    return {"git": commit, "versions": versions, "devices": devices, "environment": _environment()}
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in NUMERICS if name in os.environ}
 
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
@@ -186,8 +197,9 @@ def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int |
             raise ConfigError(
                 f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir.'
             )
-    before = files.read_json(workdir / "config.json").get("examples", {})
-    changes |= {f"examples of {split}": values for split, values in _differences(before, examples).items()}
+    before = files.read_json(workdir / "config.json")
+    for name, after in {"environment": _environment(), "examples": examples}.items():
+        changes |= {f"{name} {key}": values for key, values in _differences(before.get(name, {}), after).items()}
     for key, (was, now) in changes.items() if multihost.is_primary() else ():
         print(f"WARNING: changed since this run was started: {key}: {was} -> {now}", file=sys.stderr, flush=True)
 

@@ -201,7 +201,7 @@ def split_sizes(config: Any, source: data.Source, held_out: Mapping[str, Any]) -
     return {name: data.size(split) for name, split in tasks.by_split(config, source, held_out).items()}
 
 
-def open_data(config: ConfigDict, workdir: Path) -> tuple[Task, data.Source, dict[str, data.Source]]:
+def open_run_data(config: ConfigDict, workdir: Path) -> tuple[Task, data.Source, dict[str, data.Source]]:
     """Return the task, the training split, and the evaluation splits by name, of a new or resumed run in `workdir`."""
     if run_files.exported_weights(workdir) is not None:
         raise ConfigError(
@@ -226,7 +226,7 @@ def open_trainer(
     timer: Timer,
     make_loggers: MakeLoggers | None = None,
 ) -> Iterator[tuple[Trainer, TrainState]]:
-    """Lock the workdir, and yield the trainer with its newest readable or initial state. Nothing else is written."""
+    """Lock the workdir, and yield the trainer with its newest readable or initial state. Writes nothing yet."""
     config, objective = setup.config, setup.task.objective
     score = objective.score
     score = dataclasses.replace(score, name=f"{'ema_' if config.optim.ema else ''}{score.name}")

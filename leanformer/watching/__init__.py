@@ -139,6 +139,8 @@ def watch(
         ConfigError: the model is of no known library, or an option is invalid; when the block is entered, the model has
             no attention or cannot be measured.
     """
+    if every < 1 or (examples is not None and examples < 1):
+        raise ConfigError(f"watch: every={every}, examples={examples}: must be at least 1.")
     valid = None if mask is None else to_numpy(mask).astype(bool)
     options = Options(tuple(look_up(measures, AVAILABLE)), at, heads, valid, every, examples, reference)
     for base in type(model).__mro__:

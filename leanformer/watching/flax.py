@@ -101,6 +101,13 @@ def _attach_nnx(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
     return undo.close
 
 
+def _equal(a: nn.Module, b: nn.Module) -> bool:
+    try:
+        return bool(a == b)
+    except ValueError:  # fields that are arrays
+        return False
+
+
 def _attach_linen(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
     model, tokens = watch.model, {}
     under_way: list[Any] = []  # variables of the models that are being called, outermost first; None of another model
@@ -112,7 +119,7 @@ def _attach_linen(watch: Watch, arrivals: Arrivals) -> Callable[[], None]:
         measured = functools.partial(measure, module, call)
         if module.path:
             return measured(*args, **kwargs)
-        watched = not module.is_initializing() and module.clone(parent=None) == model
+        watched = not module.is_initializing() and _equal(module.clone(parent=None), model)
         under_way.append(module.variables if watched else None)
         try:
             return arrivals.call(measured, args, kwargs) if watched else call(*args, **kwargs)

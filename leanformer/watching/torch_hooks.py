@@ -179,13 +179,16 @@ class Hooks:
         self.running, self.measured = True, self.calls % self.options.every == 0
         self.calls += 1
         self.seen.clear()
-        with self._enter_part(self.watch.model, args, kwargs) or contextlib.nullcontext():
-            if self.initial is not None and self.measured:
-                with torch.no_grad(), torch.random.fork_rng():
-                    self.initial.model(*args, **kwargs)
-            yield
-        self.running = self.measured = False
-        self.tokens.clear()
+        self.masks.clear()
+        try:
+            with self._enter_part(self.watch.model, args, kwargs) or contextlib.nullcontext():
+                if self.initial is not None and self.measured:
+                    with torch.no_grad(), torch.random.fork_rng():
+                        self.initial.model(*args, **kwargs)
+                yield
+        finally:
+            self.running = self.measured = False
+            self.tokens.clear()
 
     def _enter_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Find the mask of the layers inside: the mask of an outer part, or else of this part's call."""
@@ -204,8 +207,10 @@ class Hooks:
     @contextlib.contextmanager
     def _masked(self, valid: np.ndarray | None, note: str) -> Iterator[None]:
         self.masks.append((valid, note))
-        yield
-        self.masks.pop()
+        try:
+            yield
+        finally:
+            self.masks.pop()
 
     def _enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.measured:

@@ -208,7 +208,7 @@ def probe_at_end(workdir: Path, names: Sequence[str]) -> dict[str, Any]:
     read = jax.jit(step.make_probe_step(opened.model.graphdef, opened.task.objective, names, reduce=reduce))
     split = opened.task.data.open(opened.config.data.eval_split)
     batch = evaluators.probe_batch(opened.model, opened.task.data, split, ROWS_PROBED)
-    return jax.device_get(read(opened.restore().weights, batch))
+    return jax.device_get(read(inference.restore_weights(workdir, opened.model).weights, batch))
 
 
 def measure_at_end(workdir: Path) -> dict[str, float]:

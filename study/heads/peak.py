@@ -93,7 +93,7 @@ def measure(c: config.ConfigDict, workdir: Path | None) -> dict[str, str]:
     opened = inference.open_run(workdir) if workdir else None
     task = opened.task if opened else tasks.build_task(c)
     model = opened.model if opened else model_setup.set_up_model(c, mesh=make_mesh(devices=jax.devices()[:1]))
-    weights = opened.restore().weights if opened else model.random_weights(c.seed)
+    weights = inference.restore_weights(workdir, model).weights if opened else model.random_weights(c.seed)
     batch = evaluators.probe_batch(model, task.data, task.data.open(c.data.eval_split), IMAGES)
     with jax.enable_x64(True), c.unlocked():
         c.dtype = "float64"

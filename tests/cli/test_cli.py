@@ -112,6 +112,7 @@ def test_flag_values_are_parsed(in_root):
         ([*GO, "--config.seed.x=3"], ["seed.x"]),
         ([*GO, "--against=quickstrt"], ["quickstrt"]),
         ([*GO[:2], "s3://bucket/run"], ["s3://bucket/run"]),
+        ([*GO[:2], ""], ["path", "empty"]),
         ([*GO, "--config.model.widht=20"], ["widht", "width"]),
         ([*GO, "--config.total_steps=60"], ["total_epochs=30.0", "total_steps=60"]),
         (["fail", GO[1]], ["/gone/data"]),

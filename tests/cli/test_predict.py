@@ -109,3 +109,4 @@ def test_output_that_would_overwrite_an_input_is_refused(workdir, images):
     for words in ((images / "b.png",), (images,)):
         check_refused(make_words(workdir, f"--out={images / 'b.png'}", *words), f"--out={images / 'b.png'}")
     assert (images / "b.png").read_bytes() == before
+    check_refused(make_words(workdir, f"--out={images}", images / "b.png"), f"--out={images}")

@@ -236,6 +236,8 @@ def test_integer_and_complex64_matrices(rng):
     assert not condition(make_matrix(rng, 1e9, 2).astype(np.complex64)).valid  # as in float32
 
 
-def test_matrices_without_entries_are_refused():
+def test_matrices_without_entries_or_with_masked_ones_are_refused():
     with refuses("(3, 0)", error=ValueError):
         condition(np.zeros((3, 0)))
+    with refuses("masked", error=ValueError):
+        condition(np.ma.masked_equal(np.eye(3), 0))

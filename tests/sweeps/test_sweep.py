@@ -60,6 +60,8 @@ def test_folders_are_named_after_configs_and_values(configs, over, names, tmp_pa
         (CONFIGS, ["model.num_heads"], [], ['--over="model.num_heads"', "KEY=VALUE"]),
         (CONFIGS, ["model.num_heads,model.head_dim=2x32,4"], [], ["--over=model.num_heads", 4, 2]),
         (CONFIGS, ["seed=1,2"], [], ["--seeds=N", "seed"]),
+        (CONFIGS, [], ["seed=5"], ["--seeds=N", "seed"]),
+        (CONFIGS, ["optim.lr=1e-3"], ["optim.lr=1e-2"], ["optim.lr", "twice"]),
         (CONFIGS[:1] * 2, ["model.width=1"], [], ["quickstart,width=1,seed=0"]),  # runs of the same name
     ],
 )

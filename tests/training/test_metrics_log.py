@@ -65,14 +65,15 @@ def test_workdir_is_locked_by_one_run(tmp_path):
         pass
 
 
-def test_changes_of_config_and_data_are_reported(tmp_path, tiny, capfd):
+def test_changes_of_config_data_and_environment_are_reported(tmp_path, tiny, capfd, monkeypatch):
     run_files.warn_changes(tmp_path, tiny, {})
     run_files.write_config(tmp_path, tiny, examples={"train": 64})
     run_files.warn_changes(tmp_path, tiny, {"train": 64})
     assert capfd.readouterr().err == ""
     tiny.optim.lr = 0.5
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     run_files.warn_changes(tmp_path, tiny, {"train": 63})
     assert run_files.load_config(tmp_path).optim.lr == 0.003
     run_files.write_config(tmp_path, tiny)
-    assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5", "train: 64 -> 63")
+    assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5", "train: 64 -> 63", "NVIDIA_TF32_OVERRIDE")
     assert run_files.load_config(tmp_path).optim.lr == 0.5

@@ -14,7 +14,7 @@ from leanformer.tasks import Score
 from leanformer.train import train
 from leanformer.training import loop, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.trainer import open_data, open_trainer
+from leanformer.training.trainer import open_run_data, open_trainer
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def config(tmp_path):
 
 def open_run(config, workdir, meshes):
     """Return a context manager of (trainer, state)."""
-    task, source, held_out = open_data(config, workdir)
+    task, source, held_out = open_run_data(config, workdir)
     setup = train_setup.set_up_training(config, examples=data.size(source), mesh=meshes(1, 1), task=task)
     return open_trainer(setup, source, held_out, workdir, Timer())
 

@@ -25,6 +25,8 @@ class Cifar10:
     def __init__(self, folder: str | Path, split: str):
         spans = {"train": (0, 45_000), "val": (45_000, 50_000), "test": (50_000, 60_000)}
         self.folder, self.split, self._span = Path(folder).expanduser(), split, range(*spans[split])
+        if not (path := self._place(self._span[0])[0]).is_file():
+            raise DataError(f"{path} not found. Unpack cifar-10-binary.tar.gz.")
 
     def _place(self, number: int) -> tuple[Path, int]:
         file, record = divmod(number, self.RECORDS)

@@ -13,7 +13,7 @@ from typing import Any
 
 from leanformer.data.source import Kind
 from leanformer.data.source import find as find_kind
-from leanformer.data.tables import json_lines
+from leanformer.data.tables import json_lines, line_error
 from leanformer.errors import DataError
 
 
@@ -158,7 +158,10 @@ def _decode(file: Path, raw: bytes, start: int) -> str:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    return (text for _, (text,) in json_lines(file, ["text"]))
+    for number, (text,) in json_lines(file, ["text"]):
+        if not isinstance(text, str):
+            raise line_error(file, number, "has a text that is not a string")
+        yield text
 
 
 def _rows(file: Path) -> Iterator[str]:

@@ -163,7 +163,7 @@ class Masking:
     def __call__(self, text: np.ndarray, old: int, draw: np.random.Generator) -> Row:
         """Return a masked row: `tokens` (T,), 0 for padding, and the `places` and `targets` (K,), padded with IGNORE.
 
-        `text` is int32 (T,), padded with IGNORE; its `old` first tokens were targets in the previous row.
+        `text` is int32 (T,), padded with IGNORE; its `old` first tokens were in the previous row and cannot be targets.
         """
         real = np.flatnonzero(text[old:] != IGNORE) + old
         number = num_masked(self.share, len(real))
