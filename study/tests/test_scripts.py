@@ -59,7 +59,7 @@ def test_differences_are_reported():
 
 
 @pytest.mark.slow
-def test_run_of_listops_makes_its_expressions_and_a_row(tmp_path):
+def test_run_of_listops_makes_its_expressions_and_a_row(tmp_path, one_device):
     row = listops.run(listops.TINY, 1, 2, 0, tmp_path)
     assert row.keys() == set(listops.FIELDS) and 0 <= float(row["top1"]) <= 1
 
