@@ -113,7 +113,8 @@ def main(flags: cli.Values) -> None:
     unused = ("step", "all", "heads", "examples", "allow_nonfinite") if alone else ("num_heads", "kv_heads", "head_dim")
     for name in (*unused, *(("step", "all") if flags.config is not None else ())):
         if getattr(flags, name):
-            raise ConfigError(f"--{name} has no effect on these weights; see --help. Leave it out.")
+            given = "--weights alone" if alone else "--workdir" if flags.config is None else "--config"
+            raise ConfigError(f"--{name} has no effect with {given}; see --help. Leave it out.")
     if alone:
         probe_weights(flags)
         return

@@ -282,4 +282,4 @@ def test_command(tmp_path):
     content = json.loads((tmp_path / "out" / "probe.json").read_text())
     assert content["rows"] and (tmp_path / "out" / "by_layer.png").stat().st_size > 10_000
     check_refused([*words, "--num_heads=7"], "heads=7")
-    check_refused(command("probe") + ["--num_heads=7"], "--num_heads", "--weights")
+    check_refused(command("probe") + ["--num_heads=7"], "--num_heads", "--config")
