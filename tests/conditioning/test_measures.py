@@ -315,6 +315,7 @@ def test_padding_adds_no_singular_values(reduce):
     names = (*matrices, "head_correlation")
     measured = tap(names, reduce)
 
+    @jax.jit
     def read(tokens, lengths):
         values = by_name(model(tokens, lengths, tap=measured)[1], names)
         return {name: x[1] if isinstance(x, tuple) else x for name, x in values.items()}

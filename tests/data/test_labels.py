@@ -102,6 +102,7 @@ def test_prepare_check_reports_class_names(small_config):
     assert set(result["val"]["labels seen"]) == {"bee"} and set(result["train"]["labels seen"]) == {"ape", "bee", "cat"}
 
 
+@pytest.mark.slow
 def test_run_saves_and_enforces_its_classes(small_config, pictures, tmp_path, capfd):
     """The training split has the number of classes."""
     workdir, small_config.model.num_classes = tmp_path / "run", 0

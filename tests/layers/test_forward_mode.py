@@ -50,6 +50,7 @@ def function(request):
     return lambda t: sum(jax.tree.leaves(jax.tree.map(lambda w, y: jnp.sum(w * y) / w.size, weights, outputs(t))))
 
 
+@pytest.mark.slow
 def test_first_derivatives_equal_finite_differences(function):
     zero, v, h = jnp.zeros(2), jnp.asarray([0.6, -0.8]), 0.0125
     gradient = jax.jit(jax.grad(function))

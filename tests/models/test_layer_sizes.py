@@ -90,10 +90,8 @@ def make_block(rngs):
     return Block(MultiHeadAttention(13, 3, 5, attention_dropout=0.2, rngs=rngs), BLOCKS, rngs=rngs)
 
 
-REMAT = ["none", pytest.param("light", marks=pytest.mark.slow), pytest.param("block", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("remat", REMAT)
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "light", "block"])
 def test_groups_compute_what_one_stack_does(remat, rng):
     """Drop path and dropout take rates and random numbers by the layer's index in the whole stack."""
     whole = fill_weights(lambda: Stack(make_block, 4, drop_path=0.4, rngs=nnx.Rngs(3)))
@@ -226,6 +224,7 @@ def measure(names=("attention_output", "attention_entropy", "query_weights_per_h
     return conditioning.by_name(taps, activations) | conditioning.by_name(measured, weights)
 
 
+@pytest.mark.slow
 def test_measures_of_unequal_layers_have_the_shape_of_each_layer():
     values = measure()
     entries, spectra = tables.describe(values)

@@ -103,6 +103,7 @@ def test_every_option_of_the_original_changes_logits(changes):
     assert relative_error(result, w["logits"]) > 10 * TOLERANCE
 
 
+@pytest.mark.slow
 def test_gradients_match_the_original():
     shape, w = load_case("nystrom")
     model, tokens = build_released(shape), jnp.asarray(w["tokens"])

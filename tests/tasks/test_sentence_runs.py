@@ -100,6 +100,7 @@ def start_run(workdir, c):
     run_files.save_classes_and_tokenizer(workdir, source)
 
 
+@pytest.mark.slow
 def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, meshes, one_device):
     """The first run is evaluated and predicts; the second has its tokenizer, its weights, and a new head."""
     first = tmp_path / "first"

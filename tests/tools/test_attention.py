@@ -42,14 +42,15 @@ def wrong_gradient(*qkv, **options):
     return without_gradient(right(*qkv, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
         (right, ": right"),
-        pytest.param(wrong_gradient, "error 1,", marks=pytest.mark.slow),
-        pytest.param(without_padding, "head dimension 8: wrong", marks=pytest.mark.slow),
-        pytest.param(not_finite, "error inf", marks=pytest.mark.slow),
-        pytest.param(refused, "6 x 6 tokens, head dimension 8: fails: INTERNAL", marks=pytest.mark.slow),
+        (wrong_gradient, "error 1,"),
+        (without_padding, "head dimension 8: wrong"),
+        (not_finite, "error inf"),
+        (refused, "6 x 6 tokens, head dimension 8: fails: INTERNAL"),
     ],
 )
 def test_calls_of_a_training_step_are_checked(tiny, monkeypatch, capsys, kernel, words):

@@ -181,7 +181,7 @@ def make_sharding(kind):
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 
 
-@pytest.mark.parametrize("kind", AXIS_TYPES)
+@pytest.mark.parametrize("kind", ["explicit", pytest.param("auto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize("name", CASES)
 def test_sharded_batches(name, jit, kind):
@@ -209,24 +209,27 @@ class Repeated(nnx.Module):
         return self.block(self.block(x))
 
 
-def test_every_counts_calls_of_the_model():
+@pytest.mark.parametrize("name", ["repeated", pytest.param("vit", marks=pytest.mark.slow)])
+def test_every_counts_calls_of_the_model(name):
     """Not of a layer, which may arrive several times in a call, nor of a group of equal layers."""
-    repeated, vit = Repeated(), make_vit(num_heads=(2, 4))
-    images = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 8, 8, 3)), jnp.float32)
-    xs = [draw(BATCH, TOKENS, WIDTH, seed=20 + i) for i in range(5)]
-    for model, inputs, calls in ((repeated, xs, [6]), (vit, images, [3, 3])):
-        with leanformer.watch(model) as w:
-            for x in inputs[::2]:
-                model(x)
-        with leanformer.watch(model, every=2) as every:
-            for x in inputs:
-                model(x)
-        assert list(every.layers) == list(w.layers)
-        assert [layer.calls for layer in every.layers.values()] == calls
-        assert every.record() == w.record()
-        for a, b in zip(w.layers.values(), every.layers.values(), strict=True):
-            for name in a.total:
-                np.testing.assert_array_equal(a.total[name].values, b.total[name].values)
+    if name == "vit":
+        model, calls = make_vit(num_heads=(2, 4)), [3, 3]
+        inputs = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 8, 8, 3)), jnp.float32)
+    else:
+        model, calls = Repeated(), [6]
+        inputs = [draw(BATCH, TOKENS, WIDTH, seed=20 + i) for i in range(5)]
+    with leanformer.watch(model) as w:
+        for x in inputs[::2]:
+            model(x)
+    with leanformer.watch(model, every=2) as every:
+        for x in inputs:
+            model(x)
+    assert list(every.layers) == list(w.layers)
+    assert [layer.calls for layer in every.layers.values()] == calls
+    assert every.record() == w.record()
+    for a, b in zip(w.layers.values(), every.layers.values(), strict=True):
+        for measure in a.total:
+            np.testing.assert_array_equal(a.total[measure].values, b.total[measure].values)
 
 
 def make_vit(name="vit", **sizes):
@@ -235,7 +238,7 @@ def make_vit(name="vit", **sizes):
     return models.build(name, **sizes, **extra, channels=3, num_classes=5, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize("limit", [pytest.param(None, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_windows_count_as_examples(jit, limit):
     sizes = {"width": (8,), "depth": (1,), "num_heads": (2,), "head_dim": (4,), "mlp_dim": (8,), "image_size": 32}
@@ -426,7 +429,7 @@ def test_layers_of_a_scan_are_told_apart_by_their_weights():
         np.testing.assert_array_equal(values[-BATCH:], values[:BATCH])
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_are_unchanged(remat):
     class Rematerialised(NnxBlock):
         __call__ = nnx.remat(NnxBlock.__call__)
