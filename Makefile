@@ -23,7 +23,7 @@ $(VENV)/.ready: $(VENV)/.train
 
 demo: $(VENV)/.train  ## Train a small lean ViT on bundled images, evaluate and probe it, compare its cost, make its page; minutes on two cores.
 	$(RUN) -m leanformer.train --config=configs/quickstart.py \
-	  --workdir=$(DEMO) --config.total_epochs=10
+	  --workdir=$(DEMO) --config.total_epochs=6
 	$(RUN) -m leanformer.evaluate --workdir=$(DEMO)
 	$(RUN) -m leanformer.probe --workdir=$(DEMO)
 	$(RUN) -m leanformer.cost --config=configs/quickstart.py \
