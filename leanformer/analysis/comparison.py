@@ -15,6 +15,7 @@ from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.config.key_docs import split_values
 from leanformer.errors import ConfigError
 from leanformer.tasks import Score
+from leanformer.text import lookup
 
 
 MARGIN = 0.01  # default equivalence margin, as a fraction of the mean over all runs
@@ -130,8 +131,12 @@ def compare(
     names = [one.name for one in found]
     if against is not None and against not in names:
         raise ConfigError(f"--against={against}: no such configuration. Choose one of: {'; '.join(names)}.")
-    if margin is not None and not 0 < margin < math.inf:
-        raise ConfigError(f"--margin={margin:g}: must be above 0 and finite. Give the largest difference to ignore.")
+    limit = math.inf if lookup(data.score.name).scale == 1 else 1
+    if margin is not None and not 0 < margin < limit:
+        raise ConfigError(
+            f"--margin={margin:g}: must be above 0 and below {limit:g}. Give the largest difference to ignore, such as "
+            "0.01 for one point of accuracy."
+        )
     chosen, source = margin, "--margin"
     if chosen is None:
         chosen = MARGIN * abs(float(np.mean([run.value for run in data.runs])))

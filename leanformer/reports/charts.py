@@ -180,9 +180,9 @@ def _plot_layers(measure: Conditioning) -> Figure:
     for i, (name, values) in enumerate(measure.by_layer.items()):
         if not np.isnan(values).all():
             label = _shorten(name, 24) if i < NAMED else None
-            layers = range(1, len(values) + 1)
+            layers = range(len(values))
             axes.plot(layers, values, marker="o", markersize=3, label=label, lw=1.2, **_line_style(i))
-    axes.set_xlim(0.5, max(map(len, measure.by_layer.values())) + 0.5)
+    axes.set_xlim(-0.5, max(map(len, measure.by_layer.values())) - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(measure.by_layer) > 1:
         axes.legend(frameon=False, fontsize=6)

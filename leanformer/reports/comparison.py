@@ -159,14 +159,15 @@ def headline(result: Comparison) -> list[str]:
 def _describe_trend(result: Comparison, trend: Trend) -> str:
     show, name, quantity = number(result), trend.key.rpartition(".")[2], lookup(result.score.name)
     interval = trend.slope.interval()
-    known = f"{LEVEL:.0%} interval {between(interval, show)}" if math.isfinite(interval.high) else "no interval"
+    known = f"{LEVEL:.0%} interval {between(interval, show)}, from one variance for all runs"
+    known = known if math.isfinite(interval.high) else "no interval"
     changes = [f"{key.rpartition('.')[2]} goes from {low} to {high}" for key, (low, high) in trend.moving.items()]
     while_ = f", while {' and '.join(changes)}" if changes else ""
     sign = "+" if trend.slope.value > 0 else ""
     return (
         f"Per doubling of {name} ({trend.low:g} to {trend.high:g}) the {quantity.label} changes by "
-        f"{sign}{show(trend.slope.value)}{quantity.points} ({known}){while_}. {name}={trend.high:g} has "
-        f"{_times(trend.params)} parameters of {name}={trend.low:g}."
+        f"{sign}{show(trend.slope.value)}{quantity.points} ({known}){while_}. "
+        f"Compared to {name}={trend.low:g}, {name}={trend.high:g} has {_times(trend.params)} parameters."
     )
 
 
@@ -203,9 +204,12 @@ def describe_runs(result: Comparison) -> str:
     keys, steps = runs[0].keys, sorted({run.summary["steps"] for run in runs})
     models = " and ".join(sorted({str(run.keys.get("model.name")) for run in runs}))
     length = " to ".join(f"{end:,}" for end in dict.fromkeys((steps[0], steps[-1])))
+    quantity, examples = lookup(result.score.name), {run.summary["final"].get("examples") for run in runs} - {None}
+    scored = f" Scored by the last evaluation, on {format_count(min(examples), 'example')}" if examples else ""
+    resolution = f": one is {quantity.scale / min(examples):.2g}{quantity.points}" * bool(scored and quantity.points)
     return (
         f"{format_count(len(runs), 'run')} of {format_count(len(result.configurations), 'configuration')} of {models} "
-        f"on {keys.get('data.name')}, {keys.get('data.eval_split')}, {length} steps each."
+        f"on {keys.get('data.name')}, {keys.get('data.eval_split')}, {length} steps each.{scored}{resolution}."
     )
 
 

@@ -250,6 +250,7 @@ def test_excluded_runs_of_a_sweep_are_named(tmp_path):
         (["S", "--by=num_heads"], ["--by=num_heads"]),
         (["S", "--metric=top9:higher"], ["--metric=top9", "S", "top1", "loss"]),
         (["S", "--against=x"], ["--against=x", "depth=2,num_heads=4"]),
+        (["S", "--margin=5"], ["--margin=5", "below 1", "0.01"]),  # of a fraction
         (["E"], ["E", "config.json"]),
         (["S", "other", "--out=E"], ["data.name", "synthetic"]),
         (["other", "copy", "--out=E"], ["other", "copy", "seed"]),
