@@ -22,6 +22,6 @@ def get_config() -> config.ConfigDict:
     c.model.update(activation="gelu_tanh", qkv_bias=True, tied=True, head_bias=False, dropout=0.0)
     c.optim.update(lr=3e-3, schedule="cosine", warmup_steps=50, weight_decay=0.1, b2=0.95, clip_norm=1.0)
     c.eval.update(every=400, batch_size=64)
-    c.checkpoint.every = 400
+    c.checkpoint.every = 100
     c.probe.every = 400
     return c

@@ -119,7 +119,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
         cause = error.args[0]
-        hint = "`python -m leanformer.keys` lists and explains all keys; with a word after it, it searches them."
+        hint = "`python -m leanformer.keys WORD` lists the keys that have a word in their names or help."
         raise ConfigError(f"Key {cause.args[0] if isinstance(cause, KeyError) else cause}\n{hint}") from error
     values: dict[str, Any] = {flag.name: defined[flag.name].value for flag in flags}
     for path in (*words, *(values[name] for name in PATHS if values.get(name) is not None)):

@@ -3,8 +3,9 @@
 NNX: attention layers and the modules around them have a subclass of their class while the block is open, so that calls
 through `nnx.jit` or `nnx.scan` are seen too.
 
-linen: methods are intercepted, through `model.apply` and `model.bind`, also under `nn.scan` and `nn.remat`. Calls of
-other models are left alone; linen cannot tell one of the same class and settings from the watched one.
+linen: the model's methods are intercepted, through `apply` and `bind`, also under `nn.scan` and `nn.remat`; of a bound
+model, a submodule that is called by itself is not seen. Calls of other models are left alone; linen cannot tell one of
+the same class and settings from the watched one.
 
 Functions that were compiled before the block are not seen.
 """
