@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from leanformer.config.declare import Literal, dataclass
 from leanformer.config.rules import require
+from leanformer.layers.attention import Projection
 
 
 FLOOR = 1e-6  # smallest value of a spectrum, relative to the largest; smaller values are clamped
@@ -58,7 +59,7 @@ def _times(matrix: Array, vector: Array) -> Array:
     return jnp.matmul(matrix, vector, precision="highest")
 
 
-class Linear(nnx.LinearGeneral):
+class Linear(Projection):
     """Linear layer whose weights are transformed by `effective`, in float32 for any dtype of activations.
 
     Parameters: kernel and bias as in `nnx.LinearGeneral`; with `sigma` a `scale`, γ, initially 1 (σReparam, Zhai et al.
@@ -93,17 +94,6 @@ class Linear(nnx.LinearGeneral):
         if hasattr(self, "direction"):
             matrix = jax.lax.stop_gradient(effective(self._flat(), self.spectral))
             self.direction[...] = _unit(_times(matrix.T, _unit(_times(matrix, self.direction[...]))))
-
-    def __call__(  # ty: ignore[incompatible-method-override] - no sharding of the result
-        self, inputs: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
-        bias = None if self.bias is None else self.bias[...]
-        inputs, kernel, bias = self.promote_dtype((inputs, self.weights(), bias), dtype=self.dtype)
-        number = len(self.in_features)
-        axes = tuple(range(inputs.ndim - number, inputs.ndim))
-        product: Any = self.dot_general
-        out = product(inputs, kernel, ((axes, tuple(range(number))), ((), ())))
-        return out if bias is None else out + jnp.broadcast_to(bias, out.shape)
 
 
 def power_iteration_step(module: nnx.Module) -> None:

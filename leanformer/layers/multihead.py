@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from leanformer.config.declare import Size, dataclass, types_of
 from leanformer.config.rules import require
-from leanformer.layers.attention import attend, normal, pad_to_even, times_weights
+from leanformer.layers.attention import Projection, attend, normal, pad_to_even
 from leanformer.layers.interventions import Keys as Interventions
 from leanformer.layers.interventions import intervene
 from leanformer.layers.masks import EVAL_CONTEXT, PARTS, UNMASKED, Context
@@ -129,9 +129,7 @@ class MultiHeadAttention(nnx.Module):
         settings = (qk_norm, rotary, rotary_width)
         processed = any(value is not None for value in settings)
         self.process = QueryKeyTransform(head_dim, *settings, dtype=dtype, rngs=rngs) if processed else None
-        linear = functools.partial(
-            nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
-        )
+        linear = functools.partial(Projection, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
         shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
         self.interventions = Interventions(**interventions)
         self.make_projections(linear, width, shapes, qkv_bias)
