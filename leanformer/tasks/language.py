@@ -22,7 +22,7 @@ from leanformer.tasks.chunked_cross_entropy import cross_entropy
 from leanformer.tasks.classification import divergence_threshold
 
 
-Rows = Stream | Packed | OverlappingLastWindow | Subset
+Rows = Stream | Packed | Windows | OverlappingLastWindow | Subset
 
 
 def decode(raw: bytes | np.ndarray) -> str:

@@ -111,7 +111,7 @@ PASSAGES = [
             FINDINGS: [
                 "In {runs} runs of a small ViT",
                 "| more heads | {slope[heads]:+.1f} | | ten interventions, over seeds | {slope[interventions]:+.1f} |",
-                "By the plan's rule, that κ alone decides is {verdict}.",
+                "That κ alone decides is {verdict} by the plan's rule.",
                 "the slope is {gaining:+.1f}: a share",
             ],
         },

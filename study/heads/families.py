@@ -185,7 +185,7 @@ def build_data(c: config.ConfigDict, folder: Path) -> None:
     """Write the data of a config that are not packaged, once."""
     if not (folder / "pairs" / "new_aan_pairs.test.tsv").is_file():
         write_passages(folder)
-    sequences.build_sequences(c.data.name, None, c.data.recipe)
+    sequences.build_sequences(c.data.name, None, c.data.recipe.to_dict())
 
 
 def run(name: str, shape: str, seed: int, out: Path) -> dict[str, Any]:

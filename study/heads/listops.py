@@ -53,7 +53,7 @@ def run(size: str, depth: int, heads: int, seed: int, out: Path) -> dict[str, An
     """Train one run, or read it if it is finished, and return its row."""
     workdir = out / f"{size}-{depth}x{heads}-seed={seed}"
     c = get_config(size, depth, heads, seed, out / f"listops-{size}")
-    sequences.build_sequences(c.data.name, None, c.data.recipe)
+    sequences.build_sequences(c.data.name, None, c.data.recipe.to_dict())
     summary = common.train(c, workdir)
     if status := evaluate.main([f"--workdir={workdir}", "--best", "--split=test"]):
         raise SystemExit(status)
