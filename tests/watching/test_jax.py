@@ -212,21 +212,15 @@ class Repeated(nnx.Module):
 @pytest.mark.parametrize("name", ["repeated", pytest.param("vit", marks=pytest.mark.slow)])
 def test_every_counts_calls_of_the_model(name):
     """Not of a layer, which may arrive several times in a call, nor of a group of equal layers."""
-    if name == "vit":
-        model, calls = make_vit(num_heads=(2, 4)), [3, 3]
-        inputs = jnp.asarray(np.random.default_rng(0).standard_normal((5, 2, 8, 8, 3)), jnp.float32)
-    else:
-        model, calls = Repeated(), [6]
-        inputs = [draw(BATCH, TOKENS, WIDTH, seed=20 + i) for i in range(5)]
+    model, calls = (Repeated(), [6]) if name == "repeated" else (make_vit(num_heads=(2, 4)), [3, 3])
+    inputs = jnp.asarray(draw(5, *((BATCH, TOKENS, WIDTH) if name == "repeated" else (2, 8, 8, 3))))
     with leanformer.watch(model) as w:
         for x in inputs[::2]:
             model(x)
     with leanformer.watch(model, every=2) as every:
         for x in inputs:
             model(x)
-    assert list(every.layers) == list(w.layers)
-    assert [layer.calls for layer in every.layers.values()] == calls
-    assert every.record() == w.record()
+    assert ([layer.calls for layer in every.layers.values()], every.record()) == (calls, w.record())
     for a, b in zip(w.layers.values(), every.layers.values(), strict=True):
         for measure in a.total:
             np.testing.assert_array_equal(a.total[measure].values, b.total[measure].values)
