@@ -25,7 +25,7 @@ from leanformer.reports import charts
 from leanformer.reports.charts import Charts
 from leanformer.reports.plots import SERIES, TEXT_COLOR
 from leanformer.runtime import files
-from leanformer.text import lookup
+from leanformer.text import EMA, lookup
 from leanformer.training.run_files import to_json
 
 
@@ -159,7 +159,7 @@ def headline(result: Comparison) -> list[str]:
 def _describe_trend(result: Comparison, trend: Trend) -> str:
     show, name, quantity = number(result), trend.key.rpartition(".")[2], lookup(result.score.name)
     interval = trend.slope.interval()
-    known = f"{LEVEL:.0%} interval {between(interval, show)}, from one variance for all runs"
+    known = f"{LEVEL:.0%} interval {between(interval, show)}, assuming one variance for all runs"
     known = known if math.isfinite(interval.high) else "no interval"
     changes = [f"{key.rpartition('.')[2]} goes from {low} to {high}" for key, (low, high) in trend.moving.items()]
     while_ = f", while {' and '.join(changes)}" if changes else ""
@@ -204,12 +204,13 @@ def describe_runs(result: Comparison) -> str:
     keys, steps = runs[0].keys, sorted({run.summary["steps"] for run in runs})
     models = " and ".join(sorted({str(run.keys.get("model.name")) for run in runs}))
     length = " to ".join(f"{end:,}" for end in dict.fromkeys((steps[0], steps[-1])))
-    quantity, examples = lookup(result.score.name), {run.summary["final"].get("examples") for run in runs} - {None}
+    examples = {run.summary["final"].get("examples") for run in runs} - {None}
     scored = f" Scored by the last evaluation, on {format_count(min(examples), 'example')}" if examples else ""
-    resolution = f": one is {quantity.scale / min(examples):.2g}{quantity.points}" * bool(scored and quantity.points)
+    if examples and result.score.name.removeprefix(EMA) == "top1":  # others are not means over examples
+        scored += f": one is {100 / min(examples):.2g} points"
     return (
         f"{format_count(len(runs), 'run')} of {format_count(len(result.configurations), 'configuration')} of {models} "
-        f"on {keys.get('data.name')}, {keys.get('data.eval_split')}, {length} steps each.{scored}{resolution}."
+        f"on {keys.get('data.name')}, {keys.get('data.eval_split')}, {length} steps each.{scored}."
     )
 
 
