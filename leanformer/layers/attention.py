@@ -60,8 +60,8 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, **_: Any) -> Array
 class Projection(nnx.LinearGeneral):
     """Linear layer to or from heads, whose bias is added before the outputs are split into heads.
 
-    Only then, and behind a barrier, does XLA add the bias within a GPU's matmul. A kernel of its own reads and writes
-    the result once more: 6 % of the bytes of ViT-B's step (`tools/gpu/kernels.py`).
+    Only then, and behind a barrier, does XLA add the bias within a GPU's matmul in ViT-B. A kernel of its own reads and
+    writes the result once more: 4 to 6 % of the bytes of a step (`tools/gpu/kernels.md`).
     """
 
     def weights(self) -> Array:

@@ -16,7 +16,7 @@ WORST = 3  # layers that the verdict names
 # Share of the head dimension that heads use in two trained models and in fresh ones of their shapes (docs/results.md).
 USUAL = (
     "Trained encoders in docs/results.md: 32 % (MiniLM, 32 dimensions), 15 % (ViT-S/14, 64); fresh ones: 5 and 2 %. "
-    "A causal mask raises it: compare such a model with its own initial weights (reference=)."
+    "Decoders differ: compare such a model with its own initial weights (reference=)."
 )
 HEAD = (
     *("layer", "heads x dim", "measure", "matrix", "median [10 %, 90 %]", "Gaussian", "reference"),
