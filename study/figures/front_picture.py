@@ -58,17 +58,19 @@ def draw_conditioning(axes: Axes) -> None:
 
 
 def draw_tasks(axes: Axes) -> None:
-    """Plot the errors on two diagnostic tasks against heads at one total width."""
-    places = {"nearest neighbour": (FIRST, (2, 0.97)), "retrieval": (SECOND, (3.7, 0.61))}
-    for task, rows in tables.group(tables.read("diagnostic_tasks"), "task").items():
-        color, place = places[task]
-        heads = [int(row["num_heads"]) for row in rows]
-        error, low, high = (np.array([float(row[name]) for row in rows]) for name in ("error", "low", "high"))
+    """Plot the errors on two diagnostic tasks against heads, each at a total width at which it is learned."""
+    nearest = tables.group(tables.read("rank_nn"), "num_heads")
+    lines = {"nearest neighbour": {int(n): Estimate.mean(row["error"] for row in nearest[n]) for n in nearest}}
+    rows = [row for row in tables.read("diagnostic_tasks") if row["task"] == "retrieval"]
+    lines["retrieval"] = {int(r["num_heads"]): Estimate(*(float(r[n]) for n in ("error", "low", "high"))) for r in rows}
+    for (task, line), color, place in zip(lines.items(), (FIRST, SECOND), ((1.5, 0.87), (14, 0.12)), strict=True):
+        heads = sorted(line)
+        error, low, high = np.array([tuple(line[n]) for n in heads]).T
         axes.errorbar(heads, error, yerr=(error - low, high - error), fmt="o-", color=color, markersize=5, capsize=3)
         axes.annotate(task, place, color=color)
-    axes.set(xscale="log", xlabel="heads at total width 48", ylabel="error; retrieval: 1 - R²", ylim=(0, 1.08))
+    axes.set(xscale="log", xlabel="heads at fixed total width", ylabel="error; retrieval: 1 - R²", ylim=(0, 1))
     axes.set_title("Two diagnostic tasks", fontsize=FONT)
-    axes.set_xticks(heads, [str(n) for n in heads])
+    axes.set_xticks([1, 2, 4, 8, 16, 48], ["1", "2", "4", "8", "16", "48"])
     axes.minorticks_off()
 
 
