@@ -81,7 +81,8 @@ def items(out: Path, python: str, tiny: bool) -> dict[str, Measurements]:
         "profile": {
             f"profile {config}": ("profile", {"config": config, "batch": b}) for config, b in (speed[0], speed[3])
         }
-        | dict([step(VIT[0], 512), *flags, step(VIT[0], BATCH, unroll=1), step(VIT[0], BATCH, remat="block")]),
+        | dict([step(VIT[0], 512), *flags, step(VIT[0], BATCH, unroll=1)])
+        | dict(step(VIT[0], BATCH, remat=remat) for remat in ("none", "block")),
         "gpt2": study("gpt2", "study_gpt2.csv", f"--out={runs}", "--arms=12x12,4x16,4x16_wide,4x12"),
         "mechanism": study("mechanism", "mechanism.csv", "train", "--together", *(["--arms=32 fast"] if tiny else []))
         | study("late", "late.csv", "train"),
