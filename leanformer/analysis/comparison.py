@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
+import statistics as middles
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,7 +90,8 @@ class Trend:
     high: float
     slope: Difference  # change per doubling, with a level of its own for runs of one seed and of equal other keys
     moving: Mapping[str, tuple[Any, Any]]  # values of the keys that change with this one, at `low` and at `high`
-    params: float  # parameters at `high` over parameters at `low`
+    params: float  # parameters at `high` over those at `low`
+    seconds: float  # seconds in training steps at `high` over those at `low`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,9 +255,10 @@ def find_trends(configurations: Sequence[Configuration]) -> list[Trend]:
         alike = [one for one in configurations if all(one.keys[other] == first.keys[other] for other in fixed)]
         last = next((one for one in alike if one.keys[key] == max(values)), last)
         params = last.runs[0].summary["params"] / first.runs[0].summary["params"]
+        spent = [middles.median(run.summary["seconds"]["steps"] for run in one.runs) for one in (last, first)]
         changes = {other: (first.keys[other], last.keys[other]) for other in moving}
         if not math.isnan(slope.value):
-            trends.append(Trend(key, min(values), max(values), slope, changes, params))
+            trends.append(Trend(key, min(values), max(values), slope, changes, params, spent[0] / spent[1]))
     return trends
 
 

@@ -34,8 +34,8 @@ def plot_by_layer(
 ) -> Figure | None:
     """Plot each measure by layer: median and 10-90 % band of the layer's matrices; dashed for Gaussian matrices.
 
-    `maps` are values of layers x heads by title, each for a panel: up to 1 on a linear scale, others on a logarithmic
-    one.
+    `maps` are values of layers x heads by title, each for a panel: up to 1 on a linear scale from 0, others on a
+    logarithmic one.
     """
     shown, maps = _with_shape(measures), dict(maps or {})
     figure, panels = _panels(shown | maps if shown else shown, title)
@@ -47,6 +47,8 @@ def plot_by_layer(
         layers = np.arange(len(middle))
         axes.fill_between(layers, low, high, color=MEASURED, alpha=0.18, lw=0, label="10-90 %")
         axes.plot(layers, middle, color=MEASURED, marker="o", markersize=3.5, lw=1.6, label="median")
+        if np.isfinite(entry.get("reference", np.nan)).any():
+            axes.plot(layers, entry["reference"], color=SEEDS, lw=1.4, label="reference, median")
         if isinstance(entry["theory"], list):
             _theory_steps(axes, entry["theory"])
         else:
@@ -58,8 +60,8 @@ def plot_by_layer(
 
 
 def _draw_map(axes: Axes, values: np.ndarray) -> None:
-    share = np.nanmax(values) <= 1
-    image = axes.imshow(values, aspect="auto", cmap="viridis", norm=Normalize(0, 1) if share else LogNorm())
+    top = np.nanmax(values)
+    image = axes.imshow(values, aspect="auto", cmap="viridis", norm=Normalize(0, top) if top <= 1 else LogNorm())
     axes.figure.colorbar(image, ax=axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -109,7 +109,7 @@ def pairs(result: Comparison) -> Table:
             f"{pair.first} - {pair.second}",
             f"{'+' if pair.difference.value > 0 else ''}{show(pair.difference.value)}",
             between(pair.interval, show),
-            f"{pair.p_holm:.3g}",
+            f"{pair.p_holm:.3g}" if math.isfinite(pair.interval.high) else "unknown",
             pair.difference.method,
             pair.verdict,
             f"{pair.runs_to_differ or '-'} / {pair.runs_to_equate or '-'}",
@@ -167,21 +167,24 @@ def _describe_trend(result: Comparison, trend: Trend) -> str:
     return (
         f"Per doubling of {name} ({trend.low:g} to {trend.high:g}) the {quantity.label} changes by "
         f"{sign}{show(trend.slope.value)}{quantity.points} ({known}){while_}. "
-        f"Compared to {name}={trend.low:g}, {name}={trend.high:g} has {_times(trend.params)} parameters."
+        f"Compared to {name}={trend.low:g}, {name}={trend.high:g} has {_costs(trend.params, trend.seconds)}."
     )
 
 
 def describe_pair(result: Comparison, pair: Pair) -> str:
-    """Return the difference of two configurations in one sentence, with its interval and its cost in parameters."""
+    """Return the difference of two configurations in one sentence, with its interval and its costs."""
     show, unit = number(result), lookup(result.score.name).points
     gain = (pair.difference.value > 0) == result.score.higher
     better, other = (pair.first, pair.second) if gain else (pair.second, pair.first)
     ends = pair.interval.low, pair.interval.high
     low, high = sorted(ends if pair.difference.value > 0 else [-end for end in ends])
     interval = f"{LEVEL:.0%} interval {show(low)} to {show(high)}" if math.isfinite(high) else "no interval"
-    costs = {one.name: frontier.median_cost(one, "params") for one in result.configurations}
-    ratio = f"with {_times(costs[better] / costs[other])} parameters"
-    amount = f"{show(abs(pair.difference.value))}{unit} ({interval}), {ratio}"
+    found = {one.name: one for one in result.configurations}
+    params, seconds = (
+        frontier.median_cost(found[better], cost) / frontier.median_cost(found[other], cost)
+        for cost in ("params", "seconds")
+    )
+    amount = f"{show(abs(pair.difference.value))}{unit} ({interval}), with {_costs(params, seconds)}"
     if pair.better:
         return f"{better} beats {other} by {amount}."
     if pair.same == SAME:
@@ -194,8 +197,9 @@ def describe_pair(result: Comparison, pair: Pair) -> str:
     return f"{better} is ahead of {other} by {amount}: {correction}.{needed}"
 
 
-def _times(ratio: float) -> str:
-    return "the same number of" if abs(ratio - 1) < 0.005 else f"{round(ratio, 2):g} times the"
+def _costs(params: float, seconds: float) -> str:
+    times = "the same number of" if abs(params - 1) < 0.005 else f"{round(params, 2):g} times the"
+    return f"{times} parameters and {round(seconds, 2):g} times the training time"
 
 
 def describe_runs(result: Comparison) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from leanformer.conditioning.spectrum import FLOOR, QUANTILES, beyond_float32
 from leanformer.errors import ConfigError
+from leanformer.text import wrap
 from leanformer.watching.measures import Layer
 
 
@@ -39,7 +40,7 @@ class Verdict(dict[str, Any]):
     """
 
     def __str__(self) -> str:
-        return " ".join(self["sentences"])
+        return wrap("\n".join(self["sentences"]))
 
     __repr__ = __str__
 
@@ -157,14 +158,15 @@ def _judge_by_gaussian(result: Verdict, rows: Rows) -> None:
     ]
     result["median_times_gaussian"] = float(np.median(times))
     result["singular"] = sum(row["median"] >= 0.99 / FLOOR for row in rows)
-    named = [
-        f"{x['layer']} {'≥' * x['at_least']}{x['condition_number']:.3g} ({x['times_gaussian']:,.3g} times)"
+    apart = [
+        f"{x['layer']}, {'≥' * x['at_least']}{x['condition_number']:.3g} ({x['times_gaussian']:,.3g} times)"
         for x in result["worst"]
+        if x["times_gaussian"] > 2 * result["median_times_gaussian"]
     ]
     what = f"κ of {result['measure']}" if result["measure"] else "κ"
     result["sentences"].append(
-        f"{what}, and its ratio to a Gaussian matrix of the same shape, highest first: {', '.join(named)}; "
-        f"the median of {len(rows)} is {result['median_times_gaussian']:,.3g} times."
+        f"{what} is {result['median_times_gaussian']:,.3g} times that of a Gaussian matrix of the same shape (median "
+        f"of {len(rows)} layers), {'highest in ' * bool(apart)}{'; '.join(apart) or 'in none more than twice as much'}."
     )
     if result["singular"]:
         result["sentences"].append(f"κ is {beyond_float32(result['singular'], len(rows))}.")
@@ -297,6 +299,7 @@ def _entries(rows: Rows) -> dict[str, Any]:
             key = (row["measure"], *row["shape"])
             entry = entries.setdefault(key, {"shape": row["shape"], "theory": row["gaussian"], "layers": []})
             entry["layers"].append({name: row[name] for name in (*QUANTILES, "singular")})
+            entry.setdefault("reference", []).append(row["reference"]["median"] if row["reference"] else np.nan)
     measures = [key[0] for key in entries]
     # A panel's title has name and shape: names only need to differ.
     return {key[0] + " " * measures[:i].count(key[0]): entry for i, (key, entry) in enumerate(entries.items())}

@@ -102,7 +102,8 @@ def _select(model: nn.Module, pattern: str, layers: list[Scope]) -> list[Scope]:
 
 def _describe_missing(model: nn.Module, pattern: str | None) -> str:
     linear = [name for name, module in model.named_modules() if torch_layers.is_linear(module)]
-    candidates = f"Its {len(linear)} linear layers: {', '.join(linear[:SHOWN])}{', ...' * (len(linear) > SHOWN)}"
+    names = ", ".join(name or "the model itself" for name in linear[:SHOWN])
+    candidates = f"Its {len(linear)} linear layers: {names}{', ...' * (len(linear) > SHOWN)}"
     if pattern is not None:
         return f"at={pattern}: no module with a weight has such a name in {type(model).__name__}. {candidates}"
     return (

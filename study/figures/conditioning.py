@@ -35,6 +35,7 @@ def causes_values() -> Mapping[str, Any]:
     return {
         "score": {name: Estimate.of(effect.response) for name, effect in effects.items()},
         "kappa": {name: Estimate.of(effect.dose) for name, effect in effects.items()},
+        "rest": -causes.without_each(effects)["spectral 2"],
         "gaining": -causes.fit_slope(effects, causes.exclude(*causes.HARMFUL)).mean(),
         "slope": {name: Estimate(-e.value, -e.high, -e.low) for name, e in found.items()},
         "runs": len(rows),

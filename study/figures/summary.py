@@ -18,7 +18,7 @@ PASSAGES = [
     Passage(
         published.values,
         {
-            README: ["archai's, trained for more updates, show no loss | {step[64 to 32]:+.3f} |"],
+            README: ["archai's show no loss | {step[64 to 32]:+.3f} |"],
             FINDINGS: [
                 "| open_lm | {low[16]} to {high[16]} | {heads[open_lm][16]:+.3f} | {worse[16]} of {pairs[16]} pairs |",
                 *(OPENLM.replace("HIGH", str(high)) for high in (32, 48, 64, 128)),
@@ -113,6 +113,7 @@ PASSAGES = [
                 "| more heads | {slope[heads]:+.1f} | | ten interventions, over seeds | {slope[interventions]:+.1f} |",
                 "That κ alone decides is {verdict} by the plan's rule.",
                 "the slope is {gaining:+.1f}: a share",
+                "Without the strongest loser alone it is {rest:+.1f}.",
             ],
         },
     ),

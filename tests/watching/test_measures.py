@@ -72,5 +72,5 @@ def test_verdict_names_layers_and_its_references():
     assert verdict["change"]["most"]["layer"] == "b" and verdict["change"]["most"]["times"] == 10
     assert verdict["heads"] == {"median": 0.5, "lowest": 0.25, "highest": 0.75}
     assert json.loads(json.dumps(verdict))["layers"] == 4
-    assert mentions(str(verdict), "b 200 (100 times)", "20 to 200", "50%", "25%", "float32")
+    assert mentions(str(verdict), "c, 1.7e+06", "20 to 200", "50%", "25%", "float32")
     assert len(str(judged("a", [4.0])).split(". ")) == 1 and judge([])["sentences"]

@@ -54,8 +54,8 @@ def _scan_folders(root: Path, split: str) -> list[tuple[str, str]]:
     """Return the images in `<root>/<split>/<class>/`, sorted, as pairs (file relative to root, class)."""
     if not (root / split).is_dir():
         raise DataError(
-            f'{root} has neither a folder "{split}" nor a split file "{split}.txt". Set data.name to the folder that '
-            "contains the splits, and data.train_split and data.eval_split."
+            f'{root} has neither a folder "{split}" nor a split file "{split}.txt". Move the class folders into '
+            f"{root / split}, or set data.name, data.train_split and data.eval_split."
         )
     pairs, ignored = [], 0
     for label in _class_folders(root / split):
