@@ -67,7 +67,7 @@ PASSAGES = [
                 "added heads give {added_all:+.1f %}, pooled",
                 "the heads about {about:.0f} % of the error",
                 "| the same, over interventions | {causes[one]:+.1f} |",
-                "{better} gain, {worse} lose.",
+                "{better} gain, {worse} lose, {neither} does neither.",
             ],
         },
     ),

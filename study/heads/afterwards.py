@@ -142,7 +142,8 @@ def over_interventions() -> dict[str, Any]:
         "low": interval.low,
         "high": interval.high,
         "p": float(stats.spearmanr(falls, gains).pvalue),
-        "better": sum(gain > 0 for gain in gains),
+        "better": sum(Estimate.of(effects[name].response).low > 0 for name in names),
+        "worse": sum(Estimate.of(effects[name].response).high < 0 for name in names),
         "count": len(names),
     }
 
