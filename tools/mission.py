@@ -53,7 +53,7 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch = ROOT / ".venv" / "torch" / "bin" / "python"
-    rows = {name: [sys.executable, "-m", "pytest", "-q", "-n", args.jobs, *words] for name, words in ROWS.items()}
+    rows = {name: [sys.executable, "-m", "pytest", "-n", args.jobs, *words] for name, words in ROWS.items()}
     rows[TORCH] = [str(torch), "-m", "pytest", *TORCH_TESTS, "--confcutdir=tests/watching"]
     results = [run(name, command, args.out) for name, command in rows.items() if args.only in name]
     return 0 if all(results) else 1

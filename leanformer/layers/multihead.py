@@ -79,6 +79,7 @@ class MultiHeadAttention(nnx.Module):
 
     Attributes:
         options: {key of config.model: type} of the options; `masks`: names of the supported parts of a `masks.Mask`.
+        projection: constructor of the linear layers to and from heads.
         query, key, value: projections from tokens to heads and channels, set by `make_projections`.
 
     Raises:
@@ -92,6 +93,7 @@ class MultiHeadAttention(nnx.Module):
 
     options: Mapping[str, Any] = MappingProxyType({name: OPTIONS[name] for name in OPTIONS if name != "modules"})
     masks: Collection[str] = PARTS
+    projection: Any = Projection
     query: Any
     key: Any
     value: Any
@@ -129,7 +131,7 @@ class MultiHeadAttention(nnx.Module):
         settings = (qk_norm, rotary, rotary_width)
         processed = any(value is not None for value in settings)
         self.process = QueryKeyTransform(head_dim, *settings, dtype=dtype, rngs=rngs) if processed else None
-        linear = functools.partial(Projection, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
+        linear = functools.partial(self.projection, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
         shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
         self.interventions = Interventions(**interventions)
         self.make_projections(linear, width, shapes, qkv_bias)

@@ -5,6 +5,7 @@ attention, local patch interaction and MLP over the map, then a class token and 
 Leaner Transformers (Tables 4 and 5) widens or narrows the heads of the first attention and leaves the second at D.
 """
 
+import functools
 import itertools
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,7 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.common import ImageKeys
 from leanformer.config.declare import Size, dataclass
 from leanformer.config.rules import require
-from leanformer.layers.attention import normal
+from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig, drop_path, gelu, scaled
 from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
@@ -78,6 +79,8 @@ class CrossCovarianceAttention(MultiHeadAttention):
 
     options = MappingProxyType({})
     masks = ()
+    # Between channels, a bias inside the matmul would move 5 % more bytes on a GPU (`tools/gpu/kernels.md`).
+    projection = staticmethod(functools.partial(nnx.LinearGeneral, dot_general=times_weights))
 
     def __init__(self, width: int, num_heads: int, head_dim: int, value_dim: int | None = None, **arguments: Any):
         equal = value_dim in (None, head_dim)

@@ -122,6 +122,9 @@ class Measurement:
             environ["JAX_COMPILATION_CACHE_DIR"] = str(out / "programs")
         if function == "train":
             shutil.rmtree(out / "programs", ignore_errors=True)
+        if function == "peer":  # PyTorch cannot load what a killed compilation left in its cache
+            shutil.rmtree(out / "inductor", ignore_errors=True)
+            environ["TORCHINDUCTOR_CACHE_DIR"] = str(out / "inductor")
         command = [sys.executable, "-m", "tools.gpu.queue"]
         command += ["--measure", function, json.dumps(arguments), str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
