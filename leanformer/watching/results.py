@@ -166,7 +166,7 @@ def _judge_by_gaussian(result: Verdict, rows: Rows) -> None:
     what = f"κ of {result['measure']}" if result["measure"] else "κ"
     result["sentences"].append(
         f"{what} is {result['median_times_gaussian']:,.3g} times that of a Gaussian matrix of the same shape (median "
-        f"of {len(rows)} layers), {'highest in ' * bool(apart)}{'; '.join(apart) or 'in none more than twice as much'}."
+        f"of {len(rows)}), {'highest in ' * bool(apart)}{'; '.join(apart) or 'in none more than twice as much'}."
     )
     if result["singular"]:
         result["sentences"].append(f"κ is {beyond_float32(result['singular'], len(rows))}.")
