@@ -297,9 +297,10 @@ def _entries(rows: Rows) -> dict[str, Any]:
     for row in rows:
         if row["head"] is None and row["shape"]:
             key = (row["measure"], *row["shape"])
-            entry = entries.setdefault(key, {"shape": row["shape"], "theory": row["gaussian"], "layers": []})
+            new = {"shape": row["shape"], "theory": row["gaussian"], "layers": [], "reference": []}
+            entry = entries.setdefault(key, new)
             entry["layers"].append({name: row[name] for name in (*QUANTILES, "singular")})
-            entry.setdefault("reference", []).append(row["reference"]["median"] if row["reference"] else np.nan)
+            entry["reference"].append(row["reference"]["median"] if row["reference"] else np.nan)
     measures = [key[0] for key in entries]
     # A panel's title has name and shape: names only need to differ.
     return {key[0] + " " * measures[:i].count(key[0]): entry for i, (key, entry) in enumerate(entries.items())}
