@@ -12,6 +12,7 @@ both sides, then with five other seeds at that rate.
 import argparse
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,15 +124,15 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     return rows
 
 
-def plan(name: str, rows: list[dict[str, Any]]) -> list[tuple[float, int]]:
+def plan(name: str, rows: list[dict[str, Any]], rates: Sequence[float] = RATES) -> list[tuple[float, int]]:
     """Return the next (learning rate, seed) of an arm: tuning until the best rate is bracketed, then the seeds."""
     tried = {row["lr"]: row["tuning_loss"] for row in rows if row["arm"] == name and row["seed"] == TUNING_SEED}
-    if missing := [rate for rate in RATES if rate not in tried]:
+    if missing := [rate for rate in rates if rate not in tried]:
         return [(rate, TUNING_SEED) for rate in missing]
     best = best_rate(name, rows)
-    if best == max(tried) and best < RATES[-1] * 2**BEYOND:
+    if best == max(tried) and best < rates[-1] * 2**BEYOND:
         return [(best * 2, TUNING_SEED)]
-    if best == min(tried) and best > RATES[0] / 2**BEYOND:
+    if best == min(tried) and best > rates[0] / 2**BEYOND:
         return [(best / 2, TUNING_SEED)]
     done = {row["seed"] for row in rows if row["arm"] == name and row["lr"] == best}
     return [(best, seed) for seed in SEEDS if seed not in done]

@@ -1,10 +1,13 @@
-"""Tests of the plan of rates and of the estimates of part E1."""
+"""Tests of the plan of rates, of the estimates of part E1, and of the data and rules of part E4."""
+
+import gzip
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from study.heads import mechanism, mechanism_verdict, trainer
+from leanformer.data.images.sources import Idx
+from study.heads import mechanism, mechanism_verdict, trainer, vision_length
 
 
 def tuning_rows(losses):
@@ -62,3 +65,35 @@ def test_runs_trained_together_are_those_trained_alone():
         np.testing.assert_allclose(result.curve, alone.curve, rtol=1e-4)
         np.testing.assert_allclose(result.loss, alone.loss, rtol=1e-4)
     assert len({round(result.loss, 4) for result in together}) == 3  # seeds and rates matter at this tolerance
+
+
+def test_training_images_are_split_into_two_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(vision_length, "HELD_OUT", 2)
+    images, labels = np.arange(5 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(5, 28, 28), np.arange(5)
+    for split in ("train", "t10k"):
+        for stem, x, axes in (("images-idx3-ubyte", images, 3), ("labels-idx1-ubyte", labels, 1)):
+            head = bytes((0, 0, 8, axes)) + np.array(x.shape, ">u4").tobytes()
+            (tmp_path / f"{split}-{stem}.gz").write_bytes(gzip.compress(head + x.astype(np.uint8).tobytes()))
+    vision_length.split_images(tmp_path, tmp_path / "parts")
+    read = {name: Idx(tmp_path / "parts", name) for name in ("fit", "tune", "t10k")}
+    assert {name: [x[i]["label"] for i in range(len(x))] for name, x in read.items()} == {
+        "fit": [0, 1, 2],
+        "tune": [3, 4],
+        "t10k": [0, 1, 2, 3, 4],
+    }
+
+
+@pytest.mark.parametrize(
+    ("late", "lasts", "early"),
+    [((10.0, 9.0), "holds", "not shown"), ((10.0, 10.0), "refuted", "holds"), ((10.0, 11.0), "undecided", "not shown")],
+)
+def test_verdict_on_the_length_of_training(late, lasts, early):
+    """Errors of 2 and 16 heads after the longest training; after the shortest 16 heads are better."""
+    rng, rows = np.random.default_rng(3), []
+    for steps, errors in ((390, (20.0, 18.0)), (14060, late)):
+        for heads, error in zip((2, 16), errors, strict=True):
+            rows += [
+                {"steps": steps, "num_heads": heads, "seed": seed, "error": error / 100 + rng.normal(0, 1e-4)}
+                for seed in mechanism.SEEDS
+            ]
+    assert [*vision_length.report(rows)][-2:] == [f"The gain outlasts: {lasts}", f"It is only early: {early}"]
