@@ -274,19 +274,11 @@ def _attend_backward(settings: _Settings, residuals: tuple[Any, ...], g: Array) 
         by_logits *= 1 - jnp.square(logits / soft_cap)  # from the unmasked logits, all within ±soft_cap
     by_q = product("bnts,bnsh->bnth", by_logits.astype(k.dtype), k) * scale
     # Sums over the rows of a T × S matrix: transposing the small factor avoids transposing the large one.
-    by_k = _turned(product("bnht,bnts->bnhs", _turned(q), by_logits.astype(q.dtype)))
-    by_v = _turned(product("bnht,bnts->bnhs", _turned(g), _dropped(weights, rate, key).astype(v.dtype)))
+    by_k = product("bnht,bnts->bnhs", q.swapaxes(2, 3), by_logits.astype(q.dtype)).swapaxes(2, 3)
+    dropped = _dropped(weights, rate, key).astype(v.dtype)
+    by_v = product("bnht,bnts->bnhs", g.swapaxes(2, 3), dropped).swapaxes(2, 3)
     grads = (x.swapaxes(1, 2).astype(y.dtype) for x, y in ((by_q, q), (by_k, k), (by_v, v)))
     return (*grads, None, None)
-
-
-def _turned(x: Float[Array, "b n i j"]) -> Float[Array, "b n j i"]:
-    """Transpose the last axes; on a CPU in memory, since a matmul with transposed dimension numbers is slower."""
-
-    def in_memory(x: Array) -> Array:
-        return jax.lax.optimization_barrier(jax.lax.optimization_barrier(x).swapaxes(2, 3))
-
-    return jax.lax.platform_dependent(x, cpu=in_memory, default=lambda x: x.swapaxes(2, 3))
 
 
 # The gradient recomputes the matrix from the largest logit and the sum of each row.

@@ -114,15 +114,6 @@ def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -
     return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
 
 
-def materialise_barrier(new: Any) -> Any:
-    """Return a tree of new moments or parameters unchanged, on CPUs behind an optimisation barrier.
-
-    Without it XLA for CPUs recomputes them from the old values where they are used, and copies the old values for that.
-    On GPUs all of them are computed in one kernel per leaf, without a barrier.
-    """
-    return jax.lax.platform_dependent(new, cpu=jax.lax.optimization_barrier, default=lambda new: new)
-
-
 def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
     """Return optax.scale_by_adam with `finite` and `b1` per update; bias correction assumes that `b1` was constant."""
     fixed = b1
@@ -135,7 +126,6 @@ def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransforma
 
         mu = jax.tree.map(lambda m, g: blend(b1, m, g), state.mu, grads)
         nu = jax.tree.map(lambda v, g: blend(b2, v, g * g), state.nu, grads)
-        mu, nu = materialise_barrier((mu, nu))
         count = state.count + 1
         first, second = 1 / (1 - b1**count), 1 / (1 - b2**count)
         direction = jax.tree.map(lambda m, v: first * m / (jnp.sqrt(second * v) + eps), mu, nu)

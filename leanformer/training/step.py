@@ -17,7 +17,6 @@ from leanformer import conditioning
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import constrain_replicated
 from leanformer.tasks import Batch, Objective
-from leanformer.training.optimizers import materialise_barrier
 
 
 IN_FLIGHT = 2  # steps dispatched ahead: enough to keep the device busy, with few batches in memory
@@ -125,9 +124,7 @@ def make_train_step(
 
         update: Any = optimizer.update  # with extra arguments
         direction, moments = update(grads, state.moments, state.params, finite=finite, b1=b1)
-        params = materialise_barrier(
-            keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params)
-        )
+        params = keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params)
         # With a fixed decay, the random initial weights would dominate the EMA for 1 / (1 - decay) steps.
         decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
         average = ema and jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, (params, statistics))
