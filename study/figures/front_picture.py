@@ -17,10 +17,11 @@ from leanformer import conditioning
 from leanformer.analysis import statistics
 from study import tables
 from study.figures import conditioning as figures
-from study.heads import curves, verdicts
+from study.heads import curves, mechanism, verdicts
 from study.heads.causes import HEADS, INTERVENTIONS
 from study.heads.heads import TOKENS
 from study.heads.language import read_rows
+from study.heads.trainer import WINDOW
 from study.tables import Estimate
 
 
@@ -90,6 +91,20 @@ def draw_delay(axes: Axes) -> None:
     axes.legend(frameon=False, fontsize=FONT - 3)
 
 
+def draw_factor(axes: Axes) -> None:
+    """Plot the training loss by step, a mean over seeds, of one head and of 32 with the usual and the larger factor."""
+    rows = mechanism.read_rows()
+    arms = {"1": "one head of 128", "32 fast": "32 of 4, times 5.7", "32": "32 of 4, 1/√d"}
+    for (arm, label), color in zip(arms.items(), (FIRST, THIRD, SECOND), strict=True):
+        curves_of = [r["curve"] for r in rows if r["arm"] == arm and r["seed"] in mechanism.SEEDS]
+        mean, high = np.mean(curves_of, 0), np.max(curves_of, 0)
+        steps = WINDOW * (np.arange(len(mean)) + 0.5)
+        axes.plot(steps, mean, color=color, label=label)
+        axes.fill_between(steps, np.min(curves_of, 0), high, color=color, alpha=0.15, linewidth=0)
+    axes.set(xlim=(200, 1000), ylim=(2.6, 3.9), xlabel="step of 1,000", ylabel="training loss, nats")
+    axes.legend(frameon=False, fontsize=FONT - 3)
+
+
 DOSES = {  # words of the picture, at places in data coordinates
     "4 heads": (-1.15, 4.4),
     "8 heads": (-2.06, 5.8),
@@ -126,6 +141,7 @@ CLAIMS = {  # names of the pictures in docs/claims, with the panels
     "conditioning": draw_conditioning,
     "delay": draw_delay,
     "dose": draw_dose,
+    "factor": draw_factor,
 }
 
 
