@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from leanformer import config
-from study.heads import trainer
+from study.heads import language, trainer
 
 
 ROWS = Path(__file__).parents[1] / "data" / "mechanism.csv"
@@ -166,12 +166,7 @@ def append(name: str, c: config.ConfigDict, lr: float, seed: int, result: traine
     row |= {"seed": seed, "loss": f"{result.loss:.5f}", "tuning_loss": f"{result.tuning_loss:.5f}"}
     row |= {"entropy": f"{result.entropy:.4f}", "params": result.params, "date": result.date, "device": result.device}
     row |= {"curve": " ".join(f"{x:.4f}" for x in result.curve)}
-    new = not path.is_file()
-    with path.open("a", newline="") as file:
-        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if new:
-            table.writeheader()
-        table.writerow(row)
+    language.append_row(row, path, FIELDS)
     print(f"{name}: rate {lr:g}, seed {seed}: {result.loss:.4f} nats, training {result.curve[-1]:.4f}", flush=True)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from leanformer import config
 from leanformer.analysis import statistics
 from study import common
-from study.heads import mechanism
+from study.heads import language, mechanism
 from study.heads.mechanism import TUNING_SEED
 from study.tables import Estimate
 
@@ -128,12 +128,8 @@ def main() -> None:
                 arm = f"heads={heads},steps={steps}"
                 while todo := mechanism.plan(arm, read_rows(options.rows), RATES):
                     lr, seed = todo[0]
-                    row, new = run(heads, steps, lr, seed, images, options.out), not options.rows.is_file()
-                    with options.rows.open("a", newline="") as file:
-                        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-                        if new:
-                            table.writeheader()
-                        table.writerow(row)
+                    row = run(heads, steps, lr, seed, images, options.out)
+                    language.append_row(row, options.rows, FIELDS)
                     print(*row.values(), flush=True)
     print(*report(read_rows(options.rows)), sep="\n")
 
