@@ -138,7 +138,6 @@ def draw_dose(axes: Axes) -> None:
 
 
 CLAIMS = {  # names of the pictures in docs/claims, with the panels
-    "conditioning": draw_conditioning,
     "delay": draw_delay,
     "dose": draw_dose,
     "factor": draw_factor,

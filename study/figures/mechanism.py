@@ -1,13 +1,13 @@
 """Figures on why narrow heads start late: part E1 of PLAN2.md."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from study.figures.passages import FINDINGS, README, RESULTS, Passage
 from study.heads import mechanism
 from study.heads import mechanism_verdict as verdict
+from study.tables import Estimate
 
 
 GAP = {"32": 1.0, "4": -1.0}
@@ -26,17 +26,48 @@ CONTRASTS = {
 }
 
 
+def as_estimate(found: verdict.Estimate | None) -> Estimate:
+    """Return a contrast with its 95 % interval; NaN if it was not run."""
+    return Estimate(found.value, *found.interval()) if found else Estimate(math.nan, math.nan, math.nan)
+
+
 def values() -> Mapping[str, Any]:
-    """Return mean losses by arm, the contrasts by both estimates, the share of the gap in percent, and delays."""
+    """Return the contrasts by both estimates, the share of the gap in percent, and delays in steps."""
     rows = mechanism.read_rows()
     losses = verdict.losses_of(rows)
     learned = [name for name in losses if not name.startswith(("rotary", "256"))]
-    result: dict[str, Any] = {"loss": {name: np.mean([*of.values()]) for name, of in losses.items()}}
-    result |= {name: verdict.paired(losses, weights) for name, weights in CONTRASTS.items()}
-    result["pooled"] = {name: verdict.pooled(losses, weights, learned) for name, weights in CONTRASTS.items()}
-    result["share"] = 100 * result["fall"].value / result["gap"].value
-    result["late"] = {name: verdict.delay(rows, name, "1") for name in ("4", "32", "32 fast", "32 start")}
+    result: dict[str, Any] = {name: as_estimate(verdict.paired(losses, w)) for name, w in CONTRASTS.items()}
+    result["pooled"] = {name: as_estimate(verdict.pooled(losses, w, learned)) for name, w in CONTRASTS.items()}
+    result |= {"share": 100 * result["fall"].value / result["gap"].value, "level": verdict.LEVEL}
+    late = {"usual": "32", "fast": "32 fast"}
+    result["late"] = {name: as_estimate(verdict.delay(rows, arm, "1")) for name, arm in late.items()}
+    result["factor"] = mechanism.fast(32)
     return result
 
 
-PASSAGES: list[Passage] = [Passage(values, {README: [], FINDINGS: [], RESULTS: []})]
+PASSAGES = [
+    Passage(
+        values,
+        {
+            README: ["of a gap of {gap.value:.3f} between 32 and 4 heads | {fall:.3f} |"],
+            FINDINGS: [
+                "{share:.0f} % of the gap between 32 and 4 heads after 1,000 steps: {fall:+.3f nats} of "
+                "{gap.value:+.3f}.",
+                "with 1/√d, end {start:+.3f} behind.",
+                "`model.logit_scale={factor:.2f}` for heads of 4",
+            ],
+            RESULTS: [
+                "| 32 heads minus 4, 1/√d | {gap:+.3f} | ({pooled[gap].low:.3f} to {pooled[gap].high:.3f}) |",
+                "| how far √128/d lowers that, {share:.0f} % | {fall:+.3f} | ({pooled[fall].low:.3f} to "
+                "{pooled[fall].high:.3f}) |",
+                "| the same, minus the gain of one head | {beyond:+.3f} | ({pooled[beyond].low:.3f} to "
+                "{pooled[beyond].high:.3f}) |",
+                "| 32 heads: larger start minus √128/d | {start:+.3f} | ({pooled[start].low:.3f} to "
+                "{pooled[start].high:.3f}) |",
+                "reach a training loss of {level} nats {late[usual].value:+.0f} steps ({late[usual].low:.0f} to "
+                "{late[usual].high:.0f}) after one head, {late[fast].value:+.0f} ({late[fast].low:.0f} to "
+                "{late[fast].high:.0f}) with the factor.",
+            ],
+        },
+    ),
+]

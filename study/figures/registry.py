@@ -7,6 +7,7 @@ from study.figures import (
     families,
     heads,
     language,
+    mechanism,
     published,
     shapes,
     summary,
@@ -21,6 +22,7 @@ PASSAGES = [*conditioning.PASSAGES, *shapes.PASSAGES, *tasks.PASSAGES, *language
 PASSAGES += [
     *families.PASSAGES,
     *engineering.PASSAGES,
+    *mechanism.PASSAGES,
     *trained.PASSAGES,
     *published.PASSAGES,
     *afterwards.PASSAGES,

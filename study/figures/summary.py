@@ -21,8 +21,7 @@ PASSAGES = [
             README: ["archai's show no loss | {step[64 to 32]:+.3f} |"],
             FINDINGS: [
                 "| open_lm | {low[16]} to {high[16]} | {heads[open_lm][16]:+.3f} | {worse[16]} of {pairs[16]} pairs |",
-                *(OPENLM.replace("HIGH", str(high)) for high in (32, 48, 64, 128)),
-                OPENLM.replace("HIGH", "96").replace(":+", ":"),
+                *(OPENLM.replace("HIGH", str(high)) for high in (64, 128)),
                 *(f"| {{archai[{i}][0]}} to {{archai[{i}][1]}} | {{archai[{i}][2]:+.3f}} |" for i in range(3)),
                 "without squares | {archai[0][0]} to {archai[0][1]} | {linear:+.3f} |",
             ],
@@ -58,7 +57,6 @@ PASSAGES = [
                 "| steps to a training loss of 3.0 nats | {late[32][1]:+.0f} | | steps to 2.6 nats | "
                 "{late[32][2]:+.0f} |",
                 "with the learning rate at its end | {short:+.3f} |",
-                "| training loss at step 1,000 of 4,000 | {at_1000:+.3f} |",
                 "32 heads minus 4 (p = {planned_p:.4f}) | {planned:+.3f} |",
                 "held-out text and {ahead:.3f} ahead on the training text",
                 "the error by {surface[0]:+.1f %} at 120,000 and {surface[1]:+.1f %} at 270,000 parameters; "
