@@ -38,7 +38,8 @@ def values() -> Mapping[str, Any]:
     learned = [name for name in losses if not name.startswith(("rotary", "256"))]
     result: dict[str, Any] = {name: as_estimate(verdict.paired(losses, w)) for name, w in CONTRASTS.items()}
     result["pooled"] = {name: as_estimate(verdict.pooled(losses, w, learned)) for name, w in CONTRASTS.items()}
-    result |= {"share": 100 * result["fall"].value / result["gap"].value, "level": verdict.LEVEL}
+    found = verdict.share(losses, FALL, GAP)
+    result |= {"share": Estimate(*(100 * x for x in found or ())), "level": verdict.LEVEL}
     late = {"usual": "32", "fast": "32 fast"}
     result["late"] = {name: as_estimate(verdict.delay(rows, arm, "1")) for name, arm in late.items()}
     result["factor"] = mechanism.fast(32)
@@ -51,16 +52,16 @@ PASSAGES = [
         {
             README: ["of a gap of {gap.value:.3f} between 32 and 4 heads | {fall:.3f} |"],
             FINDINGS: [
-                "{share:.0f} % of the gap between 32 and 4 heads after 1,000 steps: {fall:+.3f nats} of "
-                "{gap.value:+.3f}.",
+                "{share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap between 32 and 4 heads after "
+                "1,000 steps: {fall:+.3f nats} of {gap.value:+.3f}.",
                 "with 1/√d, end {start:+.3f} behind.",
                 "`model.logit_scale={factor:.2f}` for heads of 4",
             ],
             RESULTS: [
                 "| 32 heads minus 4, 1/√d | {gap:+.3f} | ({pooled[gap].low:.3f} to {pooled[gap].high:.3f}) |",
-                "| how far √128/d lowers that, {share:.0f} % | {fall:+.3f} | ({pooled[fall].low:.3f} to "
+                "| how far √128/d lowers that, {share.value:.0f} % | {fall:+.3f} | ({pooled[fall].low:.3f} to "
                 "{pooled[fall].high:.3f}) |",
-                "| the same, minus the gain of one head | {beyond:+.3f} | ({pooled[beyond].low:.3f} to "
+                "| the same, minus the gain of one head at 4e-3 | {beyond:+.3f} | ({pooled[beyond].low:.3f} to "
                 "{pooled[beyond].high:.3f}) |",
                 "| 32 heads: larger start minus √128/d | {start:+.3f} | ({pooled[start].low:.3f} to "
                 "{pooled[start].high:.3f}) |",

@@ -36,6 +36,14 @@ class Estimate(NamedTuple):
         return f"{self.value:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
+class Share(NamedTuple):
+    """A ratio of contrasts with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
 def losses_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     """Return the scored loss by arm and seed, of the runs at each arm's best rate."""
     result: dict[str, dict[int, float]] = {}
@@ -64,6 +72,21 @@ def pooled(losses: Losses, weights: Mapping[str, float], arms: Sequence[str]) ->
     freedom = (len(arms) - 1) * (len(SEEDS) - 1)
     error = np.sqrt((residual**2).sum() / freedom * sum(w**2 for w in weights.values()) / len(SEEDS))
     return Estimate(sum(w * table[arms.index(arm)].mean() for arm, w in weights.items()), float(error), freedom)
+
+
+def share(losses: Losses, part: Mapping[str, float], whole: Mapping[str, float], level: float = 0.95) -> Share | None:
+    """Return the ratio of two paired contrasts with Fieller's interval; infinite ends where the whole may be 0."""
+    seeds = sorted(set.intersection(*(set(losses.get(arm, {})) for arm in {**part, **whole})))
+    if len(seeds) < 2:
+        return None
+    x, y = (np.array([sum(w * losses[a][s] for a, w in weights.items()) for s in seeds]) for weights in (part, whole))
+    (xx, xy), (_, yy) = np.cov(x, y) / len(seeds)
+    t = float(stats.t.ppf(0.5 + level / 2, len(seeds) - 1)) ** 2
+    # The values r at which the mean of x - r y is within t standard errors of 0.
+    a, b, c = y.mean() ** 2 - t * yy, x.mean() * y.mean() - t * xy, x.mean() ** 2 - t * xx
+    half = np.sqrt(b * b - a * c) / a if a > 0 and b * b >= a * c else np.inf
+    middle = b / a if a > 0 else 0.0
+    return Share(float(x.mean() / y.mean()), float(middle - half), float(middle + half))
 
 
 def delay(rows: Sequence[Mapping[str, Any]], slow: str, fast: str, level: float = LEVEL) -> Estimate | None:
@@ -112,10 +135,11 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
         gap, drop, more = estimate(usual), estimate(fall), estimate(beyond)
         if gap is None or drop is None or more is None:
             return [f"The factor explains the lateness{prefix and ' at width 256'}: not run"]
-        share = drop.value / gap.value
-        holds = share >= 0.5 and drop.interval()[0] > 0 and more.interval()[0] > 0
+        holds = drop.value >= gap.value / 2 and drop.interval()[0] > 0 and more.interval()[0] > 0
         verdicts.add("holds" if holds else "refuted" if drop.interval()[1] < gap.value / 2 else "undecided")
-        lines.append(f"  {kind}: gap {gap}, fall {drop}, {share:.0%} of it; beyond the control's gain {more}")
+        lines.append(f"  {kind}: gap {gap}, fall {drop}; beyond the control's gain {more}")
+    if part := share(losses, fall, usual):
+        lines.append(f"  share of the gap, paired: {part.value:.0%} ({part.low:.0%} to {part.high:.0%})")
     verdict = verdicts.pop() if len(verdicts) == 1 else "undecided: the two estimates disagree"
     return [f"The factor explains the lateness{prefix and ' at width 256'}: {verdict}", *lines]
 

@@ -51,6 +51,18 @@ def test_pooled_contrast_has_the_residual_of_least_squares():
     np.testing.assert_allclose(estimate.error, np.sqrt(residual[0] / estimate.freedom * 2 / 5))
 
 
+def test_the_interval_of_a_share_inverts_the_paired_t_test():
+    """The ends are the ratios r at which x - r y is just rejected at 5 %."""
+    losses = table(np.random.default_rng(4))
+    for seed in range(5):
+        losses["c"][seed] -= 1.0
+    found = mechanism_verdict.share(losses, {"a": 1.0, "b": -1.0}, {"b": 1.0, "c": -1.0})
+    for end in (found.low, found.high):
+        values = [losses["a"][s] - losses["b"][s] - end * (losses["b"][s] - losses["c"][s]) for s in range(5)]
+        assert stats.ttest_1samp(values, 0).pvalue == pytest.approx(0.05)
+    assert found.low < found.value < found.high
+
+
 def test_the_step_of_a_loss_is_interpolated():
     assert mechanism_verdict.step_of([4.0, 3.5, 3.0], 3.25) == 50.0
     assert mechanism_verdict.step_of([4.0, 3.5], 3.0) == float("inf")
