@@ -96,11 +96,11 @@ def draw_factor(axes: Axes) -> None:
     rows = mechanism.read_rows()
     arms = {"1": "one head of 128", "32 fast": "32 of 4, times 5.7", "32": "32 of 4, 1/√d"}
     for (arm, label), color in zip(arms.items(), (FIRST, THIRD, SECOND), strict=True):
-        curves_of = [r["curve"] for r in rows if r["arm"] == arm and r["seed"] in mechanism.SEEDS]
-        mean, high = np.mean(curves_of, 0), np.max(curves_of, 0)
+        losses = zip(*(r["curve"] for r in rows if r["arm"] == arm and r["seed"] in mechanism.SEEDS), strict=True)
+        mean, low, high = np.array([tuple(Estimate.mean(x)) for x in losses]).T
         steps = WINDOW * (np.arange(len(mean)) + 0.5)
         axes.plot(steps, mean, color=color, label=label)
-        axes.fill_between(steps, np.min(curves_of, 0), high, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
     axes.set(xlim=(200, 1000), ylim=(2.6, 3.9), xlabel="step of 1,000", ylabel="training loss, nats")
     axes.legend(frameon=False, fontsize=FONT - 3)
 

@@ -92,8 +92,6 @@ PASSAGES = [
                 "| where heads stop paying moves with width | {moves}; by code",
                 "| conditioning coincides with it | {conditioning}, on",
                 "After 1,000 steps {lower} doubling of heads is shown",
-                "32 heads lose {from_4_rotary:.3f} to 4 heads.",
-                "heads of 32 instead of 64 are better at {better} width, and worse at one ({worse})",
             ],
         },
     ),

@@ -120,6 +120,8 @@ PASSAGES = [
                 "{clear} of {encoders} effects are clear",
                 *(f"| {name} | {{depth[{name}][params]:+.3f}} | {{depth[{name}][blocks]:+.3f}} |" for name in DECODERS),
                 "without embeddings {lose} of {tables} tables clearly lose and {gain} gain",
+                "open_lm changes by {depth[open_lm][flops]:+.3f}, Gemstones by "
+                "{depth[Gemstones FineWeb-Edu][flops]:+.3f} and {depth[Gemstones DCLM][flops]:+.3f}",
                 "FlexiBERT without embeddings, {depth[FlexiBERT GLUE][blocks]:.1f %} of the error",
             ],
         },

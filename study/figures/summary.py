@@ -21,7 +21,8 @@ PASSAGES = [
             README: ["archai's show no loss | {step[64 to 32]:+.3f} |"],
             FINDINGS: [
                 "| open_lm | {low[16]} to {high[16]} | {heads[open_lm][16]:+.3f} | {worse[16]} of {pairs[16]} pairs |",
-                *(OPENLM.replace("HIGH", str(high)) for high in (64, 128)),
+                *(OPENLM.replace("HIGH", str(high)) for high in (32, 48, 64, 128)),
+                OPENLM.replace("HIGH", "96").replace(":+", ":"),
                 *(f"| {{archai[{i}][0]}} to {{archai[{i}][1]}} | {{archai[{i}][2]:+.3f}} |" for i in range(3)),
                 "without squares | {archai[0][0]} to {archai[0][1]} | {linear:+.3f} |",
             ],
@@ -64,7 +65,7 @@ PASSAGES = [
                 "twice the heads give {added[lean, fixed width]:+.1f %}, pooled",
                 "added heads give {added_all:+.1f %}, pooled",
                 "the heads about {about:.0f} % of the error",
-                "| the same, over interventions | {causes[one]:+.1f} |",
+                "over interventions {causes[one]:+.1f}.",
                 "{better} gain, {worse} lose, {neither} does neither.",
             ],
         },
@@ -108,7 +109,7 @@ PASSAGES = [
         {
             FINDINGS: [
                 "In {runs} runs of a small ViT",
-                "| more heads | {slope[heads]:+.1f} | | ten interventions, over seeds | {slope[interventions]:+.1f} |",
+                "more heads {slope[heads]:+.1f}; interventions over seeds {slope[interventions]:+.1f}, over",
                 "That κ alone decides is {verdict} by the plan's rule.",
                 "the slope is {gaining:+.1f}: a share",
                 "Without the strongest loser alone it is {rest:+.1f}.",

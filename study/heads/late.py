@@ -22,9 +22,11 @@ from scipy import stats
 
 from leanformer import conditioning
 from leanformer.analysis import statistics
-from study.heads import mechanism, trainer
+from study.heads import language, mechanism, trainer
+from study.tables import Estimate
 
 
+Steps = dict[tuple[str, int], dict[str, float]]  # of each run, (arm, seed), by what passes its level
 ROWS = mechanism.ROWS.with_name("late.csv")
 FIELDS = ("arm", "seed", "step", "train_loss", "previous", "prefix", "repeated_loss", "short_loss")
 NAMES = ("1", "32", "32 fast", "rotary 1", "rotary 32", "rotary 32 fast", "1 fast", "rotary 1 fast")
@@ -105,16 +107,6 @@ def run(name: str, seed: int, *, tiny: bool = False) -> list[dict[str, Any]]:
     return [row | {"train_loss": f"{loss:.4f}"} for row, loss in zip(measured, result.curve, strict=True)]
 
 
-def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
-    """Return the rows, numbers as numbers."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return [
-            {name: text if name == "arm" else float(text) for name, text in row.items()} for row in csv.DictReader(file)
-        ]
-
-
 def first_step(steps: Sequence[float], values: Sequence[float], level: float) -> float:
     """Return the interpolated step at which values first pass a level, upwards or downwards; infinite if never."""
     side = np.sign(np.asarray(values) - level)
@@ -126,7 +118,7 @@ def first_step(steps: Sequence[float], values: Sequence[float], level: float) ->
     return float(steps[i - 1] + share * (steps[i] - steps[i - 1]))
 
 
-def lateness(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, float], dict[str, float]]:
+def lateness(rows: Sequence[dict[str, Any]]) -> Steps:
     """Return of each (arm, seed) the step of LATE nats, and the steps at which masses pass half of their last value."""
     result = {}
     for key in dict.fromkeys((row["arm"], row["seed"]) for row in rows):
@@ -147,18 +139,30 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         of_arm = [steps for key, steps in found.items() if key[0] == arm]
         yield f"{arm}: " + ", ".join(f"{name} {np.mean([x[name] for x in of_arm]):.0f}" for name in of_arm[0])
     for name in ("previous", "prefix"):
-        pairs = np.array([(x[name], x["loss"]) for x in found.values()])
-        pairs = pairs[np.isfinite(pairs).all(1)]
-        if len(pairs) > 3:
-            yield f"rank correlation of {name} and loss, {len(pairs)} runs: {stats.spearmanr(*pairs.T).statistic:.2f}"
+        for positions in (None, "learned", "rotary"):
+            rank, count = correlation(found, name, positions)
+            if count > 3:
+                yield f"rank correlation of {name} and loss, {positions or 'all'} positions, {count} runs: {rank:.2f}"
     for name in ("loss", "previous", "prefix"):
         for positions in ("", "rotary "):
-            arms = [f"{positions}{heads}" for heads in (32, 1)]
-            steps = [np.array([found.get((arm, seed), {}).get(name, np.nan) for seed in SEEDS]) for arm in arms]
-            if np.isfinite(steps).all():
-                delay = statistics.paired(*steps)
-                interval = f"({delay.interval().low:.0f} to {delay.interval().high:.0f})"
-                yield f"delay of {arms[0]} behind {arms[1]}, {name}: {delay.value:.0f} {interval}"
+            if late := delay(found, name, positions):
+                yield f"delay of {positions}32 behind {positions}1, {name}: {Estimate.of(late):.0f}"
+
+
+def delay(found: Steps, name: str, positions: str) -> statistics.Difference | None:
+    """Return how many steps later 32 heads pass the level of `name` than one head; None if a run never does."""
+    many, one = ([found.get((f"{positions}{n}", seed), {}).get(name, np.nan) for seed in SEEDS] for n in (32, 1))
+    return statistics.paired(np.array(many), np.array(one)) if np.isfinite([many, one]).all() else None
+
+
+def correlation(found: Steps, name: str, positions: str | None = None) -> tuple[float, int]:
+    """Return Spearman's correlation of the steps of `name` and of the loss over runs, and their number.
+
+    `positions`, "learned" or "rotary", selects runs.
+    """
+    chosen = [x for (arm, _), x in found.items() if positions in (None, "rotary" if "rotary" in arm else "learned")]
+    pairs = [(x[name], x["loss"]) for x in chosen if np.isfinite([x[name], x["loss"]]).all()]
+    return float(stats.spearmanr(*zip(*pairs, strict=True)).statistic) if len(pairs) > 3 else np.nan, len(pairs)
 
 
 def main() -> None:
@@ -170,11 +174,11 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if not options.what:
-        print(*report(read_rows(options.rows)), sep="\n")
+        print(*report(language.read_rows(options.rows)), sep="\n")
         return
     for seed in map(int, options.seeds.split(",")):
         for name in options.arms.split(","):
-            if any((row["arm"], row["seed"]) == (name, seed) for row in read_rows(options.rows)):
+            if any((row["arm"], row["seed"]) == (name, seed) for row in language.read_rows(options.rows)):
                 continue
             rows, new = run(name, seed, tiny=options.tiny), not options.rows.is_file()
             with options.rows.open("a", newline="") as file:

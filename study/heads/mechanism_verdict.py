@@ -4,44 +4,24 @@ python -m study.heads.mechanism_verdict [--rows=FILE]
 """
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from leanformer.analysis import statistics
+from leanformer.analysis.statistics import Difference
 from study.heads.mechanism import ROWS, SEEDS, best_rate, read_rows
 from study.heads.trainer import WINDOW
+from study.tables import Estimate
 
 
 MARGIN = 0.03  # nats: three doublings of heads by 0.01
 LEVEL = 3.3  # nats of training loss at which the delay is read
 Losses = Mapping[str, Mapping[int, float]]  # by arm and seed
-
-
-class Estimate(NamedTuple):
-    """A contrast of arms with an interval; None where it cannot be computed."""
-
-    value: float
-    error: float  # standard error
-    freedom: int  # degrees of freedom
-
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        half = float(stats.t.ppf(0.5 + level / 2, self.freedom)) * self.error
-        return self.value - half, self.value + half
-
-    def __str__(self) -> str:
-        low, high = self.interval()
-        return f"{self.value:+.3f} ({low:+.3f} to {high:+.3f})"
-
-
-class Share(NamedTuple):
-    """A ratio of contrasts with its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 def losses_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
@@ -53,16 +33,16 @@ def losses_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     return result
 
 
-def paired(losses: Losses, weights: Mapping[str, float]) -> Estimate | None:
+def paired(losses: Losses, weights: Mapping[str, float]) -> Difference | None:
     """Return the mean over seeds of a weighted sum of arms; None with fewer than two seeds that all arms have."""
     seeds = sorted(set.intersection(*(set(losses.get(arm, {})) for arm in weights)))
     if len(seeds) < 2:
         return None
     values = np.array([sum(w * losses[arm][seed] for arm, w in weights.items()) for seed in seeds])
-    return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))), len(values) - 1)
+    return statistics.paired(values, np.zeros(len(values)))
 
 
-def pooled(losses: Losses, weights: Mapping[str, float], arms: Sequence[str]) -> Estimate | None:
+def pooled(losses: Losses, weights: Mapping[str, float], arms: Sequence[str]) -> Difference | None:
     """Return the same contrast with the residual of a two-way table (arm + seed) of all `arms`."""
     arms = [arm for arm in arms if set(losses.get(arm, {})) == set(SEEDS)]
     if not set(weights) <= set(arms) or len(arms) < 2:
@@ -70,26 +50,26 @@ def pooled(losses: Losses, weights: Mapping[str, float], arms: Sequence[str]) ->
     table = np.array([[losses[arm][seed] for seed in SEEDS] for arm in arms])
     residual = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
     freedom = (len(arms) - 1) * (len(SEEDS) - 1)
-    error = np.sqrt((residual**2).sum() / freedom * sum(w**2 for w in weights.values()) / len(SEEDS))
-    return Estimate(sum(w * table[arms.index(arm)].mean() for arm, w in weights.items()), float(error), freedom)
+    seed_std = float(np.sqrt((residual**2).sum() / freedom * sum(w**2 for w in weights.values())))
+    value = float(sum(w * table[arms.index(arm)].mean() for arm, w in weights.items()))
+    return Difference("pooled", value, seed_std / math.sqrt(len(SEEDS)), freedom, len(SEEDS), seed_std)
 
 
-def share(losses: Losses, part: Mapping[str, float], whole: Mapping[str, float], level: float = 0.95) -> Share | None:
-    """Return the ratio of two paired contrasts with Fieller's interval; infinite ends where the whole may be 0."""
+def share(losses: Losses, part: Mapping[str, float], whole: Mapping[str, float]) -> Estimate | None:
+    """Return the ratio of two paired contrasts in percent, with Fieller's interval; infinite if the whole may be 0."""
     seeds = sorted(set.intersection(*(set(losses.get(arm, {})) for arm in {**part, **whole})))
     if len(seeds) < 2:
         return None
     x, y = (np.array([sum(w * losses[a][s] for a, w in weights.items()) for s in seeds]) for weights in (part, whole))
     (xx, xy), (_, yy) = np.cov(x, y) / len(seeds)
-    t = float(stats.t.ppf(0.5 + level / 2, len(seeds) - 1)) ** 2
+    t = float(stats.t.ppf(0.975, len(seeds) - 1)) ** 2
     # The values r at which the mean of x - r y is within t standard errors of 0.
     a, b, c = y.mean() ** 2 - t * yy, x.mean() * y.mean() - t * xy, x.mean() ** 2 - t * xx
-    half = np.sqrt(b * b - a * c) / a if a > 0 and b * b >= a * c else np.inf
-    middle = b / a if a > 0 else 0.0
-    return Share(float(x.mean() / y.mean()), float(middle - half), float(middle + half))
+    low, high = np.sort(np.roots([a, -2 * b, c])) if a > 0 else (-np.inf, np.inf)
+    return Estimate(*(100 * float(ratio) for ratio in (x.mean() / y.mean(), low, high)))
 
 
-def delay(rows: Sequence[Mapping[str, Any]], slow: str, fast: str, level: float = LEVEL) -> Estimate | None:
+def delay(rows: Sequence[Mapping[str, Any]], slow: str, fast: str, level: float = LEVEL) -> Difference | None:
     """Return how many steps later an arm reaches a training loss than another, paired by seed."""
     steps: dict[str, dict[int, float]] = {slow: {}, fast: {}}
     for row in rows:
@@ -115,7 +95,7 @@ def step_of(curve: Sequence[float], level: float) -> float:
     return float(middles[i - 1] + share * WINDOW)
 
 
-def judge(estimates: Sequence[Estimate | None], holds: Callable[..., bool], refuted: Callable[..., bool]) -> str:
+def judge(estimates: Sequence[Difference | None], holds: Callable[..., bool], refuted: Callable[..., bool]) -> str:
     """Return the verdict on which both estimates agree."""
     if any(estimate is None for estimate in estimates):
         return "not run"
@@ -135,11 +115,12 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
         gap, drop, more = estimate(usual), estimate(fall), estimate(beyond)
         if gap is None or drop is None or more is None:
             return [f"The factor explains the lateness{prefix and ' at width 256'}: not run"]
-        holds = drop.value >= gap.value / 2 and drop.interval()[0] > 0 and more.interval()[0] > 0
-        verdicts.add("holds" if holds else "refuted" if drop.interval()[1] < gap.value / 2 else "undecided")
-        lines.append(f"  {kind}: gap {gap}, fall {drop}; beyond the control's gain {more}")
+        holds = drop.value >= gap.value / 2 and drop.interval().low > 0 and more.interval().low > 0
+        verdicts.add("holds" if holds else "refuted" if drop.interval().high < gap.value / 2 else "undecided")
+        found = {"gap": gap, "fall": drop, "fall minus the control's gain": more}
+        lines.append(f"  {kind}: " + ", ".join(f"{name} {Estimate.of(x):+.3f}" for name, x in found.items()))
     if part := share(losses, fall, usual):
-        lines.append(f"  share of the gap, paired: {part.value:.0%} ({part.low:.0%} to {part.high:.0%})")
+        lines.append(f"  share of the gap, paired: {part:.0f %}")
     verdict = verdicts.pop() if len(verdicts) == 1 else "undecided: the two estimates disagree"
     return [f"The factor explains the lateness{prefix and ' at width 256'}: {verdict}", *lines]
 
@@ -153,30 +134,31 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
     lines += factor_rule(losses, "", "1", learned)
 
-    def two(arms: Sequence[str], weights: Mapping[str, float]) -> list[Estimate | None]:
+    def two(arms: Sequence[str], weights: Mapping[str, float]) -> list[Difference | None]:
         return [paired(losses, weights), pooled(losses, weights, arms)]
 
-    def within(estimate: Estimate) -> bool:
-        low, high = estimate.interval(0.9)
-        return low >= -MARGIN and high <= MARGIN
+    def within(difference: Difference) -> bool:
+        interval = difference.interval(0.9)
+        return interval.low >= -MARGIN and interval.high <= MARGIN
 
     for title, arms, weights in (
         ("It is growth, not the start", learned, {"32 start": 1.0, "32 fast": -1.0}),
         ("It holds with rotary positions", rotary, {"rotary 32": 1.0, "rotary 32 fast": -1.0}),
     ):
         estimates = two(arms, weights)
-        lines.append(f"{title}: {judge(estimates, lambda e: e.interval()[0] > 0, within)}")
-        lines += [f"  {kind}: {e}" for kind, e in zip(("paired", "pooled"), estimates, strict=True) if e]
+        lines.append(f"{title}: {judge(estimates, lambda e: e.interval().low > 0, within)}")
+        kinds = zip(("paired", "pooled"), estimates, strict=True)
+        lines += [f"  {kind}: {Estimate.of(e):+.3f}" for kind, e in kinds if e]
     sides = [two(learned, {name: 1.0, "32 fast": -1.0}) for name in ("32 half", "32 double")]
-    verdicts = [judge(s, lambda e: e.interval(0.9)[1] <= MARGIN, lambda e: e.interval()[0] > MARGIN) for s in sides]
+    verdicts = [judge(s, lambda e: e.interval(0.9).high <= MARGIN, lambda e: e.interval().low > MARGIN) for s in sides]
     delicate = next((word for word in ("not run", "refuted", "undecided") if any(word in v for v in verdicts)), "holds")
     lines.append(f"The factor is not delicate: {delicate}")
-    lines += [f"  {name}: {s[0]}" for name, s in zip(("half", "double"), sides, strict=True) if s[0]]
+    lines += [f"  {name}: {Estimate.of(s[0]):+.3f}" for name, s in zip(("half", "double"), sides, strict=True) if s[0]]
     lines += factor_rule(losses, "256: ", None, wide)
     lines += ["", f"Steps at which the training loss passes {LEVEL} nats, later than one head:"]
     for name in ("32", "32 fast", "32 start"):
         if late := delay(rows, name, "1"):
-            lines.append(f"  {name}: {late.value:+.0f} ({late.interval()[0]:+.0f} to {late.interval()[1]:+.0f})")
+            lines.append(f"  {name}: {Estimate.of(late):+.0f}")
     lines += ["", "arm, rate, mean of the seeds that are there:"]
     for name, of in losses.items():
         lines.append(f"  {name}: {best_rate(name, list(rows)):g}, {np.mean([*of.values()]):.4f} ({len(of)})")

@@ -10,9 +10,8 @@ the learning rate, the error on the 10,000 test images is the result.
 """
 
 import argparse
-import csv
 import datetime
-import gzip
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from leanformer import config
 from leanformer.analysis import statistics
+from leanformer.data.images.sources import Idx
 from study import common
 from study.heads import language, mechanism
 from study.heads.mechanism import TUNING_SEED
@@ -38,15 +38,14 @@ MARGIN = 3.0  # percent of the error of 2 heads: three doublings by 1 %
 def split_images(source: Path, target: Path) -> None:
     """Write the training images as "fit", the last HELD_OUT of them as "tune", and the test images as they are."""
     target.mkdir(parents=True, exist_ok=True)
-    for stem, axes in (("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1)):
-        raw = gzip.decompress((source / f"train-{stem}.gz").read_bytes())
-        size = 4 + 4 * axes
-        sizes = np.frombuffer(raw, ">u4", axes, offset=4)
-        examples = np.frombuffer(raw, np.uint8, offset=size).reshape(sizes)
-        for name, part in (("fit", examples[:-HELD_OUT]), ("tune", examples[-HELD_OUT:])):
-            head = raw[:4] + np.array(part.shape, ">u4").tobytes()
-            (target / f"{name}-{stem}").write_bytes(head + part.tobytes())
-        (target / f"t10k-{stem}.gz").write_bytes((source / f"t10k-{stem}.gz").read_bytes())
+    train = Idx(source, "train")
+    examples = [train[i] for i in range(len(train))]
+    for key, stem in (("image", "images-idx3-ubyte"), ("label", "labels-idx1-ubyte")):
+        values = np.array([example[key] for example in examples], np.uint8)
+        for name, part in (("fit", values[:-HELD_OUT]), ("tune", values[-HELD_OUT:])):
+            header = bytes((0, 0, 8, part.ndim)) + np.array(part.shape, ">u4").tobytes()
+            (target / f"{name}-{stem}").write_bytes(header + part.tobytes())
+        shutil.copy(source / f"t10k-{stem}.gz", target)
 
 
 def get_config(heads: int, steps: int, lr: float, seed: int, images: Path) -> config.ConfigDict:
@@ -68,27 +67,15 @@ def run(heads: int, steps: int, lr: float, seed: int, images: Path, out: Path) -
     error = f"{1 - summary['final']['top1']:.5f}"
     return {
         **{"arm": name, "num_heads": heads, "head_dim": WIDTH // heads, "steps": steps, "lr": lr, "seed": seed},
-        **{"error": "" if seed == TUNING_SEED else error, "tuning_loss": error if seed == TUNING_SEED else ""},
+        **{"error": "nan" if seed == TUNING_SEED else error, "tuning_loss": error if seed == TUNING_SEED else "nan"},
         **{"params": summary["params"], "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")},
         "device": jax.devices()[0].device_kind,
     }
 
 
-def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
-    """Return the rows of finished runs, numbers as numbers."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    for row in rows:
-        row.update({name: int(row[name]) for name in ("num_heads", "steps", "seed")}, lr=float(row["lr"]))
-        row.update({name: float(row[name] or "nan") for name in ("error", "tuning_loss")})
-    return rows
-
-
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield, by length, the mean errors and the change from 2 to 16 heads in percent of the error of 2."""
-    lasting, early = {}, {}
+    changes = {}
     for steps in STEPS:
         errors: dict[int, dict[int, float]] = {}
         for row in rows:
@@ -99,11 +86,12 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         few, many = errors.get(HEADS[0], {}), errors.get(HEADS[-1], {})
         if few.keys() == many.keys() == set(mechanism.SEEDS):
             scale = 100 / np.mean([*few.values()])
-            change = statistics.paired(*(scale * np.array([e[s] for s in mechanism.SEEDS]) for e in (many, few)))
-            yield f"  {HEADS[0]} to {HEADS[-1]} heads: {Estimate.of(change):+.1f %} of the error"
-            lasting[steps] = early[steps] = change
-    if STEPS[0] in early and STEPS[-1] in lasting:
-        first, last = early[STEPS[0]].interval(), lasting[STEPS[-1]]
+            changes[steps] = statistics.paired(
+                *(scale * np.array([e[s] for s in mechanism.SEEDS]) for e in (many, few))
+            )
+            yield f"  {HEADS[0]} to {HEADS[-1]} heads: {Estimate.of(changes[steps]):+.1f %} of the error"
+    if {STEPS[0], STEPS[-1]} <= set(changes):
+        first, last = changes[STEPS[0]].interval(), changes[STEPS[-1]]
         inside = last.interval(0.9).low > -MARGIN and last.interval(0.9).high < MARGIN
         holds = "holds" if last.interval().high < 0 else "refuted" if inside else "undecided"
         yield f"The gain outlasts: {holds}"
@@ -126,12 +114,12 @@ def main() -> None:
         for steps in map(int, options.steps.split(",")):
             for heads in HEADS:
                 arm = f"heads={heads},steps={steps}"
-                while todo := mechanism.plan(arm, read_rows(options.rows), RATES):
+                while todo := mechanism.plan(arm, language.read_rows(options.rows), RATES):
                     lr, seed = todo[0]
                     row = run(heads, steps, lr, seed, images, options.out)
                     language.append_row(row, options.rows, FIELDS)
                     print(*row.values(), flush=True)
-    print(*report(read_rows(options.rows)), sep="\n")
+    print(*report(language.read_rows(options.rows)), sep="\n")
 
 
 if __name__ == "__main__":
