@@ -68,7 +68,7 @@ def test_computed_values_are_written(pages, capsys):
     for name in PAGES:
         written, page = ((folder / name).read_text() for folder in (pages, ROOT))
         assert written.split() == page.split()
-    assert "0.080\n(0.074 to 0.086)" in (pages / "docs" / "results.md").read_text()
+    assert "+0.059\n(0.005 to 0.113)" in (pages / "docs" / "results.md").read_text()
 
 
 def test_added_figure_is_found(pages, capsys):
