@@ -63,6 +63,7 @@ ARMS = {  # in the order in which they are trained
     "4": Arm(4),
     "4 fast": Arm(4, fast(4)),
     "32 start": Arm(32, start_scale=math.sqrt(fast(32) * 2)),  # the logits of "32 fast" at the start, not their growth
+    "32 rate": Arm(32, fast(32), start_scale=1 / math.sqrt(fast(32) * 2)),  # their growth, not their start
     "32 half": Arm(32, fast(32) / 2),
     "32 double": Arm(32, fast(32) * 2),
     "16": Arm(16),

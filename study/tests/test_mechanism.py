@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from leanformer.data.images.sources import Idx
-from study.heads import mechanism, mechanism_verdict, trainer, vision_length
+from study.heads import growth, mechanism, mechanism_verdict, trainer, vision_length
 
 
 def tuning_rows(losses):
@@ -78,6 +78,25 @@ def test_runs_trained_together_are_those_trained_alone():
         np.testing.assert_allclose(result.curve, alone.curve, rtol=1e-4)
         np.testing.assert_allclose(result.loss, alone.loss, rtol=1e-4)
     assert len({round(result.loss, 4) for result in together}) == 3  # seeds and rates matter at this tolerance
+
+
+def test_spread_of_logits_is_read_from_probabilities():
+    logits = np.random.default_rng(5).normal(0, 3, (2, 3, 7, 7))
+    seen = np.tril(np.ones((7, 7), bool))
+    exps = np.where(seen, np.exp(logits), 0)
+    expected = np.mean([logits[..., t, : t + 1].std(-1) for t in range(1, 7)], 0)
+    np.testing.assert_allclose(growth.spread(exps / exps.sum(-1, keepdims=True)), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(1.0, "holds"), (0.5, "refuted"), (0.75, "undecided")])
+def test_slope_of_logits_on_the_head_dimension(power, verdict):
+    rows = [
+        {"arm": arm, "seed": seed, "step": 100, "spread": (128 / int(arm)) ** (power + 0.01 * seed - 0.01)}
+        for arm in growth.BASELINES
+        for seed in growth.SEEDS
+    ]
+    assert growth.slope(rows, 100).value == pytest.approx(power)
+    assert [*growth.report(rows)][-1] == f"The premise: {verdict}"
 
 
 def test_training_images_are_split_into_two_parts(tmp_path, monkeypatch):

@@ -1,0 +1,124 @@
+"""How fast attention logits grow with narrow and wide heads: part E9 of PLAN2.md.
+
+    python -m study.heads.growth train [--arms=NAME,...] [--rows=FILE] [--tiny]
+    python -m study.heads.growth                                # what the rows say
+
+A row is one run at one step, in study/data/growth.csv or --rows.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from leanformer import conditioning
+from leanformer.analysis import statistics
+from study.heads import language, mechanism, trainer
+from study.tables import Estimate
+
+
+ROWS = mechanism.ROWS.with_name("growth.csv")
+FIELDS = ("arm", "num_heads", "head_dim", "seed", "step", "spread")
+BASELINES, OTHERS = ("1", "4", "16", "32"), ("32 fast", "32 start", "32 rate")
+LR, STOP, SEEDS, BATCH, READ = 4e-3, 400, (0, 1, 2), 8, 100  # READ: step of the rule
+LOW, HIGH = 0.75, 1.25  # slopes that the rule allows
+
+
+def spread(probabilities: jax.Array) -> jax.Array:
+    """Return the standard deviation of causal attention's logits over the keys that a query sees, B N from B N T T.
+
+    Logarithms of probabilities are logits up to a constant of each query. The first query sees one key and is left out.
+    """
+    seen = jnp.tril(jnp.ones(probabilities.shape[-2:], bool))
+    logits = jnp.log(jnp.where(seen, probabilities, 1.0))
+    return jnp.std(logits, -1, where=seen)[..., 1:].mean(-1)
+
+
+def run(name: str, seed: int, *, tiny: bool = False) -> list[dict[str, Any]]:
+    """Train a run and return its rows, one for each step that is measured."""
+    arm, rows = mechanism.ARMS[name], []
+    c = mechanism.get_config(arm, LR, seed, tiny=tiny)
+    scale = arm.logit_scale or c.model.head_dim**-0.5
+    model, tokens = [], []
+
+    @jax.jit
+    def probe(weights: Any) -> jax.Array:
+        tap = conditioning.tap(["attention_probabilities"], spread)
+        _, taps = nnx.merge(model[0], *weights)(jnp.asarray(tokens[0]), tap=tap)
+        return jnp.mean(conditioning.by_name(taps, ["attention_probabilities"])["attention_probabilities"]) / scale
+
+    def measure(step: int, weights: Any) -> None:
+        row = {"arm": name, "num_heads": arm.heads, "head_dim": c.model.head_dim, "seed": seed, "step": step}
+        rows.append(row | {"spread": f"{probe(weights):.5g}"})
+
+    def on_start(setup: Any) -> None:
+        held_out = setup.task.data.open(c.data.eval_split)
+        model.append(setup.model.graphdef)
+        tokens.append(np.stack([held_out[i]["tokens"] for i in range(BATCH)]))
+        params, statistics = setup.model.random_weights(c.seed)
+        measure(0, (mechanism.scale_queries_and_keys(params, arm.start_scale), statistics))
+
+    trainer.train(
+        c,
+        stop=50 if tiny else STOP,
+        start=lambda params: mechanism.scale_queries_and_keys(params, arm.start_scale),
+        on_start=on_start,
+        on_window=measure,
+    )
+    return rows
+
+
+def slope(rows: Sequence[dict[str, Any]], step: int) -> statistics.Difference | None:
+    """Return the slope of log q·k on log d over the baselines, by seed; None if a run is missing."""
+    found = {(row["arm"], row["seed"]): row for row in rows if row["step"] == step}
+    if not all((arm, seed) in found for arm in BASELINES for seed in SEEDS):
+        return None
+    x = np.log([128 // int(arm) for arm in BASELINES])
+    values = [np.polyfit(x, np.log([found[arm, seed]["spread"] for arm in BASELINES]), 1)[0] for seed in SEEDS]
+    return statistics.paired(np.array(values), np.zeros(len(values)))
+
+
+def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the mean logits q·k and q·k/√d of each arm by step, the slope on d, and the rule's verdict."""
+    for step in sorted({row["step"] for row in rows}):
+        yield f"step {step}: q·k, and times the arm's factor"
+        for arm in dict.fromkeys(row["arm"] for row in rows):
+            some = [row["spread"] for row in rows if (row["arm"], row["step"]) == (arm, step)]
+            scale = mechanism.ARMS[arm].logit_scale or (128 // mechanism.ARMS[arm].heads) ** -0.5
+            yield f"  {arm}: {np.mean(some):.4g}, {np.mean(some) * scale:.4g}"
+        if of_step := slope(rows, step):
+            yield f"  slope of log q·k on log d: {Estimate.of(of_step):.2f}"
+    if (rule := slope(rows, READ)) is None:
+        yield "The premise: not run"
+        return
+    interval = rule.interval()
+    holds = interval.low >= LOW and interval.high <= HIGH
+    yield f"The premise: {'holds' if holds else 'refuted' if interval.high < LOW else 'undecided'}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("train",))
+    parser.add_argument("--arms", default=",".join(BASELINES + OTHERS))
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    if not options.what:
+        print(*report(language.read_rows(options.rows)), sep="\n")
+        return
+    for seed in SEEDS:
+        for name in options.arms.split(","):
+            if any((row["arm"], row["seed"]) == (name, seed) for row in language.read_rows(options.rows)):
+                continue
+            for row in run(name, seed, tiny=options.tiny):
+                language.append_row(row, options.rows, FIELDS)
+            print(f"{name}, seed {seed}: {row['spread']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
