@@ -115,9 +115,10 @@ def main() -> None:
         for name in options.arms.split(","):
             if any((row["arm"], row["seed"]) == (name, seed) for row in language.read_rows(options.rows)):
                 continue
-            for row in run(name, seed, tiny=options.tiny):
+            rows = run(name, seed, tiny=options.tiny)
+            for row in rows:
                 language.append_row(row, options.rows, FIELDS)
-            print(f"{name}, seed {seed}: {row['spread']}", flush=True)
+            print(f"{name}, seed {seed}: {rows[-1]['spread']}", flush=True)
 
 
 if __name__ == "__main__":

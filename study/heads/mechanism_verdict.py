@@ -1,4 +1,4 @@
-"""Verdicts of part E1 of PLAN2.md from the committed rows.
+"""Verdicts of parts E1 and E7 of PLAN2.md from the committed rows.
 
 python -m study.heads.mechanism_verdict [--rows=FILE]
 """
@@ -19,7 +19,8 @@ from study.heads.trainer import WINDOW
 from study.tables import Estimate
 
 
-MARGIN = 0.03  # nats: three doublings of heads by 0.01
+DOUBLING = 0.01  # nats per doubling of heads that are ignored
+MARGIN = 3 * DOUBLING  # from 4 to 32 heads
 LEVEL = 3.3  # nats of training loss at which the delay is read
 Losses = Mapping[str, Mapping[int, float]]  # by arm and seed
 
@@ -95,12 +96,33 @@ def step_of(curve: Sequence[float], level: float) -> float:
     return float(middles[i - 1] + share * WINDOW)
 
 
+def estimators(losses: Losses, arms: Sequence[str]) -> list[Callable[[Mapping[str, float]], Difference | None]]:
+    """Return the functions from weights of arms to the paired and to the pooled estimate."""
+    return [lambda weights: paired(losses, weights), lambda weights: pooled(losses, weights, arms)]
+
+
+def agreed(verdicts: Sequence[str]) -> str:
+    """Return the verdict that both estimates give."""
+    return verdicts[0] if len(set(verdicts)) == 1 else "undecided: the two estimates disagree"
+
+
+def within(difference: Difference, margin: float) -> bool:
+    """Return whether the 90 % interval lies inside the margin."""
+    interval = difference.interval(0.9)
+    return interval.low >= -margin and interval.high <= margin
+
+
+def beyond(difference: Difference, margin: float) -> bool:
+    """Return whether the 95 % interval excludes 0 and the 90 % interval lies outside the margin."""
+    interval = difference.interval(0.9)
+    return not difference.interval().contains(0) and (interval.low > margin or interval.high < -margin)
+
+
 def judge(estimates: Sequence[Difference | None], holds: Callable[..., bool], refuted: Callable[..., bool]) -> str:
     """Return the verdict on which both estimates agree."""
     if any(estimate is None for estimate in estimates):
         return "not run"
-    verdicts = {"holds" if holds(e) else "refuted" if refuted(e) else "undecided" for e in estimates}
-    return verdicts.pop() if len(verdicts) == 1 else "undecided: the two estimates disagree"
+    return agreed(["holds" if holds(e) else "refuted" if refuted(e) else "undecided" for e in estimates])
 
 
 def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence[str]) -> list[str]:
@@ -108,53 +130,78 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
     usual = {f"{prefix}32": 1.0, f"{prefix}4": -1.0}
     fast = {f"{name} fast": w for name, w in usual.items()}
     fall = usual | {name: -w for name, w in fast.items()}
-    beyond = fall | ({control: -1.0, f"{control} fast": 1.0} if control else {})
-    kinds = {"paired": lambda w: paired(losses, w), "pooled": lambda w: pooled(losses, w, arms)}
-    verdicts, lines = set(), []
-    for kind, estimate in kinds.items():
-        gap, drop, more = estimate(usual), estimate(fall), estimate(beyond)
+    beyond_control = fall | ({control: -1.0, f"{control} fast": 1.0} if control else {})
+    name, verdicts, lines = f"The factor explains the lateness{prefix and ' at width 256'}", [], []
+    for estimate in estimators(losses, arms):
+        gap, drop, more = map(estimate, (usual, fall, beyond_control))
         if gap is None or drop is None or more is None:
-            return [f"The factor explains the lateness{prefix and ' at width 256'}: not run"]
+            return [f"{name}: not run"]
         holds = drop.value >= gap.value / 2 and drop.interval().low > 0 and more.interval().low > 0
-        verdicts.add("holds" if holds else "refuted" if drop.interval().high < gap.value / 2 else "undecided")
+        verdicts.append("holds" if holds else "refuted" if drop.interval().high < gap.value / 2 else "undecided")
         found = {"gap": gap, "fall": drop, "fall minus the control's gain": more}
-        lines.append(f"  {kind}: " + ", ".join(f"{name} {Estimate.of(x):+.3f}" for name, x in found.items()))
+        lines.append(f"  {drop.method}: " + ", ".join(f"{what} {Estimate.of(x):+.3f}" for what, x in found.items()))
     if part := share(losses, fall, usual):
         lines.append(f"  share of the gap, paired: {part:.0f %}")
-    verdict = verdicts.pop() if len(verdicts) == 1 else "undecided: the two estimates disagree"
-    return [f"The factor explains the lateness{prefix and ' at width 256'}: {verdict}", *lines]
+    return [f"{name}: {agreed(verdicts)}", *lines]
+
+
+def rate_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
+    """Return the lines of the rule that a larger learning rate of queries and keys does what the factor does."""
+    contrasts = {"32": 1.0, "32 rate": -1.0}, {"32 rate": 1.0, "32 fast": -1.0}
+    less = {"32": 0.5, "32 fast": 0.5, "32 rate": -1.0}  # its gain minus half of the factor's
+    name, verdicts, lines = "A larger rate of queries and keys does what the factor does", [], []
+    for estimate in estimators(losses, arms):
+        gain, rest, lack = map(estimate, (*contrasts, less))
+        if gain is None or rest is None or lack is None:
+            return [f"{name}: not run"]
+        holds = gain.interval().low > 0 and within(rest, MARGIN)
+        verdicts.append("holds" if holds else "refuted" if lack.interval().high < 0 else "undecided")
+        lines.append(f"  {gain.method}: gain {Estimate.of(gain):+.3f}, behind the factor {Estimate.of(rest):+.3f}")
+    return [f"{name}: {agreed(verdicts)}", *lines]
+
+
+def long_rule(losses: Losses, width: int, many: int) -> list[str]:
+    """Return the lines of the rule on 4,000 steps with rotary positions, at one width, without and with the factor."""
+    arms, lines = [name for name in losses if name.startswith(f"long {width}: ")], []
+    for end in ("", " fast"):
+        doublings = math.log2(many / 4)
+        weights = {f"long {width}: {many}{end}": 1 / doublings, f"long {width}: 4{end}": -1 / doublings}
+        estimates = [estimate(weights) for estimate in estimators(losses, arms)]
+        verdict = judge(estimates, lambda e: within(e, DOUBLING), lambda e: beyond(e, DOUBLING))
+        lines.append(
+            f"{many} heads are equivalent to 4, rotary, 4,000 steps, width {width}{end and ', √w/d'}: {verdict}"
+        )
+        lines += [f"  {e.method}, per doubling: {Estimate.of(e):+.4f}" for e in estimates if e]
+    return lines
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the verdicts of the five rules, and the delays, as text."""
+    """Return the verdicts of the rules, and the delays, as text."""
     losses = losses_of(rows)
-    learned = [name for name in losses if not name.startswith(("rotary", "256"))]
+    learned = [name for name in losses if not name.startswith(("rotary", "256", "long")) and name != "32 rate"]
     rotary = [name for name in losses if name.startswith("rotary")]
     wide = [name for name in losses if name.startswith("256")]
     lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
     lines += factor_rule(losses, "", "1", learned)
 
     def two(arms: Sequence[str], weights: Mapping[str, float]) -> list[Difference | None]:
-        return [paired(losses, weights), pooled(losses, weights, arms)]
-
-    def within(difference: Difference) -> bool:
-        interval = difference.interval(0.9)
-        return interval.low >= -MARGIN and interval.high <= MARGIN
+        return [estimate(weights) for estimate in estimators(losses, arms)]
 
     for title, arms, weights in (
         ("It is growth, not the start", learned, {"32 start": 1.0, "32 fast": -1.0}),
         ("It holds with rotary positions", rotary, {"rotary 32": 1.0, "rotary 32 fast": -1.0}),
     ):
         estimates = two(arms, weights)
-        lines.append(f"{title}: {judge(estimates, lambda e: e.interval().low > 0, within)}")
-        kinds = zip(("paired", "pooled"), estimates, strict=True)
-        lines += [f"  {kind}: {Estimate.of(e):+.3f}" for kind, e in kinds if e]
+        lines.append(f"{title}: {judge(estimates, lambda e: e.interval().low > 0, lambda e: within(e, MARGIN))}")
+        lines += [f"  {e.method}: {Estimate.of(e):+.3f}" for e in estimates if e]
     sides = [two(learned, {name: 1.0, "32 fast": -1.0}) for name in ("32 half", "32 double")]
     verdicts = [judge(s, lambda e: e.interval(0.9).high <= MARGIN, lambda e: e.interval().low > MARGIN) for s in sides]
     delicate = next((word for word in ("not run", "refuted", "undecided") if any(word in v for v in verdicts)), "holds")
     lines.append(f"The factor is not delicate: {delicate}")
     lines += [f"  {name}: {Estimate.of(s[0]):+.3f}" for name, s in zip(("half", "double"), sides, strict=True) if s[0]]
     lines += factor_rule(losses, "256: ", None, wide)
+    lines += ["", "Added after the rows of width 128:", *rate_rule(losses, [*learned, "32 rate"])]
+    lines += ["", "E7:", *long_rule(losses, 64, 16), *long_rule(losses, 128, 32)]
     lines += ["", f"Steps at which the training loss passes {LEVEL} nats, later than one head:"]
     for name in ("32", "32 fast", "32 start"):
         if late := delay(rows, name, "1"):

@@ -2,10 +2,12 @@
 
 import gzip
 
+import fake_runs
 import numpy as np
 import pytest
 from scipy import stats
 
+from leanformer.analysis import comparison, runs
 from leanformer.data.images.sources import Idx
 from study.heads import growth, mechanism, mechanism_verdict, trainer, vision_length
 
@@ -52,6 +54,25 @@ def test_pooled_contrast_has_the_residual_of_least_squares():
     np.testing.assert_allclose(estimate.error, np.sqrt(residual[0] / estimate.df * 2 / 5))
 
 
+def noisy(means):
+    rng = np.random.default_rng(6)
+    return {arm: {seed: mean + rng.normal(0, 1e-4) for seed in range(5)} for arm, mean in means.items()}
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(2.93, "holds"), (2.97, "refuted"), (2.94, "undecided")])
+def test_verdict_on_the_rate(rate, verdict):
+    """The factor gains 0.1: the rate alone falls behind it by less than the margin, by over half, or by in between."""
+    losses = noisy({"32": 3.0, "32 fast": 2.9, "32 rate": rate - 0.005})
+    assert mechanism_verdict.rate_rule(losses, [*losses])[0].endswith(f": {verdict}")
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.024, "holds"), (0.036, "refuted"), (0.03, "undecided")])
+def test_verdict_on_long_runs(gap, verdict):
+    losses = noisy({"long 128: 32": 2.5 + gap, "long 128: 4": 2.5})
+    lines = mechanism_verdict.long_rule(losses, 128, 32)
+    assert lines[0].endswith(f"width 128: {verdict}") and lines[-1].endswith("√w/d: not run")
+
+
 def test_the_interval_of_a_share_inverts_the_paired_t_test():
     """The ends are the ratios r at which x - r y is just rejected at 5 %."""
     losses = table(np.random.default_rng(4))
@@ -62,6 +83,19 @@ def test_the_interval_of_a_share_inverts_the_paired_t_test():
         values = [losses["a"][s] - losses["b"][s] - end / 100 * (losses["b"][s] - losses["c"][s]) for s in range(5)]
         assert stats.ttest_1samp(values, 0).pvalue == pytest.approx(0.05)
     assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize("contrast", [("32", "4"), ("32 start", "32 fast")])
+def test_compare_finds_the_intervals_of_the_rows(contrast, tmp_path):
+    losses = mechanism_verdict.losses_of(mechanism.read_rows())
+    for i, arm in enumerate(contrast):
+        for seed, loss in losses[arm].items():
+            folder = tmp_path / f"arm{i},seed={seed}"
+            fake_runs.write_run(folder, loss, seed=seed, changes={"model.num_heads": 2**i}, score="error")
+    pair = comparison.compare(runs.read([str(tmp_path)])).pairs[0]
+    sign = -1 if pair.first.startswith("arm1") else 1
+    expected = mechanism_verdict.paired(losses, {contrast[0]: sign, contrast[1]: -sign}).interval()
+    np.testing.assert_allclose([pair.interval.low, pair.interval.high], [expected.low, expected.high], rtol=1e-9)
 
 
 def test_the_step_of_a_loss_is_interpolated():
