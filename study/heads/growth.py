@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from leanformer import conditioning
 from leanformer.analysis import statistics
 from study.heads import language, mechanism, trainer
 from study.tables import Estimate
@@ -29,28 +28,28 @@ LR, STOP, SEEDS, BATCH, READ = 4e-3, 400, (0, 1, 2), 8, 100  # READ: step of the
 LOW, HIGH = 0.75, 1.25  # slopes that the rule allows
 
 
-def spread(probabilities: jax.Array) -> jax.Array:
-    """Return the standard deviation of causal attention's logits over the keys that a query sees, B N from B N T T.
+def spread(q: jax.Array, k: jax.Array) -> jax.Array:
+    """Return the standard deviation of q·k over the keys that a query sees, mean over queries, B N from two B T N H.
 
-    Logarithms of probabilities are logits up to a constant of each query. The first query sees one key and is left out.
+    The first query sees one key and is left out.
     """
-    seen = jnp.tril(jnp.ones(probabilities.shape[-2:], bool))
-    logits = jnp.log(jnp.where(seen, probabilities, 1.0))
-    return jnp.std(logits, -1, where=seen)[..., 1:].mean(-1)
+    logits = jnp.einsum("btnh,bsnh->bnts", q, k)
+    return jnp.std(logits, -1, where=jnp.tril(jnp.ones(logits.shape[-2:], bool)))[..., 1:].mean(-1)
 
 
 def run(name: str, seed: int, *, tiny: bool = False) -> list[dict[str, Any]]:
     """Train a run and return its rows, one for each step that is measured."""
     arm, rows = mechanism.ARMS[name], []
     c = mechanism.get_config(arm, LR, seed, tiny=tiny)
-    scale = arm.logit_scale or c.model.head_dim**-0.5
+    shown = (arm.logit_scale or c.model.head_dim**-0.5) * c.model.head_dim**0.5  # a block shows q times this
     model, tokens = [], []
 
     @jax.jit
     def probe(weights: Any) -> jax.Array:
-        tap = conditioning.tap(["attention_probabilities"], spread)
-        _, taps = nnx.merge(model[0], *weights)(jnp.asarray(tokens[0]), tap=tap)
-        return jnp.mean(conditioning.by_name(taps, ["attention_probabilities"])["attention_probabilities"]) / scale
+        _, taps = nnx.merge(model[0], *weights)(
+            jnp.asarray(tokens[0]), tap=lambda arrays: {"spread": spread(arrays["q"], arrays["k"])}
+        )
+        return jnp.mean(taps["blocks"]["spread"]) / shown
 
     def measure(step: int, weights: Any) -> None:
         row = {"arm": name, "num_heads": arm.heads, "head_dim": c.model.head_dim, "seed": seed, "step": step}

@@ -114,12 +114,11 @@ def test_runs_trained_together_are_those_trained_alone():
     assert len({round(result.loss, 4) for result in together}) == 3  # seeds and rates matter at this tolerance
 
 
-def test_spread_of_logits_is_read_from_probabilities():
-    logits = np.random.default_rng(5).normal(0, 3, (2, 3, 7, 7))
-    seen = np.tril(np.ones((7, 7), bool))
-    exps = np.where(seen, np.exp(logits), 0)
+def test_spread_is_that_of_the_keys_seen():
+    q, k = np.random.default_rng(5).normal(0, 3, (2, 2, 7, 3, 5))  # B T N H, twice
+    logits = np.einsum("btnh,bsnh->bnts", q, k)
     expected = np.mean([logits[..., t, : t + 1].std(-1) for t in range(1, 7)], 0)
-    np.testing.assert_allclose(growth.spread(exps / exps.sum(-1, keepdims=True)), expected, rtol=1e-4)
+    np.testing.assert_allclose(growth.spread(q, k), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("power", "verdict"), [(1.0, "holds"), (0.5, "refuted"), (0.75, "undecided")])
