@@ -40,6 +40,7 @@ class Arm(NamedTuple):
         rotary: True for rotary instead of learned positions.
         width: width, and total width of the heads.
         steps: length of the run and of its schedule.
+        head_dim: dimension of a head's queries and keys; that of its values if None.
     """
 
     heads: int
@@ -48,6 +49,7 @@ class Arm(NamedTuple):
     rotary: bool = False
     width: int = 128
     steps: int = 1000
+    head_dim: int | None = None
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -68,6 +70,7 @@ ARMS = {  # in the order in which they are trained
     "32 double": Arm(32, fast(32) * 2),
     "16": Arm(16),
     "16 fast": Arm(16, fast(16)),
+    "32 rank": Arm(32, 1 / 16, head_dim=32),  # logits that grow no faster than those of d = 4, even if like d
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -89,7 +92,8 @@ def get_config(arm: Arm, lr: float, seed: int, *, tiny: bool = False) -> config.
     c.update(total_steps=arm.steps, batch_size=16, seed=seed, loggers=(), log_every=trainer.WINDOW)
     c.accumulate = MICRO_BATCHES if jax.default_backend() == "cpu" and not tiny else 1
     c.model.update(width=arm.width, depth=DEPTH, mlp_dim=4 * arm.width, max_length=TOKENS, num_heads=arm.heads)
-    c.model.update(head_dim=arm.width // arm.heads, logit_scale=arm.logit_scale)
+    c.model.update(value_dim=arm.width // arm.heads, head_dim=arm.head_dim or arm.width // arm.heads)
+    c.model.logit_scale = arm.logit_scale
     if arm.rotary:
         c.model.update(positions="none", rotary=10_000.0)
     c.optim.update(lr=lr, warmup_steps=100)

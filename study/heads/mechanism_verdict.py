@@ -178,7 +178,9 @@ def long_rule(losses: Losses, width: int, many: int) -> list[str]:
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the verdicts of the rules, and the delays, as text."""
     losses = losses_of(rows)
-    learned = [name for name in losses if not name.startswith(("rotary", "256", "long")) and name != "32 rate"]
+    learned = [
+        name for name in losses if not name.startswith(("rotary", "256", "long")) and name not in ("32 rate", "32 rank")
+    ]
     rotary = [name for name in losses if name.startswith("rotary")]
     wide = [name for name in losses if name.startswith("256")]
     lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
