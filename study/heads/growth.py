@@ -7,6 +7,7 @@ A row is one run at one step, in study/data/growth.csv or --rows.
 """
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,12 @@ def slope(rows: Sequence[dict[str, Any]], step: int) -> statistics.Difference | 
     x = np.log([128 // int(arm) for arm in BASELINES])
     values = [np.polyfit(x, np.log([found[arm, seed]["spread"] for arm in BASELINES]), 1)[0] for seed in SEEDS]
     return statistics.paired(np.array(values), np.zeros(len(values)))
+
+
+def ratio(rows: Sequence[dict[str, Any]], step: int) -> float:
+    """Return the logits q·k/√d of one head over those of 32, means over seeds."""
+    one, many = (np.mean([r["spread"] for r in rows if (r["arm"], r["step"]) == (arm, step)]) for arm in ("1", "32"))
+    return float(one / many * math.sqrt(4 / 128))
 
 
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

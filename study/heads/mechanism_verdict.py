@@ -23,6 +23,7 @@ DOUBLING = 0.01  # nats per doubling of heads that are ignored
 MARGIN = 3 * DOUBLING  # from 4 to 32 heads
 LEVEL = 3.3  # nats of training loss at which the delay is read
 Losses = Mapping[str, Mapping[int, float]]  # by arm and seed
+Weights = Mapping[str, float]  # of arms
 
 
 def losses_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
@@ -34,7 +35,7 @@ def losses_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     return result
 
 
-def paired(losses: Losses, weights: Mapping[str, float]) -> Difference | None:
+def paired(losses: Losses, weights: Weights) -> Difference | None:
     """Return the mean over seeds of a weighted sum of arms; None with fewer than two seeds that all arms have."""
     seeds = sorted(set.intersection(*(set(losses.get(arm, {})) for arm in weights)))
     if len(seeds) < 2:
@@ -43,7 +44,7 @@ def paired(losses: Losses, weights: Mapping[str, float]) -> Difference | None:
     return statistics.paired(values, np.zeros(len(values)))
 
 
-def pooled(losses: Losses, weights: Mapping[str, float], arms: Sequence[str]) -> Difference | None:
+def pooled(losses: Losses, weights: Weights, arms: Sequence[str]) -> Difference | None:
     """Return the same contrast with the residual of a two-way table (arm + seed) of all `arms`."""
     arms = [arm for arm in arms if set(losses.get(arm, {})) == set(SEEDS)]
     if not set(weights) <= set(arms) or len(arms) < 2:
@@ -56,7 +57,7 @@ def pooled(losses: Losses, weights: Mapping[str, float], arms: Sequence[str]) ->
     return Difference("pooled", value, seed_std / math.sqrt(len(SEEDS)), freedom, len(SEEDS), seed_std)
 
 
-def share(losses: Losses, part: Mapping[str, float], whole: Mapping[str, float]) -> Estimate | None:
+def share(losses: Losses, part: Weights, whole: Weights) -> Estimate | None:
     """Return the ratio of two paired contrasts in percent, with Fieller's interval; infinite if the whole may be 0."""
     seeds = sorted(set.intersection(*(set(losses.get(arm, {})) for arm in {**part, **whole})))
     if len(seeds) < 2:
@@ -96,7 +97,7 @@ def step_of(curve: Sequence[float], level: float) -> float:
     return float(middles[i - 1] + share * WINDOW)
 
 
-def estimators(losses: Losses, arms: Sequence[str]) -> list[Callable[[Mapping[str, float]], Difference | None]]:
+def estimators(losses: Losses, arms: Sequence[str]) -> list[Callable[[Weights], Difference | None]]:
     """Return the functions from weights of arms to the paired and to the pooled estimate."""
     return [lambda weights: paired(losses, weights), lambda weights: pooled(losses, weights, arms)]
 
@@ -125,24 +126,45 @@ def judge(estimates: Sequence[Difference | None], holds: Callable[..., bool], re
     return agreed(["holds" if holds(e) else "refuted" if refuted(e) else "undecided" for e in estimates])
 
 
+def explains(losses: Losses, name: str, gap: Weights, fall: Weights, beyond: Weights, arms: Sequence[str]) -> list[str]:
+    """Return the lines of a rule that something explains a gap: it takes at least half of it, and more than a control.
+
+    Args:
+        losses: scored losses.
+        name: the claim.
+        gap: weights of the arms whose sum is the gap.
+        fall: those of what the gap falls by.
+        beyond: the same minus the control's gain.
+        arms: arms of the pooled estimate.
+    """
+    verdicts, lines = [], []
+    for estimate in estimators(losses, arms):
+        whole, part, more = map(estimate, (gap, fall, beyond))
+        if whole is None or part is None or more is None:
+            return [f"{name}: not run"]
+        holds = part.value >= whole.value / 2 and part.interval().low > 0 and more.interval().low > 0
+        verdicts.append("holds" if holds else "refuted" if part.interval().high < whole.value / 2 else "undecided")
+        found = {"gap": whole, "fall": part, "fall minus the control's gain": more}
+        if fall == beyond:
+            del found["fall minus the control's gain"]
+        lines.append(f"  {part.method}: " + ", ".join(f"{what} {Estimate.of(x):+.3f}" for what, x in found.items()))
+    if ratio := share(losses, fall, gap):
+        lines.append(f"  share of the gap, paired: {ratio:.0f %}")
+    return [f"{name}: {agreed(verdicts)}", *lines]
+
+
 def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence[str]) -> list[str]:
     """Return the lines of the rule that the factor explains the lateness, at one width."""
     usual = {f"{prefix}32": 1.0, f"{prefix}4": -1.0}
-    fast = {f"{name} fast": w for name, w in usual.items()}
-    fall = usual | {name: -w for name, w in fast.items()}
-    beyond_control = fall | ({control: -1.0, f"{control} fast": 1.0} if control else {})
-    name, verdicts, lines = f"The factor explains the lateness{prefix and ' at width 256'}", [], []
-    for estimate in estimators(losses, arms):
-        gap, drop, more = map(estimate, (usual, fall, beyond_control))
-        if gap is None or drop is None or more is None:
-            return [f"{name}: not run"]
-        holds = drop.value >= gap.value / 2 and drop.interval().low > 0 and more.interval().low > 0
-        verdicts.append("holds" if holds else "refuted" if drop.interval().high < gap.value / 2 else "undecided")
-        found = {"gap": gap, "fall": drop, "fall minus the control's gain": more}
-        lines.append(f"  {drop.method}: " + ", ".join(f"{what} {Estimate.of(x):+.3f}" for what, x in found.items()))
-    if part := share(losses, fall, usual):
-        lines.append(f"  share of the gap, paired: {part:.0f %}")
-    return [f"{name}: {agreed(verdicts)}", *lines]
+    fall = usual | {f"{name} fast": -w for name, w in usual.items()}
+    more = fall | ({control: -1.0, f"{control} fast": 1.0} if control else {})
+    return explains(losses, f"The factor explains the lateness{prefix and ' at width 256'}", usual, fall, more, arms)
+
+
+def rank_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
+    """Return the lines of the rule that the rank of queries and keys explains the lateness, at width 128."""
+    gap, fall = {"32": 1.0, "4": -1.0}, {"32": 1.0, "32 rank": -1.0}
+    return explains(losses, "Rank explains the lateness", gap, fall, fall, arms)
 
 
 def rate_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
@@ -186,7 +208,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
     lines += factor_rule(losses, "", "1", learned)
 
-    def two(arms: Sequence[str], weights: Mapping[str, float]) -> list[Difference | None]:
+    def two(arms: Sequence[str], weights: Weights) -> list[Difference | None]:
         return [estimate(weights) for estimate in estimators(losses, arms)]
 
     for title, arms, weights in (
@@ -202,7 +224,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines.append(f"The factor is not delicate: {delicate}")
     lines += [f"  {name}: {Estimate.of(s[0]):+.3f}" for name, s in zip(("half", "double"), sides, strict=True) if s[0]]
     lines += factor_rule(losses, "256: ", None, wide)
-    lines += ["", "Added after the rows of width 128:", *rate_rule(losses, [*learned, "32 rate"])]
+    lines += ["", "Planned after the rows of width 128:", *rate_rule(losses, [*learned, "32 rate"])]
+    lines += rank_rule(losses, [*learned, "32 rank"])
     lines += ["", "E7:", *long_rule(losses, 64, 16), *long_rule(losses, 128, 32)]
     lines += ["", f"Steps at which the training loss passes {LEVEL} nats, later than one head:"]
     for name in ("32", "32 fast", "32 start"):

@@ -66,6 +66,15 @@ def test_verdict_on_the_rate(rate, verdict):
     assert mechanism_verdict.rate_rule(losses, [*losses])[0].endswith(f": {verdict}")
 
 
+@pytest.mark.parametrize(("rank", "verdict"), [(2.9, "holds"), (2.99, "refuted")])
+def test_verdict_on_rank(rank, verdict):
+    losses = noisy({"32": 3.0, "4": 2.85, "32 rank": rank})
+    lines = mechanism_verdict.rank_rule(losses, [*losses])
+    assert lines[0].endswith(verdict) and lines[-1].startswith(
+        f"  share of the gap, paired: {100 * (3 - rank) / 0.15:.0f} % ("
+    )
+
+
 @pytest.mark.parametrize(("gap", "verdict"), [(0.024, "holds"), (0.036, "refuted"), (0.03, "undecided")])
 def test_verdict_on_long_runs(gap, verdict):
     losses = noisy({"long 128: 32": 2.5 + gap, "long 128: 4": 2.5})
@@ -129,6 +138,7 @@ def test_slope_of_logits_on_the_head_dimension(power, verdict):
         for seed in growth.SEEDS
     ]
     assert growth.slope(rows, 100).value == pytest.approx(power)
+    assert growth.ratio(rows, 100) == pytest.approx(32 ** (power - 0.5), rel=1e-3)
     assert [*growth.report(rows)][-1] == f"The premise: {verdict}"
 
 
