@@ -1,4 +1,4 @@
-"""Figures on why narrow heads start late: parts E1, E2 and E9 of PLAN2.md."""
+"""Figures on why narrow heads start late: parts E1, E2, E7 and E9 of PLAN2.md."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +13,7 @@ from study.tables import Estimate
 GAP = {"32": 1.0, "4": -1.0}
 FALL = GAP | {"32 fast": -1.0, "4 fast": 1.0}
 WIDE_GAP, WIDE_FALL = ({f"256: {name}": w for name, w in weights.items()} for weights in (GAP, FALL))
+RANK = {"32": 1.0, "32 rank": -1.0}
 CONTRASTS = {
     "gap": GAP,
     "fall": FALL,
@@ -20,7 +21,10 @@ CONTRASTS = {
     "start": {"32 start": 1.0, "32 fast": -1.0},
     "wide_gap": WIDE_GAP,
     "wide_fall": WIDE_FALL,
+    "wide_gain": {"256: 32": 0.5, "256: 32 fast": -0.5, "256: 4": 0.5, "256: 4 fast": -0.5},
     "rate": {"32": 1.0, "32 rate": -1.0},
+    "rank": RANK,
+    "long": {"long 64: 16": 1.0, "long 64: 4": -1.0},
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
 }
 
@@ -33,17 +37,21 @@ def factor_values() -> Mapping[str, Any]:
     found |= {"late": verdict.delay(rows, "32", "1"), "late_fast": verdict.delay(rows, "32 fast", "1")}
     estimates = {name: Estimate.of(x) for name, x in found.items() if x}
     shares = {"share": verdict.share(losses, FALL, GAP), "wide_share": verdict.share(losses, WIDE_FALL, WIDE_GAP)}
+    shares["rank_share"] = verdict.share(losses, RANK, GAP)
     return estimates | shares | {"level": verdict.LEVEL, "factor": mechanism.fast(32)}
 
 
 def growth_values() -> Mapping[str, Any]:
     """Return by step the logits q·k/√d of one head over those of 32, and the slope of log q·k on log d."""
-    rows, steps = language.read_rows(growth.ROWS), (0, growth.READ, growth.STOP)
-    slopes = {step: Estimate.of(slope) for step in steps if (slope := growth.slope(rows, step))}
+    rows = language.read_rows(growth.ROWS)
+    slope = growth.slope(rows, growth.READ)
     return {
-        "ratio": {step: growth.ratio(rows, step) for step in steps},
-        "slope": slopes,
+        "ratio": {step: growth.ratio(rows, step) for step in (50, growth.READ, growth.STOP)},
+        "slope": slope and Estimate.of(slope),
         "idea": 32**0.5,
+        "fast": 1 / growth.ratio(rows, growth.READ, "32 fast"),
+        "low": growth.LOW,
+        "high": growth.HIGH,
     }
 
 
@@ -67,14 +75,19 @@ PASSAGES = [
     Passage(
         factor_values,
         {
-            README: ["of {wide_gap.value:.3f} nats between 32 and 4 heads after 1,000 steps | {wide_fall:.3f} |"],
+            README: [
+                "close {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap at width 128; at 256 | "
+                "{wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}) |"
+            ],
             FINDINGS: [
                 "closes {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap between 32 and 4 heads "
                 "after 1,000 steps with learned positions: {fall:+.3f nats} of {gap.value:+.3f}.",
-                "`model.logit_scale={factor:.2f}` for heads of 4",
-                "the same closes {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}), "
-                "{wide_fall:+.3f nats} of {wide_gap.value:+.3f}: refuted.",
-                "the factor harms 32 heads: {rotary:+.3f}.",
+                "`model.logit_scale={factor:.2f}` for d = 4",
+                "it closes {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}), "
+                "{wide_fall:+.3f nats} of {wide_gap.value:+.3f}: refuted; both gain {wide_gain.value:.2f}.",
+                "at logits as small, close {rank_share.value:.0f} % ({rank_share.low:.0f} to {rank_share.high:.0f})",
+                "16 heads end {long:+.3f} behind 4 heads",
+                "32 heads lose {rotary.value:.3f} by it ({rotary.low:.3f} to {rotary.high:.3f}).",
             ],
             RESULTS: [
                 "| 32 heads minus 4, 1/√d | {gap:+.3f} |",
@@ -84,7 +97,9 @@ PASSAGES = [
                 "| how far √256/d lowers that, {wide_share.value:.0f} % | {wide_fall:+.3f} |",
                 "| 32 heads: larger start minus √128/d | {start:+.3f} |",
                 "with 2.38 times the rate of queries and keys | {rate:+.3f} |",
+                "at logits as small as with 4, {rank_share.value:.0f} % | {rank:+.3f} |",
                 "rotary positions: √128/d minus 1/√d | {rotary:+.3f} |",
+                "4,000 steps: 16 heads minus 4 | {long:+.3f} |",
                 "reach a training loss of {level} nats {late:+.0f steps} after one head, {late_fast:+.0f} with the "
                 "factor.",
             ],
@@ -94,12 +109,12 @@ PASSAGES = [
         growth_values,
         {
             FINDINGS: [
-                "{idea:.1f} times as fast with one head as with 32. It is {ratio[100]:.1f} times as large at step 100, "
-                "{ratio[400]:.1f} times at step 400.",
+                "{idea:.1f} times as fast with one head as with 32. Measured: {ratio[50]:.1f} times at step 50, "
+                "{ratio[100]:.1f} at 100, {ratio[400]:.1f} at 400.",
+                "the logits of 32 heads are {fast:.1f} times one head's at step 100",
             ],
             RESULTS: [
-                "one head are {ratio[0]:.2f}, {ratio[100]:.2f} and {ratio[400]:.2f} times those of 32 at steps 0, 100 "
-                "and 400. q·k grows like d to the power of {slope[100]:.2f} at step 100, {slope[400]:.2f} at step 400;",
+                "d to the power of {slope:.2f} at step 100; the idea's rule asks for {low} to {high}:",
             ],
         },
     ),

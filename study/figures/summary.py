@@ -77,8 +77,7 @@ PASSAGES = [
             FINDINGS: [
                 "| held-out loss after 4,000 steps | {from_1_long:+.3f} |",
                 "32 heads end {single:.3f} behind 4 heads",
-                "32 heads lose {from_4_rotary:.3f nats} to 4 with rotary, {from_4:.3f} with learned positions. Rank as "
-                "the reason is {rank}.",
+                "32 heads lose {from_4_rotary:.3f nats} to 4 with rotary, {from_4:.3f} with learned positions.",
                 "heads of 32 instead of 64 are better at {better} width, and worse at one ({worse})",
             ],
         },

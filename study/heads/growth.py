@@ -7,7 +7,6 @@ A row is one run at one step, in study/data/growth.csv or --rows.
 """
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def run(name: str, seed: int, *, tiny: bool = False) -> list[dict[str, Any]]:
     """Train a run and return its rows, one for each step that is measured."""
     arm, rows = mechanism.ARMS[name], []
     c = mechanism.get_config(arm, LR, seed, tiny=tiny)
-    shown = (arm.logit_scale or c.model.head_dim**-0.5) * c.model.head_dim**0.5  # a block shows q times this
+    shown = scale_of(name) * c.model.head_dim**0.5  # a block shows q times this
     model, tokens = [], []
 
     @jax.jit
@@ -83,10 +82,19 @@ def slope(rows: Sequence[dict[str, Any]], step: int) -> statistics.Difference | 
     return statistics.paired(np.array(values), np.zeros(len(values)))
 
 
-def ratio(rows: Sequence[dict[str, Any]], step: int) -> float:
-    """Return the logits q·k/√d of one head over those of 32, means over seeds."""
-    one, many = (np.mean([r["spread"] for r in rows if (r["arm"], r["step"]) == (arm, step)]) for arm in ("1", "32"))
-    return float(one / many * math.sqrt(4 / 128))
+def ratio(rows: Sequence[dict[str, Any]], step: int, arm: str = "32") -> float:
+    """Return the scaled logits of one head over those of an arm, means over seeds."""
+    one, other = (
+        np.mean([r["spread"] for r in rows if (r["arm"], r["step"]) == (name, step)]) * scale_of(name)
+        for name in ("1", arm)
+    )
+    return float(one / other)
+
+
+def scale_of(name: str) -> float:
+    """Return the factor of q·k of an arm of width 128."""
+    arm = mechanism.ARMS[name]
+    return arm.logit_scale or (128 // arm.heads) ** -0.5
 
 
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -95,8 +103,7 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"step {step}: q·k, and times the arm's factor"
         for arm in dict.fromkeys(row["arm"] for row in rows):
             some = [row["spread"] for row in rows if (row["arm"], row["step"]) == (arm, step)]
-            scale = mechanism.ARMS[arm].logit_scale or (128 // mechanism.ARMS[arm].heads) ** -0.5
-            yield f"  {arm}: {np.mean(some):.4g}, {np.mean(some) * scale:.4g}"
+            yield f"  {arm}: {np.mean(some):.4g}, {np.mean(some) * scale_of(arm):.4g}"
         if of_step := slope(rows, step):
             yield f"  slope of log q·k on log d: {Estimate.of(of_step):.2f}"
     if (rule := slope(rows, READ)) is None:
