@@ -23,7 +23,7 @@ from study.tables import Estimate
 
 ROWS = mechanism.ROWS.with_name("growth.csv")
 FIELDS = ("arm", "num_heads", "head_dim", "seed", "step", "spread")
-BASELINES, OTHERS = ("1", "4", "16", "32"), ("32 fast", "32 start", "32 rate")
+BASELINES, OTHERS = ("1", "4", "16", "32"), ("32 fast", "32 start", "32 rate", "32 rank")
 LR, STOP, SEEDS, BATCH, READ = 4e-3, 400, (0, 1, 2), 8, 100  # READ: step of the rule
 LOW, HIGH = 0.75, 1.25  # slopes that the rule allows
 
