@@ -1,14 +1,13 @@
 """How fast attention logits grow with narrow and wide heads: part E9 of PLAN2.md.
 
-    python -m study.heads.growth train [--arms=NAME,...] [--rows=FILE] [--tiny]
-    python -m study.heads.growth                                # what the rows say
+    python -m study.heads.growth train [--arms=NAME,...] [--seeds=0,1,2] [--rows=FILE] [--tiny]
+    python -m study.heads.growth                                        # what the rows say
 
 A row is one run at one step, in study/data/growth.csv or --rows.
 """
 
-import argparse
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from leanformer.analysis import statistics
-from study.heads import language, mechanism, trainer
+from study.heads import mechanism, trainer
 from study.tables import Estimate
 
 
@@ -42,33 +41,26 @@ def run(name: str, seed: int, *, tiny: bool = False) -> list[dict[str, Any]]:
     arm, rows = mechanism.ARMS[name], []
     c = mechanism.get_config(arm, LR, seed, tiny=tiny)
     shown = scale_of(name) * c.model.head_dim**0.5  # a block shows q times this
-    model, tokens = [], []
 
-    @jax.jit
-    def probe(weights: Any) -> jax.Array:
-        _, taps = nnx.merge(model[0], *weights)(
-            jnp.asarray(tokens[0]), tap=lambda arrays: {"spread": spread(arrays["q"], arrays["k"])}
-        )
-        return jnp.mean(taps["blocks"]["spread"]) / shown
-
-    def measure(step: int, weights: Any) -> None:
-        row = {"arm": name, "num_heads": arm.heads, "head_dim": c.model.head_dim, "seed": seed, "step": step}
-        rows.append(row | {"spread": f"{probe(weights):.5g}"})
-
-    def on_start(setup: Any) -> None:
+    def observe(setup: Any) -> Callable[[int, Any], None]:
         held_out = setup.task.data.open(c.data.eval_split)
-        model.append(setup.model.graphdef)
-        tokens.append(np.stack([held_out[i]["tokens"] for i in range(BATCH)]))
-        params, statistics = setup.model.random_weights(c.seed)
-        measure(0, (mechanism.scale_queries_and_keys(params, arm.start_scale), statistics))
+        tokens = np.stack([held_out[i]["tokens"] for i in range(BATCH)])
 
-    trainer.train(
-        c,
-        stop=50 if tiny else STOP,
-        start=lambda params: mechanism.scale_queries_and_keys(params, arm.start_scale),
-        on_start=on_start,
-        on_window=measure,
-    )
+        @jax.jit
+        def probe(weights: Any) -> jax.Array:
+            _, taps = nnx.merge(setup.model.graphdef, *weights)(
+                jnp.asarray(tokens), tap=lambda arrays: {"spread": spread(arrays["q"], arrays["k"])}
+            )
+            return jnp.mean(taps["blocks"]["spread"]) / shown
+
+        def observer(step: int, weights: Any) -> None:
+            row = {"arm": name, "num_heads": arm.heads, "head_dim": c.model.head_dim, "seed": seed, "step": step}
+            rows.append(row | {"spread": f"{probe(weights):.5g}"})
+
+        return observer
+
+    start = functools.partial(mechanism.scale_queries_and_keys, factor=arm.start_scale)
+    trainer.train(c, stop=50 if tiny else STOP, start=start, observe=observe)
     return rows
 
 
@@ -115,23 +107,7 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("train",))
-    parser.add_argument("--arms", default=",".join(BASELINES + OTHERS))
-    parser.add_argument("--rows", type=Path, default=ROWS)
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
-    if not options.what:
-        print(*report(language.read_rows(options.rows)), sep="\n")
-        return
-    for seed in SEEDS:
-        for name in options.arms.split(","):
-            if any((row["arm"], row["seed"]) == (name, seed) for row in language.read_rows(options.rows)):
-                continue
-            rows = run(name, seed, tiny=options.tiny)
-            for row in rows:
-                language.append_row(row, options.rows, FIELDS)
-            print(f"{name}, seed {seed}: {rows[-1]['spread']}", flush=True)
+    trainer.command(__doc__, run, report, arms=BASELINES + OTHERS, seeds=SEEDS, path=ROWS, fields=FIELDS)
 
 
 if __name__ == "__main__":

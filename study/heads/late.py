@@ -8,10 +8,7 @@ loss on the second half of random tokens that are repeated, and the loss with on
 adds its rows, a row for each measurement, to study/data/late.csv, or to --rows.
 """
 
-import argparse
-import csv
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +19,7 @@ from scipy import stats
 
 from leanformer import conditioning
 from leanformer.analysis import statistics
-from study.heads import language, mechanism, trainer
+from study.heads import mechanism, trainer
 from study.tables import Estimate
 
 
@@ -87,23 +84,23 @@ def make_probe(graphdef: Any, rows: np.ndarray, vocabulary: int) -> Callable[[An
 
 def run(name: str, seed: int, *, tiny: bool = False) -> list[dict[str, Any]]:
     """Train a run and return its rows."""
-    arm, measured = ARMS[name], []
-    c = mechanism.get_config(arm, LR, seed, tiny=tiny)
-    probe: list[Callable[[Any], Any]] = []
+    measured = []
+    c = mechanism.get_config(ARMS[name], LR, seed, tiny=tiny)
 
-    def on_start(setup: Any) -> None:
+    def observe(setup: Any) -> Callable[[int, Any], None]:
         held_out = setup.task.data.open(c.data.eval_split)
         some = [held_out[i] for i in range(4 if tiny else BATCH)]
         rows = np.stack([np.append(row["tokens"], row["targets"][-1]) for row in some])
-        probe.append(make_probe(setup.model.graphdef, rows, c.model.vocabulary))
+        probe = make_probe(setup.model.graphdef, rows, c.model.vocabulary)
 
-    def on_window(step: int, weights: Any) -> None:
-        measured.append(
-            {"arm": name, "seed": seed, "step": step} | {k: f"{x:.4f}" for k, x in probe[0](weights).items()}
-        )
+        def observer(step: int, weights: Any) -> None:
+            if step:  # no training loss belongs to the start
+                values = {key: f"{x:.4f}" for key, x in probe(weights).items()}
+                measured.append({"arm": name, "seed": seed, "step": step} | values)
 
-    stop = 50 if tiny else STOP
-    result = trainer.train(c, stop=stop, on_start=on_start, on_window=on_window)
+        return observer
+
+    result = trainer.train(c, stop=50 if tiny else STOP, observe=observe)
     return [row | {"train_loss": f"{loss:.4f}"} for row, loss in zip(measured, result.curve, strict=True)]
 
 
@@ -166,27 +163,7 @@ def correlation(found: Steps, name: str, positions: str | None = None) -> tuple[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("train",))
-    parser.add_argument("--arms", default=",".join(NAMES))
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--rows", type=Path, default=ROWS)
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
-    if not options.what:
-        print(*report(language.read_rows(options.rows)), sep="\n")
-        return
-    for seed in map(int, options.seeds.split(",")):
-        for name in options.arms.split(","):
-            if any((row["arm"], row["seed"]) == (name, seed) for row in language.read_rows(options.rows)):
-                continue
-            rows, new = run(name, seed, tiny=options.tiny), not options.rows.is_file()
-            with options.rows.open("a", newline="") as file:
-                table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-                if new:
-                    table.writeheader()
-                table.writerows(rows)
-            print(f"{name}, seed {seed}: {rows[-1]}", flush=True)
+    trainer.command(__doc__, run, report, arms=NAMES, seeds=SEEDS, path=ROWS, fields=FIELDS)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ both sides, then with five other seeds at that rate.
 
 import argparse
 import csv
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,9 +155,7 @@ def run(name: str, members: list[tuple[float, int]], path: Path, *, tiny: bool =
     arm = ARMS[name]
     c = get_config(arm, *members[0], tiny=tiny)
 
-    def start(params: Any) -> Any:
-        return scale_queries_and_keys(params, arm.start_scale)
-
+    start = functools.partial(scale_queries_and_keys, factor=arm.start_scale)
     results = [trainer.train(c, start=start)] if len(members) == 1 else trainer.train_together(c, members, start=start)
     for (lr, seed), result in zip(members, results, strict=True):
         append(name, c, lr, seed, result, path)

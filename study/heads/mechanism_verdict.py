@@ -126,7 +126,9 @@ def judge(estimates: Sequence[Difference | None], holds: Callable[..., bool], re
     return agreed(["holds" if holds(e) else "refuted" if refuted(e) else "undecided" for e in estimates])
 
 
-def explains(losses: Losses, name: str, gap: Weights, fall: Weights, beyond: Weights, arms: Sequence[str]) -> list[str]:
+def explains(
+    losses: Losses, name: str, gap: Weights, fall: Weights, beyond: Weights | None, arms: Sequence[str]
+) -> list[str]:
     """Return the lines of a rule that something explains a gap: it takes at least half of it, and more than a control.
 
     Args:
@@ -134,19 +136,17 @@ def explains(losses: Losses, name: str, gap: Weights, fall: Weights, beyond: Wei
         name: the claim.
         gap: weights of the arms whose sum is the gap.
         fall: those of what the gap falls by.
-        beyond: the same minus the control's gain.
+        beyond: the same minus the control's gain; None without a control.
         arms: arms of the pooled estimate.
     """
     verdicts, lines = [], []
     for estimate in estimators(losses, arms):
-        whole, part, more = map(estimate, (gap, fall, beyond))
+        whole, part, more = estimate(gap), estimate(fall), estimate(beyond or fall)
         if whole is None or part is None or more is None:
             return [f"{name}: not run"]
         holds = part.value >= whole.value / 2 and part.interval().low > 0 and more.interval().low > 0
         verdicts.append("holds" if holds else "refuted" if part.interval().high < whole.value / 2 else "undecided")
-        found = {"gap": whole, "fall": part, "fall minus the control's gain": more}
-        if fall == beyond:
-            del found["fall minus the control's gain"]
+        found = {"gap": whole, "fall": part} | ({"fall minus the control's gain": more} if beyond else {})
         lines.append(f"  {part.method}: " + ", ".join(f"{what} {Estimate.of(x):+.3f}" for what, x in found.items()))
     if ratio := share(losses, fall, gap):
         lines.append(f"  share of the gap, paired: {ratio:.0f %}")
@@ -157,14 +157,14 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
     """Return the lines of the rule that the factor explains the lateness, at one width."""
     usual = {f"{prefix}32": 1.0, f"{prefix}4": -1.0}
     fall = usual | {f"{name} fast": -w for name, w in usual.items()}
-    more = fall | ({control: -1.0, f"{control} fast": 1.0} if control else {})
+    more = fall | {control: -1.0, f"{control} fast": 1.0} if control else None
     return explains(losses, f"The factor explains the lateness{prefix and ' at width 256'}", usual, fall, more, arms)
 
 
 def rank_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
     """Return the lines of the rule that the rank of queries and keys explains the lateness, at width 128."""
     gap, fall = {"32": 1.0, "4": -1.0}, {"32": 1.0, "32 rank": -1.0}
-    return explains(losses, "Rank explains the lateness", gap, fall, fall, arms)
+    return explains(losses, "Rank explains the lateness", gap, fall, None, arms)
 
 
 def rate_rule(losses: Losses, arms: Sequence[str]) -> list[str]:

@@ -3,9 +3,11 @@
 Nothing is saved: a run takes minutes, and a finished one is a row.
 """
 
+import argparse
 import dataclasses
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +17,7 @@ from flax import nnx
 
 from leanformer.config import ConfigDict
 from leanformer.training import train_setup
+from study.heads import language
 
 
 WINDOW = 25  # steps over which a training loss is averaged
@@ -49,8 +52,7 @@ def train(
     *,
     stop: int | None = None,
     start: Callable[[Any], Any] = lambda params: params,
-    on_start: Callable[[Any], None] | None = None,
-    on_window: Callable[[int, Weights], None] | None = None,
+    observe: Callable[[Any], Callable[[int, Weights], None]] | None = None,
 ) -> Result:
     """Train a model of language modelling and return its result.
 
@@ -58,14 +60,14 @@ def train(
         config: config of the run.
         stop: last step; the end of the schedule if None.
         start: function that changes the initial parameters.
-        on_start: called with the set-up.
-        on_window: called every WINDOW steps with the step and the (parameters, statistics).
+        observe: function from the set-up to a function of the step and the (parameters, statistics), which is called
+            before the first step and every WINDOW steps.
     """
     setup = train_setup.set_up_training(config, examples=None)
-    if on_start:
-        on_start(setup)
     params, statistics = setup.model.random_weights(config.seed)
     state, key = setup.make_state((start(params), statistics)), setup.run_key()
+    observer = observe(setup) if observe else lambda step, weights: None
+    observer(0, state.weights)
     step, curve = jax.jit(setup.train_step, donate_argnums=0), []
     batches = setup.train_batches(setup.task.data.open(config.data.train_split))
     for number in range(1, (stop or setup.intervals.total) + 1):
@@ -73,8 +75,7 @@ def train(
         state, metrics = step(state, {name: host[name] for name in setup.batch}, key)
         if number % WINDOW == 0:
             curve.append(float(metrics["loss"]))
-            if on_window:
-                on_window(number, state.weights)
+            observer(number, state.weights)
     return _result(setup, state.weights, curve)
 
 
@@ -129,6 +130,47 @@ def train_together(
             curves.append(losses)
     weights = [jax.tree.map(lambda x, i=i: x[i], states.weights) for i in range(len(setups))]
     return [_result(s, w, c) for s, w, c in zip(setups, weights, np.transpose(curves).tolist(), strict=True)]
+
+
+def command(
+    doc: str | None,
+    run: Callable[..., list[dict[str, Any]]],
+    report: Callable[[list[dict[str, Any]]], Iterable[str]],
+    *,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    path: Path,
+    fields: Sequence[str],
+) -> None:
+    """Run the command of a part whose runs are measured while they train: train the missing runs, or print a report.
+
+    Args:
+        doc: help text.
+        run: function from an arm's name, a seed and `tiny` to the rows of a run, one for each step that is measured.
+        report: function from rows to lines of text.
+        arms: names of the arms, by default all of them are trained.
+        seeds: seeds, likewise.
+        path: table of rows.
+        fields: its columns.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("train",))
+    parser.add_argument("--arms", default=",".join(arms))
+    parser.add_argument("--seeds", default=",".join(map(str, seeds)))
+    parser.add_argument("--rows", type=Path, default=path)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    if not options.what:
+        print(*report(language.read_rows(options.rows)), sep="\n")
+        return
+    for seed in map(int, options.seeds.split(",")):
+        for name in options.arms.split(","):
+            if any((row["arm"], row["seed"]) == (name, seed) for row in language.read_rows(options.rows)):
+                continue
+            rows = run(name, seed, tiny=options.tiny)
+            for row in rows:
+                language.append_row(row, options.rows, fields)
+            print(f"{name}, seed {seed}: {rows[-1]}", flush=True)
 
 
 def token_losses(graphdef: Any, weights: Weights, tokens: jax.Array, targets: jax.Array) -> jax.Array:
