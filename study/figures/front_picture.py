@@ -93,7 +93,7 @@ def draw_delay(axes: Axes) -> None:
 
 def draw_factor(axes: Axes) -> None:
     """Plot the training loss by step, a mean over seeds, of one head and of 32 with the usual and the larger factor."""
-    rows = mechanism.read_rows()
+    rows = read_rows(mechanism.ROWS)
     arms = {"1": "one head of 128", "32 fast": "32 of 4, times 5.7", "32": "32 of 4, 1/√d"}
     for (arm, label), color in zip(arms.items(), (FIRST, THIRD, SECOND), strict=True):
         losses = zip(*(r["curve"] for r in rows if r["arm"] == arm and r["seed"] in mechanism.SEEDS), strict=True)

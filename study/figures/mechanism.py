@@ -31,7 +31,7 @@ CONTRASTS = {
 
 def factor_values() -> Mapping[str, Any]:
     """Return the contrasts, paired by seed, the share of the gap in percent, and delays behind one head in steps."""
-    rows = mechanism.read_rows()
+    rows = language.read_rows(mechanism.ROWS)
     losses = verdict.losses_of(rows)
     found: dict[str, Difference | None] = {name: verdict.paired(losses, w) for name, w in CONTRASTS.items()}
     found |= {"late": verdict.delay(rows, "32", "1"), "late_fast": verdict.delay(rows, "32 fast", "1")}

@@ -142,7 +142,7 @@ def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
     """Return the rows of finished runs, numbers as numbers and lists by layer as tuples."""
     if not path.is_file():
         return []
-    words = ("block", "texts", "arm", "size", "date", "device")
+    words = ("block", "texts", "arm", "rotary", "size", "date", "device")
     whole = ("depth", "num_heads", "width", "head_dim", "value_dim", "mlp_dim", "params", "step", "steps", "seed")
 
     def parse(key: str, text: str) -> Any:

@@ -10,7 +10,6 @@ both sides, then with five other seeds at that rate.
 """
 
 import argparse
-import csv
 import functools
 import math
 from collections.abc import Sequence
@@ -116,20 +115,6 @@ def scale_queries_and_keys(params: Any, factor: float) -> Any:
     return jax.tree_util.tree_map_with_path(scale, params)
 
 
-def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
-    """Return the rows of finished runs, with numbers as numbers and the curve as a tuple."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    for row in rows:
-        row.update(
-            seed=int(row["seed"]), **{name: float(row[name]) for name in ("lr", "loss", "tuning_loss", "entropy")}
-        )
-        row["curve"] = tuple(map(float, row["curve"].split()))
-    return rows
-
-
 def plan(name: str, rows: list[dict[str, Any]], rates: Sequence[float] = RATES) -> list[tuple[float, int]]:
     """Return the next (learning rate, seed) of an arm: tuning until the best rate is bracketed, then the seeds."""
     tried = {row["lr"]: row["tuning_loss"] for row in rows if row["arm"] == name and row["seed"] == TUNING_SEED}
@@ -182,9 +167,9 @@ def main() -> None:
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    known = [] if options.tiny or options.rows == ROWS else read_rows(ROWS)
+    known = [] if options.tiny or options.rows == ROWS else language.read_rows(ROWS)
     for name in options.arms.split(","):
-        while todo := plan(name, read_rows(options.rows) + known):
+        while todo := plan(name, language.read_rows(options.rows) + known):
             run(name, todo if options.together else todo[:1], options.rows, tiny=options.tiny)
 
 

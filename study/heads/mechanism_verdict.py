@@ -14,7 +14,8 @@ from scipy import stats
 
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
-from study.heads.mechanism import ROWS, SEEDS, best_rate, read_rows
+from study.heads import language
+from study.heads.mechanism import ROWS, SEEDS, best_rate
 from study.heads.trainer import WINDOW
 from study.tables import Estimate
 
@@ -240,7 +241,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, default=ROWS)
-    print(report(read_rows(parser.parse_args().rows)))
+    print(report(language.read_rows(parser.parse_args().rows)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from scipy import stats
 
 from leanformer.analysis import comparison, runs
 from leanformer.data.images.sources import Idx
-from study.heads import growth, mechanism, mechanism_verdict, trainer, vision_length
+from study.heads import growth, language, mechanism, mechanism_verdict, trainer, vision_length
 
 
 def tuning_rows(losses):
@@ -96,7 +96,7 @@ def test_the_interval_of_a_share_inverts_the_paired_t_test():
 
 @pytest.mark.parametrize("contrast", [("32", "4"), ("32 start", "32 fast")])
 def test_compare_finds_the_intervals_of_the_rows(contrast, tmp_path):
-    losses = mechanism_verdict.losses_of(mechanism.read_rows())
+    losses = mechanism_verdict.losses_of(language.read_rows(mechanism.ROWS))
     for i, arm in enumerate(contrast):
         for seed, loss in losses[arm].items():
             folder = tmp_path / f"arm{i},seed={seed}"
