@@ -50,6 +50,7 @@ def growth_values() -> Mapping[str, Any]:
         "slope": slope and Estimate.of(slope),
         "idea": 32**0.5,
         "fast": 1 / growth.ratio(rows, growth.READ, "32 fast"),
+        "small": [growth.ratio(rows, step) / growth.ratio(rows, step, "32 rank") for step in (50, growth.STOP)],
         "low": growth.LOW,
         "high": growth.HIGH,
     }
@@ -76,18 +77,17 @@ PASSAGES = [
         factor_values,
         {
             README: [
-                "close {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap at width 128; at 256 | "
-                "{wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}) |"
+                "close {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap after 1,000 steps at width "
+                "128; at 256 | {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}) |"
             ],
             FINDINGS: [
-                "closes {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap between 32 and 4 heads "
-                "after 1,000 steps with learned positions: {fall:+.3f nats} of {gap.value:+.3f}.",
                 "`model.logit_scale={factor:.2f}` for d = 4",
-                "it closes {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}), "
-                "{wide_fall:+.3f nats} of {wide_gap.value:+.3f}: refuted; both gain {wide_gain.value:.2f}.",
-                "at logits as small, close {rank_share.value:.0f} % ({rank_share.low:.0f} to {rank_share.high:.0f})",
+                "closes {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap between them;",
+                "√256/d closes {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}): refuted; both "
+                "gain {wide_gain.value:.2f} nats",
+                "about as small, close {rank_share.value:.0f} % ({rank_share.low:.0f} to {rank_share.high:.0f})",
                 "16 heads end {long:+.3f} behind 4 heads",
-                "32 heads lose {rotary.value:.3f} by it ({rotary.low:.3f} to {rotary.high:.3f}).",
+                "the factor costs 32 heads {rotary:.3f nats},",
             ],
             RESULTS: [
                 "| 32 heads minus 4, 1/√d | {gap:+.3f} |",
@@ -97,7 +97,7 @@ PASSAGES = [
                 "| how far √256/d lowers that, {wide_share.value:.0f} % | {wide_fall:+.3f} |",
                 "| 32 heads: larger start minus √128/d | {start:+.3f} |",
                 "with 2.38 times the rate of queries and keys | {rate:+.3f} |",
-                "at logits as small as with 4, {rank_share.value:.0f} % | {rank:+.3f} |",
+                "at logits about as small, {rank_share.value:.0f} % | {rank:+.3f} |",
                 "rotary positions: √128/d minus 1/√d | {rotary:+.3f} |",
                 "4,000 steps: 16 heads minus 4 | {long:+.3f} |",
                 "reach a training loss of {level} nats {late:+.0f steps} after one head, {late_fast:+.0f} with the "
@@ -109,11 +109,12 @@ PASSAGES = [
         growth_values,
         {
             FINDINGS: [
-                "{idea:.1f} times as fast with one head as with 32. Measured: {ratio[50]:.1f} times at step 50, "
-                "{ratio[100]:.1f} at 100, {ratio[400]:.1f} at 400.",
+                "{idea:.1f} times as fast with one head as with 32. Measured at width 128: {ratio[50]:.1f} times at "
+                "step 50, {ratio[100]:.1f} at 100, {ratio[400]:.1f} at 400.",
                 "the logits of 32 heads are {fast:.1f} times one head's at step 100",
             ],
             RESULTS: [
+                "about as small ({small[0]:.2f} to {small[1]:.2f} of those with 4 from step 50 on)",
                 "d to the power of {slope:.2f} at step 100; the idea's rule asks for {low} to {high}:",
             ],
         },
@@ -124,9 +125,8 @@ PASSAGES = [
             RESULTS: [
                 "4,000 steps, {runs} runs:",
                 "half of its last value {learned_previous:+.0f} steps after one, the loss {level} nats "
-                "{learned_loss:+.0f}; with rotary positions {rotary_previous:+.0f} and {rotary_loss:+.0f}. The two "
-                "have rank correlations of {rank[learned]:.2f} and {rank[rotary]:.2f} over runs with learned and "
-                "rotary positions, {rank[all]:.2f} over all.",
+                "{learned_loss:+.0f}; with rotary positions {rotary_previous:+.0f} and {rotary_loss:+.0f}. Their rank "
+                "correlations are {rank[learned]:.2f} and {rank[rotary]:.2f}, over all runs {rank[all]:.2f}.",
             ],
         },
     ),
