@@ -34,13 +34,14 @@ class Arm(NamedTuple):
     """What distinguishes the models that are compared.
 
     Attributes:
-        heads: number of heads; their dimension is width / heads.
+        heads: number of heads.
         logit_scale: factor of q·k; 1 / sqrt(head dimension) if None.
         start_scale: factor of the initial projections to queries and keys.
         rotary: True for rotary instead of learned positions.
         width: width, and total width of the heads.
         steps: length of the run and of its schedule.
-        head_dim: dimension of a head's queries and keys; that of its values if None.
+        head_dim: dimension of a head's queries and keys; width / heads if None.
+        value_dim: dimension of a head's values; width / heads if None.
     """
 
     heads: int
@@ -50,6 +51,7 @@ class Arm(NamedTuple):
     width: int = 128
     steps: int = 1000
     head_dim: int | None = None
+    value_dim: int | None = None
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -71,6 +73,8 @@ ARMS = {  # in the order in which they are trained
     "16": Arm(16),
     "16 fast": Arm(16, fast(16)),
     "32 rank": Arm(32, 1 / 16, head_dim=32),  # logits that grow no faster than those of d = 4, even if like d
+    "4 low rank": Arm(4, head_dim=4),  # the queries and keys of 32 heads, the values of 4
+    "32 values": Arm(32, value_dim=32),  # the queries and keys of 32 heads, each with values as large as those of 4
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -78,6 +82,7 @@ ARMS = {  # in the order in which they are trained
     "256: 32 fast": Arm(32, fast(32, 256), width=256),
     "256: 4": Arm(4, width=256),
     "256: 4 fast": Arm(4, fast(4, 256), width=256),
+    "256: 4 low rank": Arm(4, width=256, head_dim=8),
 }
 for width, counts in ((64, (1, 4, 16)), (128, (1, 4, 32))):  # E7
     for count in counts:
@@ -92,7 +97,8 @@ def get_config(arm: Arm, lr: float, seed: int, *, tiny: bool = False) -> config.
     c.update(total_steps=arm.steps, batch_size=16, seed=seed, loggers=(), log_every=trainer.WINDOW)
     c.accumulate = MICRO_BATCHES if jax.default_backend() == "cpu" and not tiny else 1
     c.model.update(width=arm.width, depth=DEPTH, mlp_dim=4 * arm.width, max_length=TOKENS, num_heads=arm.heads)
-    c.model.update(value_dim=arm.width // arm.heads, head_dim=arm.head_dim or arm.width // arm.heads)
+    dim = arm.width // arm.heads
+    c.model.update(head_dim=arm.head_dim or dim, value_dim=arm.value_dim or dim)
     c.model.logit_scale = arm.logit_scale
     if arm.rotary:
         c.model.update(positions="none", rotary=10_000.0)
