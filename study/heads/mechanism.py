@@ -75,6 +75,7 @@ ARMS = {  # in the order in which they are trained
     "32 rank": Arm(32, 1 / 16, head_dim=32),  # logits that grow no faster than those of d = 4, even if like d
     "4 low rank": Arm(4, head_dim=4),  # the queries and keys of 32 heads, the values of 4
     "32 values": Arm(32, value_dim=32),  # the queries and keys of 32 heads, each with values as large as those of 4
+    "32 wide": Arm(32, head_dim=32),  # the queries and keys of 4 heads, the values of 32
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
