@@ -40,8 +40,7 @@ class Arm(NamedTuple):
         rotary: True for rotary instead of learned positions.
         width: width, and total width of the heads.
         steps: length of the run and of its schedule.
-        head_dim: dimension of a head's queries and keys; width / heads if None.
-        value_dim: dimension of a head's values; width / heads if None.
+        head_dim: dimension of a head's queries and keys; width / heads, as of its values, if None.
     """
 
     heads: int
@@ -51,7 +50,6 @@ class Arm(NamedTuple):
     width: int = 128
     steps: int = 1000
     head_dim: int | None = None
-    value_dim: int | None = None
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -74,7 +72,6 @@ ARMS = {  # in the order in which they are trained
     "16 fast": Arm(16, fast(16)),
     "32 rank": Arm(32, 1 / 16, head_dim=32),  # logits that grow no faster than those of d = 4, even if like d
     "4 low rank": Arm(4, head_dim=4),  # the queries and keys of 32 heads, the values of 4
-    "32 values": Arm(32, value_dim=32),  # the queries and keys of 32 heads, each with values as large as those of 4
     "32 wide": Arm(32, head_dim=32),  # the queries and keys of 4 heads, the values of 32
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
@@ -99,7 +96,7 @@ def get_config(arm: Arm, lr: float, seed: int, *, tiny: bool = False) -> config.
     c.accumulate = MICRO_BATCHES if jax.default_backend() == "cpu" and not tiny else 1
     c.model.update(width=arm.width, depth=DEPTH, mlp_dim=4 * arm.width, max_length=TOKENS, num_heads=arm.heads)
     dim = arm.width // arm.heads
-    c.model.update(head_dim=arm.head_dim or dim, value_dim=arm.value_dim or dim)
+    c.model.update(head_dim=arm.head_dim or dim, value_dim=dim)
     c.model.logit_scale = arm.logit_scale
     if arm.rotary:
         c.model.update(positions="none", rotary=10_000.0)

@@ -20,11 +20,20 @@ from study.heads.trainer import WINDOW
 from study.tables import Estimate
 
 
-DOUBLING = 0.01  # nats per doubling of heads that are ignored
-MARGIN = 3 * DOUBLING  # from 4 to 32 heads
-LEVEL = 3.3  # nats of training loss at which the delay is read
 Losses = Mapping[str, Mapping[int, float]]  # by arm and seed
 Weights = Mapping[str, float]  # of arms
+DOUBLING = 0.01  # nats per doubling of heads that are ignored
+MARGIN = 3 * DOUBLING  # from 4 to 32 heads
+GAP = {"32": 1.0, "4": -1.0}
+SPLIT = {"32": 0.5, "4 low rank": -0.5, "32 wide": 0.5, "4": -0.5}  # at equal queries and keys
+INTERACTION = {"32": 1.0, "4 low rank": -1.0, "32 wide": -1.0, "4": 1.0}
+SHAPES = (  # claims that another shape of heads than 32 of 4 closes the gap: claim, arm, prefix of the arms
+    ("Rank explains the lateness", "32 rank", ""),
+    ("The split of values explains the lateness", "4 low rank", ""),
+    ("The split of values explains the lateness at width 256", "4 low rank", "256: "),
+)
+LATER = ("32 rate", "32 wide", *(prefix + arm for _, arm, prefix in SHAPES))  # planned after the other arms' rows
+LEVEL = 3.3  # nats of training loss at which the delay is read
 
 
 def losses_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
@@ -162,10 +171,21 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
     return explains(losses, f"The factor explains the lateness{prefix and ' at width 256'}", usual, fall, more, arms)
 
 
-def rank_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
-    """Return the lines of the rule that the rank of queries and keys explains the lateness, at width 128."""
-    gap, fall = {"32": 1.0, "4": -1.0}, {"32": 1.0, "32 rank": -1.0}
-    return explains(losses, "Rank explains the lateness", gap, fall, None, arms)
+def shape_rule(losses: Losses, claim: str, arm: str, arms: Sequence[str], prefix: str = "") -> list[str]:
+    """Return the lines of the rule that heads of the shape of `arm` close half of the gap between 32 heads and 4."""
+    gap, fall = {f"{prefix}32": 1.0, f"{prefix}4": -1.0}, {f"{prefix}32": 1.0, f"{prefix}{arm}": -1.0}
+    return explains(losses, claim, gap, fall, None, arms)
+
+
+def parts_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
+    """Return the lines of the rule that the split of values and the size of queries and keys add up, at width 128."""
+    estimates = [estimate(INTERACTION) for estimate in estimators(losses, arms)]
+    verdict = judge(estimates, lambda e: within(e, MARGIN), lambda e: beyond(e, MARGIN))
+    lines = [f"The split and the size of queries and keys add up: {verdict}"]
+    lines += [f"  {e.method}, interaction: {Estimate.of(e):+.3f}" for e in estimates if e]
+    if ratio := share(losses, SPLIT, GAP):
+        lines.append(f"  share of the split in the gap, paired: {ratio:.0f %}")
+    return lines
 
 
 def rate_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
@@ -201,11 +221,9 @@ def long_rule(losses: Losses, width: int, many: int) -> list[str]:
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the verdicts of the rules, and the delays, as text."""
     losses = losses_of(rows)
-    learned = [
-        name for name in losses if not name.startswith(("rotary", "256", "long")) and name not in ("32 rate", "32 rank")
-    ]
+    learned = [name for name in losses if not name.startswith(("rotary", "256", "long")) and name not in LATER]
     rotary = [name for name in losses if name.startswith("rotary")]
-    wide = [name for name in losses if name.startswith("256")]
+    wide = [name for name in losses if name.startswith("256") and name not in LATER]
     lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
     lines += factor_rule(losses, "", "1", learned)
 
@@ -226,10 +244,13 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += [f"  {name}: {Estimate.of(s[0]):+.3f}" for name, s in zip(("half", "double"), sides, strict=True) if s[0]]
     lines += factor_rule(losses, "256: ", None, wide)
     lines += ["", "Planned after the rows of width 128:", *rate_rule(losses, [*learned, "32 rate"])]
-    lines += rank_rule(losses, [*learned, "32 rank"])
+    for claim, arm, prefix in SHAPES:
+        arms = [*(wide if prefix else learned), prefix + arm]
+        lines += shape_rule(losses, claim, arm, arms, prefix)
+    lines += parts_rule(losses, [*learned, "4 low rank", "32 wide"])
     lines += ["", "E7:", *long_rule(losses, 64, 16), *long_rule(losses, 128, 32)]
     lines += ["", f"Steps at which the training loss passes {LEVEL} nats, later than one head:"]
-    for name in ("32", "32 fast", "32 start"):
+    for name in ("32", "32 fast", "32 start", "32 rank", "4 low rank", "32 wide", "4"):
         if late := delay(rows, name, "1"):
             lines.append(f"  {name}: {Estimate.of(late):+.0f}")
     lines += ["", "arm, rate, mean of the seeds that are there:"]

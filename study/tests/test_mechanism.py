@@ -67,9 +67,9 @@ def test_verdict_on_the_rate(rate, verdict):
 
 
 @pytest.mark.parametrize(("rank", "verdict"), [(2.9, "holds"), (2.99, "refuted")])
-def test_verdict_on_rank(rank, verdict):
+def test_verdict_on_the_shape_of_heads(rank, verdict):
     losses = noisy({"32": 3.0, "4": 2.85, "32 rank": rank})
-    lines = mechanism_verdict.rank_rule(losses, [*losses])
+    lines = mechanism_verdict.shape_rule(losses, "Rank explains it", "32 rank", [*losses])
     assert lines[0].endswith(verdict) and lines[-1].startswith(
         f"  share of the gap, paired: {100 * (3 - rank) / 0.15:.0f} % ("
     )
