@@ -251,6 +251,11 @@ class Recorder:
                     "kept. Restore it, or create an empty file to continue without them."
                 )
             self.records += [record for record in read_records(self.path) if record["step"] <= start]
+        elif (workdir / "summary.json").is_file():
+            raise WorkdirError(
+                f"{workdir} has a finished run without checkpoints, whose results a new one would overwrite. Choose "
+                "another folder, or delete this one."
+            )
         self._progress = Progress(start=start, total=total)
 
     def __enter__(self) -> "Recorder":

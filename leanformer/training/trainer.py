@@ -173,7 +173,7 @@ class Trainer:
     def log(self, step: int, kind: str, values: Any) -> None:
         """Write the record of an evaluator; the score of the main evaluation selects the best checkpoint."""
         self.recorder.write(step, kind, values)
-        if kind.startswith(MAIN):
+        if kind.partition(" ")[0] == MAIN:
             self.divergence.on_evaluation(step, values)
         if kind == MAIN:
             self.checkpoints.scores[step] = values[self.checkpoints.score.name]
@@ -245,6 +245,12 @@ def open_trainer(
             raise ConfigError(
                 f"batch_size={config.batch_size}: the run has seen {restored.examples} examples, which is not a whole "
                 "number of such batches. Choose a divisor of it, so that no example is repeated or left out."
+            )
+        if restored.examples != first_step * config.batch_size and not config.total_steps:
+            raise ConfigError(
+                f"batch_size={config.batch_size}: {first_step} steps of other batches make the length in epochs or "
+                "tokens wrong. Keep the batch size (--config.accumulate=2 needs less memory), or set "
+                "--config.total_steps=N --config.total_epochs=0."
             )
         timer.resume(restored.seconds)
         checkpoints.scores = {step: value for step, value in checkpoints.scores.items() if step <= first_step}

@@ -9,6 +9,7 @@ from messages import refuses
 from small_runs import make_initial_state, make_small_config
 
 from leanformer import data, models
+from leanformer.errors import WorkdirError
 from leanformer.runtime.timing import Timer
 from leanformer.tasks import Score
 from leanformer.train import train
@@ -79,6 +80,20 @@ def test_another_batch_size_continues_with_the_next_example(config, tmp_path, me
             np.testing.assert_array_equal(np.concatenate(batches), 24 + np.arange(size * (total - 3)))
             assert trainer.examples_seen(total) == 24 + size * (total - 3)
     with refuses("batch_size=16", 24), open_run(change(config, batch_size=16), tmp_path / "run", meshes):
+        pass
+
+
+def test_another_batch_size_needs_a_length_in_steps(tmp_path, meshes):
+    config = make_small_config("images", tmp_path)
+    save_run(config, tmp_path / "run", meshes, 3)
+    config = change(config, batch_size=4, total_steps=0, total_epochs=1.0)
+    with refuses("batch_size=4", "epochs"), open_run(config, tmp_path / "run", meshes):
+        pass
+
+
+def test_a_finished_run_without_checkpoints_is_not_overwritten(config, tmp_path, meshes):
+    (tmp_path / "summary.json").write_text("{}")
+    with refuses("without checkpoints", error=WorkdirError), open_run(config, tmp_path, meshes):
         pass
 
 
