@@ -82,6 +82,10 @@ def check_images(c: Any) -> None:
             len(c.data[name]) == c.model.channels,
             f"data.{name}={tuple(c.data[name])}: model.channels={c.model.channels}. Set one number per channel.",
         )
+        require(
+            all(0 <= x <= 1 for x in c.data[name]) and min(c.data.std) > 0,
+            f"data.{name}={tuple(c.data[name])} must be in 0..1, as pixels are (std above 0). Divide it by 255.",
+        )
     a = c.augment
     for name, most in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
         low, high = a[name]
@@ -228,6 +232,11 @@ def heads_of_rank(width: int, rank: int) -> dict[str, int]:
 
 
 def check_points(c: Any) -> None:
+    require(
+        c.data.train_split == "train" != c.data.eval_split,
+        f'data.train_split="{c.data.train_split}", data.eval_split="{c.data.eval_split}": points are drawn without end '
+        'for "train" only, and a fixed number for any other name. Train on "train" and evaluate on another.',
+    )
     name, read = ("width", c.model.width) if c.model.inputs is None else ("inputs", c.model.inputs)
     require(
         read == c.data.dim,

@@ -73,6 +73,12 @@ def _check_optim(c: Any) -> None:
         o.schedule != "constant" or o.final_lr == 0,
         f'optim.schedule="constant" keeps optim.lr={o.lr}, but optim.final_lr={o.final_lr} is set. Set it to 0.',
     )
+    start = o.warmup_lr if o.warmup_epochs or o.warmup_steps or o.warmup_share else 0.0
+    require(
+        max(start, o.final_lr) <= o.lr or o.lr == 0,
+        f"optim.lr={o.lr} is below optim.warmup_lr={o.warmup_lr} or optim.final_lr={o.final_lr}: it is the largest "
+        "rate. Lower them, as with --config.optim.warmup_lr=0.",
+    )
     require(
         o.b1_peak is None or o.name == "adamw",
         f'optim.b1_peak={o.b1_peak}: not supported by optim.name="{o.name}", only by adamw. Leave it unset.',

@@ -202,6 +202,7 @@ def small_config():
     [
         ("nearest_orthonormal", {"data.points": 12}, ("data.points=12", "data.dim=11")),
         ("nearest", {"data.dim": 13}, ("model.width=11", "data.dim=13")),
+        ("nearest", {"data.train_split": "held_out"}, ("data.train_split", "held_out")),
         ("nearest", {"data.curriculum.every": 5}, ("data.curriculum.every=5", "regression, retrieval", 0)),
         ("farthest", {}, ("farthest", *point_tasks.KINDS)),
         ("retrieval", {}, ("1 vectors", "7 of 11", "model.outputs=1", 'model.pool="token"')),
