@@ -244,21 +244,29 @@ def find_trends(configurations: Sequence[Configuration]) -> list[Trend]:
         moving = [other for other in columns if other != key and _move_together(values, columns[other])]
         seen.update(moving)
         fixed = [other for other in columns if other not in (key, *moving)]
+        groups: dict[str, dict[Any, Configuration]] = {}  # by value of the key, of those that differ in nothing else
+        for one in configurations:
+            groups.setdefault(repr([one.keys[other] for other in fixed]), {})[one.keys[key]] = one
+        groups = {name: group for name, group in groups.items() if len(group) > 1}
+        found = {value for group in groups.values() for value in group}
+        if len(found) < 3:
+            continue
         rows = [
-            (math.log2(value), run.value, (run.seed, *(one.keys[other] for other in fixed)))
-            for value, one in zip(values, configurations, strict=True)
+            (math.log2(value), run.value, (run.seed, name))
+            for name, group in groups.items()
+            for value, one in group.items()
             for run in one.runs
         ]
         x, y, blocks = zip(*rows, strict=True)
         slope = statistics.slope(np.array(x), np.array(y), blocks)
-        first, last = (configurations[values.index(end)] for end in (min(values), max(values)))
-        alike = [one for one in configurations if all(one.keys[other] == first.keys[other] for other in fixed)]
-        last = next((one for one in alike if one.keys[key] == max(values)), last)
+        low, high = min(found), max(found)
+        alike = next(group for group in groups.values() if low in group)
+        first, last = alike[low], next(group[high] for group in (alike, *groups.values()) if high in group)
         params = last.runs[0].summary["params"] / first.runs[0].summary["params"]
         spent = [middles.median(run.summary["seconds"]["steps"] for run in one.runs) for one in (last, first)]
         changes = {other: (first.keys[other], last.keys[other]) for other in moving}
         if not math.isnan(slope.value):
-            trends.append(Trend(key, min(values), max(values), slope, changes, params, spent[0] / spent[1]))
+            trends.append(Trend(key, low, high, slope, changes, params, spent[0] / spent[1]))
     return trends
 
 

@@ -29,6 +29,7 @@ UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
     ("tokens",): "no block around the layer was found that tokens enter",
     ("q", "k"): "its queries and keys were not seen",
 }
+WINDOWS = "windows count as examples, those of the first images"
 ALL_PADDING = "examples without a token that is not padding are left out"
 CAPACITY = 1024
 RESOLVED = 0.1  # largest relative error of a condition number that counts as a value
@@ -149,6 +150,8 @@ class Tally:
         lowest = value[kept[:, BOUND] > 0].min(initial=np.inf)
         above = {name: np.quantile(value, q, method="higher") if value.size else 0 for name, q in QUANTILES.items()}
         result["bounds"] = [name for name, x in above.items() if x >= lowest]
+        if result["interval"] and result["interval"][1] >= lowest:
+            result["interval"] = None
         result |= dict.fromkeys(("shape", "tokens", "effective_rank", "stable_rank"))
         if value.size and self.columns:
             tokens = kept[:, TOKENS]
@@ -202,6 +205,8 @@ class Layer:
         kept = rows > 0
         if not kept.all():
             self.note(ALL_PADDING)
+        if any(len(x) != len(kept) for x in measured.values()):
+            self.note(WINDOWS)
         if rows.max(initial=0) == 1:
             self.single += 1
         elif kept.any():

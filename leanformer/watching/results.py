@@ -67,13 +67,13 @@ class Results:
         Keys:
             layer, heads, head_dim, calls, measure, head: what was measured.
             median, q10, q90: quantiles; None if no value is finite.
-            interval: 95 % interval of the median over examples; None for fewer than six.
+            interval: 95 % interval of the median over examples; None for fewer than six, or if it is a lower bound.
             bounds: names of the quantiles that are lower bounds.
             shape: [median number of rows, columns] of the matrices.
             tokens: [fewest, most rows].
             effective_rank, stable_rank: medians.
             gaussian: {quantile: value} for Gaussian matrices of this shape; None if not comparable.
-            reference: {"median", "effective_rank"} of the same layer, measure and head there; None if there is none.
+            reference: {"median", "effective_rank", "bounds"} of the same layer, measure and head; None without one.
             singular, not_finite, count: numbers of such matrices, and of all.
             negligible: largest number of negligible singular values of one matrix.
             examples: number of examples.
@@ -89,7 +89,7 @@ class Results:
         for row in rows:
             other = known.get((row["layer"], row["measure"], row["head"]))
             if other is not None and None not in (row["median"], other["median"]):
-                row["reference"] = {key: other[key] for key in ("median", "effective_rank")}
+                row["reference"] = {key: other[key] for key in ("median", "effective_rank", "bounds")}
         return rows
 
     def verdict(self) -> Verdict:
@@ -173,7 +173,8 @@ def _judge_by_gaussian(result: Verdict, rows: Rows) -> None:
 
 
 def _judge_by_reference(result: Verdict, rows: Rows) -> None:
-    changed = [(row["median"] / row["reference"]["median"], row) for row in rows if row.get("reference")]
+    exact = [r for r in rows if r.get("reference") and "median" not in (*r["bounds"], *r["reference"]["bounds"])]
+    changed = [(row["median"] / row["reference"]["median"], row) for row in exact]
     if not changed:
         return
     times, row = max(changed, key=lambda pair: abs(np.log(pair[0])))

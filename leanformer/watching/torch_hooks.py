@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from leanformer.conditioning.spectrum import to_numpy
 from leanformer.errors import ConfigError
 from leanformer.watching import Watch, torch_layers
-from leanformer.watching.measures import Layer, find_roundoffs, reduce
+from leanformer.watching.measures import WINDOWS, Layer, find_roundoffs, reduce
 from leanformer.watching.torch_layers import Scope
 from leanformer.watching.torch_recorder import Recorder, as_batch, measurable
 
@@ -281,6 +281,8 @@ class Hooks:
             layer.unseen["tokens",] = f"the block takes {tuple(x.shape)}, not tokens of width {width}"
             return None
         x = as_batch(x if scope.batch_first or x.ndim != 3 else x.transpose(0, 1))
+        if arrays["out"].shape[1] < x.shape[1]:
+            layer.note(WINDOWS)
         arrays["tokens"] = measurable(x[: self.options.examples])
         return x.dtype
 

@@ -171,7 +171,8 @@ class Recorder(TorchFunctionMode):
             notes.append("the number of heads is unknown: pass heads=")
         dtype, x = x.dtype, x[:limit]
         arrays = {"out": x.reshape(*x.shape[:2], heads or 1, -1)}
-        if not OF_LOGITS.isdisjoint(names) and self.logits is not None and heads:
+        of_values = self.product is not None or self.transposed is not None  # else any softmax, such as of positions
+        if not OF_LOGITS.isdisjoint(names) and self.logits is not None and of_values and heads:
             logits = self.logits(len(x))
             if logits.ndim == 4 and logits.shape[:3] == (len(x), heads, x.shape[1]):
                 arrays["logits"] = logits

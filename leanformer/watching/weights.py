@@ -301,7 +301,7 @@ def _packed_loaders(layer: Layer, packed: StoredTensor, total: int, layout: Layo
     heads, head_dim = layer.heads or 1, layer.head_dim or total
     rest = layout.outputs(packed) - total
     kv = rest // (2 * head_dim)
-    interleaved = layout.kind in INTERLEAVED
+    interleaved = layout.kind in INTERLEAVED or (layout.kind == "gpt_bigcode" and kv == heads)
     if kv * 2 * head_dim != rest or not kv or heads % kv or (layer.heads and layout.kv_heads not in (None, kv)):
         sizes = f"{packed.name} has {layout.outputs(packed)} outputs, not {heads} queries of {head_dim}"
         layout.object(layer, f"kv_heads={layout.kv_heads}: {sizes} and keys and values")

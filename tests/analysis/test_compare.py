@@ -108,6 +108,9 @@ def test_trend_is_the_slope_per_doubling_with_a_level_for_each_seed(tmp_path):
     line, low, high = report.headline(result)[0], 100 * (slope - half), 100 * (slope + half)
     assert mentions(line, "num_heads", f"+{100 * slope:.2f}", f"{low:.2f} to {high:.2f}")
     assert mentions(line, "head_dim goes from 32 to 8", "4 times the parameters")
+    for i in range(2):  # then only 8 and 16 heads differ in nothing else
+        fake_runs.write_run(tmp_path / f"n=16,seed={i}", seed=i, changes={"model.num_heads": 16, "model.head_dim": 8})
+    assert comparison.compare(runs.read([str(tmp_path)])).trends == []
 
 
 def test_trend_in_a_grid_compares_runs_that_are_equal_in_other_keys(tmp_path):

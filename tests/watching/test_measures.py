@@ -47,10 +47,10 @@ def test_bounds_lie_below_the_truth(dtype):
         x = ((u * np.geomspace(1, 1 / true, 24)) @ v.T).astype(narrow).astype(np.float32)
         layer = Layer("attention", ("attention_output",))
         roundoff = {"attention_output": unit_roundoff(dtype)}
-        layer.add(reduce({"out": x[None, :, None]}, None, ("attention_output",)), roundoff)
+        layer.add(reduce({"out": np.stack([x[:, None]] * 6)}, None, ("attention_output",)), roundoff)
         row = layer.total["attention_output"].describe(None)
         assert row["median"] <= 1.1 * true and (row["bounds"] or row["median"] == pytest.approx(true, rel=0.1))
-    assert row["bounds"] == ["q10", "median", "q90"]
+    assert (row["bounds"], row["interval"]) == (["q10", "median", "q90"], None)
 
 
 def judged(names, kappa, reference=None, heads=()):
@@ -59,7 +59,7 @@ def judged(names, kappa, reference=None, heads=()):
     shape["calls"] = 1
     rows = [shape | {"layer": n, "median": k, "effective_rank": 4.0} for n, k in zip(names, kappa, strict=True)]
     for row, other in zip(rows, reference or [], strict=False):
-        row["reference"] = {"median": other, "effective_rank": 4.0}
+        row["reference"] = {"median": other, "effective_rank": 4.0, "bounds": ["median"] if other == 3.0 else []}
     of_heads = shape | {"measure": "head_output", "layer": names[0], "median": 3.0}
     return judge([*rows, *(of_heads | {"head": i, "effective_rank": rank} for i, rank in enumerate(heads))])
 
@@ -68,7 +68,7 @@ def test_verdict_names_layers_and_its_references():
     verdict = judged("abcd", [4.0, 200.0, 1.7e6, 6.0], [8.0, 20.0, 1.7e6, 3.0], heads=(2.0, 6.0, 4.0))
     assert [x["layer"] for x in verdict["worst"]] == ["c", "b", "d"] and verdict["worst"][1]["times_gaussian"] == 100
     assert verdict["singular"] == 1 and verdict["median_times_gaussian"] == pytest.approx((3 + 100) / 2)
-    assert (verdict["change"]["higher"], verdict["change"]["lower"]) == (2, 1)
+    assert (verdict["change"]["higher"], verdict["change"]["lower"]) == (1, 1)
     assert verdict["change"]["most"]["layer"] == "b" and verdict["change"]["most"]["times"] == 10
     assert verdict["heads"] == {"median": 0.5, "lowest": 0.25, "highest": 0.75}
     assert json.loads(json.dumps(verdict))["layers"] == 4
