@@ -139,11 +139,8 @@ def select_fitting(
 
 
 def _parse_over(values: Sequence[str]) -> dict[str, list[int]]:
-    result = {}
-    for value in values:
-        key, numbers = parse_assignment(value, "--over")
-        result[key.removeprefix("model.")] = [int(number) for number in numbers.split(",")]
-    return result
+    pairs = [parse_assignment(value, "--over") for value in values]
+    return {key.removeprefix("model."): [int(number) for number in numbers.split(",")] for key, numbers in pairs}
 
 
 @cli.command(

@@ -141,9 +141,6 @@ def main(flags: cli.Values) -> None:
     if activations or heads:
         batch = evaluators.probe_batch(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     snapshots, spectra = [], {}
-    if batch and "lengths" in batch:
-        note = "Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows."
-        print(f"{text.wrap(note)}\n")
     for step, of, weights in iterate_models(model, workdir, flags):
         with timing.announce(f"Compiling the probe, and measuring {of}"):
             entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))

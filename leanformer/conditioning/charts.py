@@ -97,7 +97,7 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     trades = {}
     for point in sorted(sweep["points"], key=lambda point: point["heads"]):
         trades.setdefault(point["trade"], []).append(point)
-    figure, panels = _panels(trades, f"{sweep['measure'].replace('_', ' ')} {sweep['when']}", share=True)
+    figure, panels = _panels(trades, f"{sweep['measure'].replace('_', ' ')} at initialisation", share=True)
     for axes, (trade, points) in panels:
         heads = [point["heads"] for point in points]
         middle, low, high = (_values([point["pooled"] for point in points], key) for key in ("median", "q10", "q90"))

@@ -153,7 +153,7 @@ def format_sweep(sweep: dict[str, Any]) -> str:
     """Format the result of `probing.sweep` for a terminal: a title, a table with one row per point, then flags."""
     points = sweep["points"]
     flags = [f"{p['trade']}, {p['heads']} heads: {flag}" for p in points for flag in p["pooled"]["flags"]]
-    title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"
+    title = f"Condition number of {sweep['measure']} at initialisation, all layers, seeds {sweep['seeds']}"
     table = text.table(*sweep_cells(sweep), indent="")
     return "\n".join([text.wrap(title), table, *map(text.wrap, flags)]) + "\n"
 

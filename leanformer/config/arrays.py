@@ -234,8 +234,7 @@ def heads_of_rank(width: int, rank: int) -> dict[str, int]:
 def check_points(c: Any) -> None:
     require(
         c.data.train_split == "train" != c.data.eval_split,
-        f'data.train_split="{c.data.train_split}", data.eval_split="{c.data.eval_split}": points are drawn without end '
-        'for "train" only, and a fixed number for any other name. Train on "train" and evaluate on another.',
+        f'data.train_split="{c.data.train_split}" must be "train", and data.eval_split="{c.data.eval_split}" another.',
     )
     name, read = ("width", c.model.width) if c.model.inputs is None else ("inputs", c.model.inputs)
     require(

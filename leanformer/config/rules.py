@@ -76,8 +76,7 @@ def _check_optim(c: Any) -> None:
     start = o.warmup_lr if o.warmup_epochs or o.warmup_steps or o.warmup_share else 0.0
     require(
         max(start, o.final_lr) <= o.lr or o.lr == 0,
-        f"optim.lr={o.lr} is below optim.warmup_lr={o.warmup_lr} or optim.final_lr={o.final_lr}: it is the largest "
-        "rate. Lower them, as with --config.optim.warmup_lr=0.",
+        f"optim.lr={o.lr} is below optim.warmup_lr={o.warmup_lr} or optim.final_lr={o.final_lr}. Lower these.",
     )
     require(
         o.b1_peak is None or o.name == "adamw",

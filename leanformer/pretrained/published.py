@@ -101,7 +101,8 @@ def _of_transformers(
     model_type = content.get("model_type")
     if model_type not in HUGGINGFACE:
         raise WeightsError(f"{config}: model_type={model_type} is not supported, only {', '.join(HUGGINGFACE)}.")
-    values = {**content, **(content.get("rope_scaling") or {}), **(content.get("rope_parameters") or {})}
+    parts = {"rope_theta": 10_000.0}, content, content.get("rope_scaling") or {}, content.get("rope_parameters") or {}
+    values = {key: x for part in parts for key, x in part.items()}
     for key, only in FIXED.items():
         if values.get(key, only) != only:
             raise WeightsError(f"{config}: {key}={values[key]!r} is not supported, only {only!r}. Use other weights.")

@@ -127,5 +127,4 @@ def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[A
     """
     label, label_logit = labels[:, None], jnp.take_along_axis(logits, labels[:, None], axis=-1)
     tied = (logits == label_logit) & (jax.lax.broadcasted_iota(labels.dtype, logits.shape, 1) < label)
-    before = ~(logits <= label_logit) | tied  # larger, NaN, or tied
-    return before.sum(axis=-1) + jnp.isnan(label_logit[:, 0])
+    return (~(logits <= label_logit) | tied).sum(axis=-1) + jnp.isnan(label_logit[:, 0])  # larger, NaN, or tied

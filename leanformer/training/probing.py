@@ -95,7 +95,6 @@ def sweep(
     heads: Sequence[int],
     seeds: int,
     weights: Callable[[ModelSetup, int], Any] = ModelSetup.random_weights,
-    when: str = "at initialisation",
 ) -> dict[str, Any]:
     """Measure SWEPT for models with several numbers of heads, and return the results for the page and JSON.
 
@@ -115,16 +114,15 @@ def sweep(
             read = make_reader(model, tasks.build_task(changed).objective, [SWEPT])
             summaries = [_get_summary(multihost.fetch(read(weights(model, seed), batch))) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *summaries)
-            by_seed = [
-                float(np.median(x)) if np.size(x) else None for x in (s.condition_number[s.finite] for s in summaries)
-            ]
+            finite = [one.condition_number[one.finite] for one in summaries]
+            by_seed = [float(np.median(x)) if x.size else None for x in finite]
             (digest,) = conditioning.digest(pooled)
             shape = digest["shape"]
             theory = tables.gaussian_prediction(SWEPT, shape)
             results[key] = {"shape": shape, "pooled": digest, "by_seed": by_seed, "theory": theory}
         widths = {name: value for name, value in changes.items() if name != "num_heads"}
         points.append({"trade": trade, "heads": changes["num_heads"], **widths, **results[key]})
-    return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "when": when, "seeds": chosen, "points": points}
+    return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "seeds": chosen, "points": points}
 
 
 def _get_summary(readings: dict[str, Any]) -> Any:

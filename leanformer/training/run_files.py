@@ -253,8 +253,7 @@ class Recorder:
             self.records += [record for record in read_records(self.path) if record["step"] <= start]
         elif (workdir / "summary.json").is_file():
             raise WorkdirError(
-                f"{workdir} has a finished run without checkpoints, whose results a new one would overwrite. Choose "
-                "another folder, or delete this one."
+                f"{workdir} has results of a finished run without checkpoints. Choose another folder, or delete it."
             )
         self._progress = Progress(start=start, total=total)
 

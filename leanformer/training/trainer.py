@@ -248,9 +248,8 @@ def open_trainer(
             )
         if restored.examples != first_step * config.batch_size and not config.total_steps:
             raise ConfigError(
-                f"batch_size={config.batch_size}: {first_step} steps of other batches make the length in epochs or "
-                "tokens wrong. Keep the batch size (--config.accumulate=2 needs less memory), or set "
-                "--config.total_steps=N --config.total_epochs=0."
+                f"batch_size={config.batch_size}: after {first_step} steps of other batches, a length in epochs or "
+                "tokens is wrong. Keep the batch size (accumulate=2 needs less memory), or set total_steps."
             )
         timer.resume(restored.seconds)
         checkpoints.scores = {step: value for step, value in checkpoints.scores.items() if step <= first_step}

@@ -57,7 +57,7 @@ def head_sweep(make_tiny, meshes, images):
     def weights(model, seed):
         return fill_weights(model.weights, seed)
 
-    return probing.sweep(set_two_layers(make_tiny()), meshes(1, 1), images, [1, 2], 2, weights, "with drawn weights")
+    return probing.sweep(set_two_layers(make_tiny()), meshes(1, 1), images, [1, 2], 2, weights)
 
 
 def test_measures_are_split_into_activations_and_weights():

@@ -35,14 +35,11 @@ def test_invalid_configs_are_refused(changes, parts):
         config.check(c)
 
 
-def test_total_steps_from_epochs():
+def test_total_steps_from_epochs_and_tokens():
     c = config.base()
     assert config.total_steps(c, 1_281_167) == round(300 * 1_281_167 / 1024)
     c.update(total_epochs=0.0, total_steps=11)
     assert config.total_steps(c, 1_281_167) == 11
-
-
-def test_total_steps_from_tokens():
     c = config.language()
     c.update(total_steps=0, total_tokens=c.batch_size * c.model.max_length * 50.0)
     config.check(c)

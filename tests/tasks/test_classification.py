@@ -55,9 +55,8 @@ def test_bfloat16_logits_are_computed_in_float32(logits, targets):
 def test_rank_is_the_position_in_sorted_order(logits):
     labels, logits = np.arange(B) % V, np.round(logits / 4)  # with ties, as in bfloat16
     order = np.argsort(-logits, axis=-1, stable=True)
-    np.testing.assert_array_equal(
-        rank_of_label(jnp.asarray(logits), jnp.asarray(labels)), np.nonzero(order == labels[:, None])[1]
-    )
+    expected = np.nonzero(order == labels[:, None])[1]
+    np.testing.assert_array_equal(rank_of_label(jnp.asarray(logits), jnp.asarray(labels)), expected)
 
 
 def test_nan_logits_are_never_correct():

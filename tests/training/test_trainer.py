@@ -84,8 +84,7 @@ def test_another_batch_size_continues_with_the_next_example(config, tmp_path, me
 
 
 def test_another_batch_size_needs_a_length_in_steps(tmp_path, meshes):
-    config = make_small_config("images", tmp_path)
-    save_run(config, tmp_path / "run", meshes, 3)
+    save_run(config := make_small_config("images", tmp_path), tmp_path / "run", meshes, 3)
     config = change(config, batch_size=4, total_steps=0, total_epochs=1.0)
     with refuses("batch_size=4", "epochs"), open_run(config, tmp_path / "run", meshes):
         pass
