@@ -82,7 +82,6 @@ PASSAGES = [
                 "| width 256, 32 minus 4 | {from_4_wide:+.3f} | {single:+.3f}, one seed |",
                 "| 8 heads of 16 | {eight:+.3f} |",
                 "| rotary positions | {change[C]:+.3f} |",
-                "| queries and keys of dimension 32 | {change[E]:+.3f} |",
                 "| as many parameters in the MLP instead | {change[E2]:+.3f} |",
                 "| QK-norm | {change[B]:+.3f} |",
                 "| heads below a dimension of 16 lose | {below}; holds without",

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from leanformer.analysis.statistics import Difference
 from study.figures.passages import FINDINGS, README, RESULTS, Passage
 from study.heads import growth, language, late, mechanism
@@ -10,10 +12,12 @@ from study.heads import mechanism_verdict as verdict
 from study.tables import Estimate
 
 
-GAP = {"32": 1.0, "4": -1.0}
+GAP = verdict.GAP
 FALL = GAP | {"32 fast": -1.0, "4 fast": 1.0}
 WIDE_GAP, WIDE_FALL = ({f"256: {name}": w for name, w in weights.items()} for weights in (GAP, FALL))
 RANK = {"32": 1.0, "32 rank": -1.0}
+WIDE_SPLIT = {"256: 32": 1.0, "256: 4 low rank": -1.0}
+CORNERS = {"few_wide": "4", "few_narrow": "4 low rank", "many_wide": "32 wide", "many_narrow": "32"}
 CONTRASTS = {
     "gap": GAP,
     "fall": FALL,
@@ -24,6 +28,11 @@ CONTRASTS = {
     "wide_gain": {"256: 32": 0.5, "256: 32 fast": -0.5, "256: 4": 0.5, "256: 4 fast": -0.5},
     "rate": {"32": 1.0, "32 rate": -1.0},
     "rank": RANK,
+    "few": {"32": 1.0, "4 low rank": -1.0},
+    "many": {"32 wide": 1.0, "4": -1.0},
+    "split": verdict.SPLIT,
+    "interaction": verdict.INTERACTION,
+    "wide_few": WIDE_SPLIT,
     "long": {"long 64: 16": 1.0, "long 64: 4": -1.0},
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
 }
@@ -38,7 +47,14 @@ def factor_values() -> Mapping[str, Any]:
     estimates = {name: Estimate.of(x) for name, x in found.items() if x}
     shares = {"share": verdict.share(losses, FALL, GAP), "wide_share": verdict.share(losses, WIDE_FALL, WIDE_GAP)}
     shares["rank_share"] = verdict.share(losses, RANK, GAP)
-    return estimates | shares | {"level": verdict.LEVEL, "factor": mechanism.fast(32)}
+    shares |= {"split_share": verdict.share(losses, verdict.SPLIT, GAP)}
+    shares |= {"few_share": verdict.share(losses, CONTRASTS["few"], GAP)}
+    shares |= {"wide_few_share": verdict.share(losses, WIDE_SPLIT, WIDE_GAP)}
+    corners = {"corners": {name: np.mean([*losses[arm].values()]) for name, arm in CORNERS.items()}}
+    params = {row["arm"]: row["params"] for row in rows}
+    corners |= {"more": params["32 wide"] - params["32"], "fewer": params["4"] - params["4 low rank"]}
+    found = {"few_late": Estimate.of(verdict.delay(rows, "4 low rank", "4")), "level": verdict.LEVEL}
+    return estimates | shares | corners | found | {"factor": mechanism.fast(32)}
 
 
 def growth_values() -> Mapping[str, Any]:
@@ -76,18 +92,20 @@ PASSAGES = [
     Passage(
         factor_values,
         {
-            README: [
-                "close {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap after 1,000 steps at width "
-                "128; at 256 | {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}) |"
-            ],
+            README: ["{split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) |"],
             FINDINGS: [
                 "`model.logit_scale={factor:.2f}` for d = 4",
-                "closes {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap between them;",
-                "√256/d closes {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}): refuted; both "
-                "gain {wide_gain.value:.2f} nats",
-                "about as small, close {rank_share.value:.0f} % ({rank_share.low:.0f} to {rank_share.high:.0f})",
+                "| 4 heads, values of 32 | {corners[few_wide]:.3f} | {corners[few_narrow]:.3f} |",
+                "| 32 heads, values of 4 | {corners[many_wide]:.3f} | {corners[many_narrow]:.3f} |",
+                "make {split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) of the gap; at width "
+                "256, with small queries and keys, {wide_few_share.value:.0f} % ({wide_few_share.low:.0f} to "
+                "{wide_few_share.high:.0f}). No interaction is shown: {interaction:+.3f nats}.",
+                "a training loss of {level} nats is {few_late:.0f steps later}.",
+                "closes {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap;",
+                "another, {rank_share.value:.0f} % ({rank_share.low:.0f} to {rank_share.high:.0f}) at logits about",
+                "√256/d closes {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}),",
                 "16 heads end {long:+.3f} behind 4 heads",
-                "the factor costs 32 heads {rotary:.3f nats},",
+                "√128/d costs 32 heads {rotary:.3f nats},",
             ],
             RESULTS: [
                 "| 32 heads minus 4, 1/√d | {gap:+.3f} |",
@@ -98,8 +116,15 @@ PASSAGES = [
                 "| 32 heads: larger start minus √128/d | {start:+.3f} |",
                 "with 2.38 times the rate of queries and keys | {rate:+.3f} |",
                 "at logits about as small, {rank_share.value:.0f} % | {rank:+.3f} |",
+                "| 32 heads minus 4 with queries and keys of 4, {few_share.value:.0f} % | {few:+.3f} |",
+                "| the same with queries and keys of 32 | {many:+.3f} |",
+                "| mean of both, {split_share.value:.0f} % | {split:+.3f} |",
+                "| their difference, the interaction | {interaction:+.3f} |",
+                "4 with queries and keys of 8, {wide_few_share.value:.0f} % | {wide_few:+.3f} |",
+                "**Small pieces of values make {split_share.value:.0f} % of the gap,",
                 "rotary positions: √128/d minus 1/√d | {rotary:+.3f} |",
                 "4,000 steps: 16 heads minus 4 | {long:+.3f} |",
+                "queries and keys of 4 have {fewer:,} parameters less, 32 with those of 32 {more:,} more.",
                 "reach a training loss of {level} nats {late:+.0f steps} after one head, {late_fast:+.0f} with the "
                 "factor.",
             ],
@@ -108,12 +133,9 @@ PASSAGES = [
     Passage(
         growth_values,
         {
-            FINDINGS: [
-                "{idea:.1f} times as fast with one head as with 32. Measured at width 128: {ratio[50]:.1f} times at "
-                "step 50, {ratio[100]:.1f} at 100, {ratio[400]:.1f} at 400.",
-                "the logits of 32 heads are {fast:.1f} times one head's at step 100",
-            ],
             RESULTS: [
+                "are {ratio[50]:.1f}, {ratio[100]:.1f} and {ratio[400]:.1f} times those of 32 at steps 50, 100 and 400 "
+                "(by the idea {idea:.1f}). With √128/d those of 32 are {fast:.1f} times one head's at step 100,",
                 "about as small ({small[0]:.2f} to {small[1]:.2f} of those with 4 from step 50 on)",
                 "d to the power of {slope:.2f} at step 100; the idea's rule asks for {low} to {high}:",
             ],
