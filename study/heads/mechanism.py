@@ -12,13 +12,16 @@ both sides, then with five other seeds at that rate.
 import argparse
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 
 from leanformer import config
+from leanformer.layers import multihead
 from study.heads import language, trainer
 
 
@@ -41,6 +44,7 @@ class Arm(NamedTuple):
         width: width, and total width of the heads.
         steps: length of the run and of its schedule.
         head_dim: dimension of a head's queries and keys; width / heads, as of its values, if None.
+        taught: number of dimensions of values from which a head's queries and keys learn; see `teach`.
     """
 
     heads: int
@@ -50,6 +54,7 @@ class Arm(NamedTuple):
     width: int = 128
     steps: int = 1000
     head_dim: int | None = None
+    taught: int | None = None
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -73,6 +78,8 @@ ARMS = {  # in the order in which they are trained
     "32 rank": Arm(32, 1 / 16, head_dim=32),  # logits that grow no faster than those of d = 4, even if like d
     "4 low rank": Arm(4, head_dim=4),  # the queries and keys of 32 heads, the values of 4
     "32 wide": Arm(32, head_dim=32),  # the queries and keys of 4 heads, the values of 32
+    "4 low rank taught by 4": Arm(4, head_dim=4, taught=4),
+    "32 taught by 32": Arm(32, taught=32),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -119,6 +126,23 @@ def scale_queries_and_keys(params: Any, factor: float) -> Any:
     return jax.tree_util.tree_map_with_path(scale, params)
 
 
+def teach(attend: Callable[..., jax.Array], dims: int, q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
+    """Attend, with gradients to queries and keys from `dims` dimensions of values; the outputs are those of `attend`.
+
+    From the first dimensions of a head's values (B S N H) if it has more. If it has fewer, from those of a group of
+    heads that have `dims` together: as if the pattern of each also weighed the values of the others.
+    """
+    stopped = functools.partial(attend, *map(jax.lax.stop_gradient, (q, k)), **options)
+    b, s, heads, own = v.shape
+    if dims <= own:
+        return jnp.concatenate([attend(q, k, v[..., :dims], **options), stopped(v[..., dims:])], axis=-1)
+    size = dims // own
+    group = jnp.repeat(jax.lax.stop_gradient(v).reshape(b, s, heads // size, dims), size, axis=2)
+    weighed = attend(q, k, group, **options).reshape(b, -1, heads // size, size, size, own).sum(3)
+    weighed = weighed.reshape(b, -1, heads, own)
+    return stopped(v) + weighed - jax.lax.stop_gradient(weighed)
+
+
 def plan(name: str, rows: list[dict[str, Any]], rates: Sequence[float] = RATES) -> list[tuple[float, int]]:
     """Return the next (learning rate, seed) of an arm: tuning until the best rate is bracketed, then the seeds."""
     tried = {row["lr"]: row["tuning_loss"] for row in rows if row["arm"] == name and row["seed"] == TUNING_SEED}
@@ -145,7 +169,11 @@ def run(name: str, members: list[tuple[float, int]], path: Path, *, tiny: bool =
     c = get_config(arm, *members[0], tiny=tiny)
 
     start = functools.partial(scale_queries_and_keys, factor=arm.start_scale)
-    results = [trainer.train(c, start=start)] if len(members) == 1 else trainer.train_together(c, members, start=start)
+    train = functools.partial(trainer.train_together, members=members) if len(members) > 1 else trainer.train
+    attend = functools.partial(teach, multihead.attend, arm.taught) if arm.taught else multihead.attend
+    with mock.patch.object(multihead, "attend", attend):
+        results = train(c, start=start)
+    results = results if len(members) > 1 else [results]
     for (lr, seed), result in zip(members, results, strict=True):
         append(name, c, lr, seed, result, path)
 
