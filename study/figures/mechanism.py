@@ -14,9 +14,8 @@ from study.tables import Estimate
 
 GAP = verdict.GAP
 FALL = GAP | {"32 fast": -1.0, "4 fast": 1.0}
-WIDE_GAP, WIDE_FALL = ({f"256: {name}": w for name, w in weights.items()} for weights in (GAP, FALL))
+WIDE_GAP, WIDE_FALL = verdict.WIDE_GAP, {f"256: {name}": w for name, w in FALL.items()}
 RANK = {"32": 1.0, "32 rank": -1.0}
-WIDE_SPLIT = {"256: 32": 1.0, "256: 4 low rank": -1.0}
 CORNERS = {"few_wide": "4", "few_narrow": "4 low rank", "many_wide": "32 wide", "many_narrow": "32"}
 CONTRASTS = {
     "gap": GAP,
@@ -28,11 +27,12 @@ CONTRASTS = {
     "wide_gain": {"256: 32": 0.5, "256: 32 fast": -0.5, "256: 4": 0.5, "256: 4 fast": -0.5},
     "rate": {"32": 1.0, "32 rate": -1.0},
     "rank": RANK,
-    "few": {"32": 1.0, "4 low rank": -1.0},
+    "few": verdict.FEW,
     "many": {"32 wide": 1.0, "4": -1.0},
+    "logits": {"32 rank": 1.0, "32 wide": -1.0},
     "split": verdict.SPLIT,
     "interaction": verdict.INTERACTION,
-    "wide_few": WIDE_SPLIT,
+    "wide_few": verdict.WIDE_FEW,
     "long": {"long 64: 16": 1.0, "long 64: 4": -1.0},
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
 }
@@ -45,15 +45,21 @@ def factor_values() -> Mapping[str, Any]:
     found: dict[str, Difference | None] = {name: verdict.paired(losses, w) for name, w in CONTRASTS.items()}
     found |= {"late": verdict.delay(rows, "32", "1"), "late_fast": verdict.delay(rows, "32 fast", "1")}
     estimates = {name: Estimate.of(x) for name, x in found.items() if x}
-    shares = {"share": verdict.share(losses, FALL, GAP), "wide_share": verdict.share(losses, WIDE_FALL, WIDE_GAP)}
-    shares["rank_share"] = verdict.share(losses, RANK, GAP)
-    shares |= {"split_share": verdict.share(losses, verdict.SPLIT, GAP)}
-    shares |= {"few_share": verdict.share(losses, CONTRASTS["few"], GAP)}
-    shares |= {"wide_few_share": verdict.share(losses, WIDE_SPLIT, WIDE_GAP)}
+    parts = {"share": FALL, "rank_share": RANK, "split_share": verdict.SPLIT, "few_share": verdict.FEW}
+    shares = {
+        name: verdict.share(losses, w, GAP) for name, w in (parts | {"logits_share": CONTRASTS["logits"]}).items()
+    }
+    wide = {"wide_share": WIDE_FALL, "wide_few_share": verdict.WIDE_FEW}
+    shares |= {name: verdict.share(losses, w, WIDE_GAP) for name, w in wide.items()}
+    steps = verdict.arrivals(rows)
+    shares["late_share"] = verdict.share(steps, verdict.SPLIT, GAP)
     corners = {"corners": {name: np.mean([*losses[arm].values()]) for name, arm in CORNERS.items()}}
     params = {row["arm"]: row["params"] for row in rows}
     corners |= {"more": params["32 wide"] - params["32"], "fewer": params["4"] - params["4 low rank"]}
-    found = {"few_late": Estimate.of(verdict.delay(rows, "4 low rank", "4")), "level": verdict.LEVEL}
+    delays = {
+        name: verdict.delay(rows, arm, "4") for name, arm in (("few_late", "4 low rank"), ("many_late", "32 wide"))
+    }
+    found = {name: Estimate.of(x) for name, x in delays.items() if x} | {"level": verdict.LEVEL}
     return estimates | shares | corners | found | {"factor": mechanism.fast(32)}
 
 
@@ -94,18 +100,22 @@ PASSAGES = [
         {
             README: ["{split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) |"],
             FINDINGS: [
-                "`model.logit_scale={factor:.2f}` for d = 4",
                 "| 4 heads, values of 32 | {corners[few_wide]:.3f} | {corners[few_narrow]:.3f} |",
                 "| 32 heads, values of 4 | {corners[many_wide]:.3f} | {corners[many_narrow]:.3f} |",
-                "make {split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) of the gap; at width "
-                "256, with small queries and keys, {wide_few_share.value:.0f} % ({wide_few_share.low:.0f} to "
-                "{wide_few_share.high:.0f}). No interaction is shown: {interaction:+.3f nats}.",
-                "a training loss of {level} nats is {few_late:.0f steps later}.",
-                "closes {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}) of the gap;",
-                "another, {rank_share.value:.0f} % ({rank_share.low:.0f} to {rank_share.high:.0f}) at logits about",
-                "√256/d closes {wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}),",
+                "makes {split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) of the gap and "
+                "{late_share.value:.0f} % ({late_share.low:.0f} to {late_share.high:.0f}) of the delay to {level} "
+                "nats; at width 256, with small queries and keys, {wide_few_share.value:.1f} % "
+                "({wide_few_share.low:.1f} to {wide_few_share.high:.1f}) of the gap.",
+                "with 4 heads {level} nats are {few_late:.0f steps later}, by the split alone {many_late:.0f}. With 32 "
+                "heads larger logits at equal shape close {logits_share.value:.0f} % ({logits_share.low:.0f} to "
+                "{logits_share.high:.0f}) of the gap, rank or its parameters {rank_share.value:.0f} % "
+                "({rank_share.low:.0f} to {rank_share.high:.0f}).",
+                "`model.logit_scale={factor:.2f}` for d = 4",
+                "closes {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}). At width 256 √256/d closes "
+                "{wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}): both gain "
+                "{wide_gain.value:.2f} nats. With rotary positions √128/d costs 32 heads {rotary:.3f nats},",
+                "interaction {interaction:+.3f nats}.",
                 "16 heads end {long:+.3f} behind 4 heads",
-                "√128/d costs 32 heads {rotary:.3f nats},",
             ],
             RESULTS: [
                 "| 32 heads minus 4, 1/√d | {gap:+.3f} |",
@@ -116,12 +126,13 @@ PASSAGES = [
                 "| 32 heads: larger start minus √128/d | {start:+.3f} |",
                 "with 2.38 times the rate of queries and keys | {rate:+.3f} |",
                 "at logits about as small, {rank_share.value:.0f} % | {rank:+.3f} |",
+                "with queries and keys of 32: 1/16 minus 1/√32, {logits_share.value:.0f} % | {logits:+.3f} |",
                 "| 32 heads minus 4 with queries and keys of 4, {few_share.value:.0f} % | {few:+.3f} |",
                 "| the same with queries and keys of 32 | {many:+.3f} |",
                 "| mean of both, {split_share.value:.0f} % | {split:+.3f} |",
                 "| their difference, the interaction | {interaction:+.3f} |",
                 "4 with queries and keys of 8, {wide_few_share.value:.0f} % | {wide_few:+.3f} |",
-                "**Small pieces of values make {split_share.value:.0f} % of the gap,",
+                "the split of the values makes {split_share.value:.0f} % of the gap after",
                 "rotary positions: √128/d minus 1/√d | {rotary:+.3f} |",
                 "4,000 steps: 16 heads minus 4 | {long:+.3f} |",
                 "queries and keys of 4 have {fewer:,} parameters less, 32 with those of 32 {more:,} more.",

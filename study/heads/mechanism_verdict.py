@@ -24,15 +24,18 @@ Losses = Mapping[str, Mapping[int, float]]  # by arm and seed
 Weights = Mapping[str, float]  # of arms
 DOUBLING = 0.01  # nats per doubling of heads that are ignored
 MARGIN = 3 * DOUBLING  # from 4 to 32 heads
-GAP = {"32": 1.0, "4": -1.0}
-SPLIT = {"32": 0.5, "4 low rank": -0.5, "32 wide": 0.5, "4": -0.5}  # at equal queries and keys
+GAP, WIDE_GAP = {"32": 1.0, "4": -1.0}, {"256: 32": 1.0, "256: 4": -1.0}
+FEW, WIDE_FEW = {"32": 1.0, "4 low rank": -1.0}, {"256: 32": 1.0, "256: 4 low rank": -1.0}  # at equal queries and keys
+SPLIT = {"32": 0.5, "4 low rank": -0.5, "32 wide": 0.5, "4": -0.5}
 INTERACTION = {"32": 1.0, "4 low rank": -1.0, "32 wide": -1.0, "4": 1.0}
-SHAPES = (  # claims that another shape of heads than 32 of 4 closes the gap: claim, arm, prefix of the arms
-    ("Rank explains the lateness", "32 rank", ""),
-    ("The split of values explains the lateness", "4 low rank", ""),
-    ("The split of values explains the lateness at width 256", "4 low rank", "256: "),
+PARTS = (  # rules that something explains a gap: claim, gap, what closes a part of it
+    ("Rank explains the lateness", GAP, {"32": 1.0, "32 rank": -1.0}),
+    ("The split of values explains the lateness", GAP, FEW),
+    ("The split of values explains the lateness at width 256", WIDE_GAP, WIDE_FEW),
+    ("Teaching explains the split", FEW, {"4 low rank taught by 4": 1.0, "4 low rank": -1.0}),
+    ("More teaching repairs the split", FEW, {"32": 1.0, "32 taught by 32": -1.0}),
 )
-LATER = ("32 rate", "32 wide", *(prefix + arm for _, arm, prefix in SHAPES))  # planned after the other arms' rows
+LATER = {"32 rate", "32 rank", "32 wide", "4 low rank", "256: 4 low rank", "4 low rank taught by 4", "32 taught by 32"}
 LEVEL = 3.3  # nats of training loss at which the delay is read
 
 
@@ -81,14 +84,19 @@ def share(losses: Losses, part: Weights, whole: Weights) -> Estimate | None:
     return Estimate(*(100 * float(ratio) for ratio in (x.mean() / y.mean(), low, high)))
 
 
+def arrivals(rows: Sequence[Mapping[str, Any]], level: float = LEVEL) -> dict[str, dict[int, float]]:
+    """Return the step at which the training loss passes a level, by arm and seed, of runs at best rates that do."""
+    result: dict[str, dict[int, float]] = {}
+    for row in rows:
+        step = step_of(row["curve"], level)
+        if row["seed"] in SEEDS and row["lr"] == best_rate(row["arm"], list(rows)) and np.isfinite(step):
+            result.setdefault(row["arm"], {})[row["seed"]] = step
+    return result
+
+
 def delay(rows: Sequence[Mapping[str, Any]], slow: str, fast: str, level: float = LEVEL) -> Difference | None:
     """Return how many steps later an arm reaches a training loss than another, paired by seed."""
-    steps: dict[str, dict[int, float]] = {slow: {}, fast: {}}
-    for row in rows:
-        if row["arm"] in steps and row["seed"] in SEEDS and row["lr"] == best_rate(row["arm"], list(rows)):
-            steps[row["arm"]][row["seed"]] = step_of(row["curve"], level)
-    finite = {arm: {seed: x for seed, x in of.items() if np.isfinite(x)} for arm, of in steps.items()}
-    return paired(finite, {slow: 1.0, fast: -1.0})
+    return paired(arrivals(rows, level), {slow: 1.0, fast: -1.0})
 
 
 def step_of(curve: Sequence[float], level: float) -> float:
@@ -171,13 +179,7 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
     return explains(losses, f"The factor explains the lateness{prefix and ' at width 256'}", usual, fall, more, arms)
 
 
-def shape_rule(losses: Losses, claim: str, arm: str, arms: Sequence[str], prefix: str = "") -> list[str]:
-    """Return the lines of the rule that heads of the shape of `arm` close half of the gap between 32 heads and 4."""
-    gap, fall = {f"{prefix}32": 1.0, f"{prefix}4": -1.0}, {f"{prefix}32": 1.0, f"{prefix}{arm}": -1.0}
-    return explains(losses, claim, gap, fall, None, arms)
-
-
-def parts_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
+def sum_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
     """Return the lines of the rule that the split of values and the size of queries and keys add up, at width 128."""
     estimates = [estimate(INTERACTION) for estimate in estimators(losses, arms)]
     verdict = judge(estimates, lambda e: within(e, MARGIN), lambda e: beyond(e, MARGIN))
@@ -244,10 +246,13 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += [f"  {name}: {Estimate.of(s[0]):+.3f}" for name, s in zip(("half", "double"), sides, strict=True) if s[0]]
     lines += factor_rule(losses, "256: ", None, wide)
     lines += ["", "Planned after the rows of width 128:", *rate_rule(losses, [*learned, "32 rate"])]
-    for claim, arm, prefix in SHAPES:
-        arms = [*(wide if prefix else learned), prefix + arm]
-        lines += shape_rule(losses, claim, arm, arms, prefix)
-    lines += parts_rule(losses, [*learned, "4 low rank", "32 wide"])
+    for claim, gap, fall in PARTS:
+        arms = wide if "256: 32" in gap else learned
+        lines += explains(losses, claim, gap, fall, None, [*arms, *(LATER & {*gap, *fall})])
+    lines += sum_rule(losses, [*learned, "4 low rank", "32 wide"])
+    lines += ["", f"Share of the split in the delay to {LEVEL} nats, of 32 heads behind 4:"]
+    if ratio := share(arrivals(rows), SPLIT, GAP):
+        lines.append(f"  {ratio:.0f %}")
     lines += ["", "E7:", *long_rule(losses, 64, 16), *long_rule(losses, 128, 32)]
     lines += ["", f"Steps at which the training loss passes {LEVEL} nats, later than one head:"]
     for name in ("32", "32 fast", "32 start", "32 rank", "4 low rank", "32 wide", "4"):

@@ -1,8 +1,11 @@
 """Tests of the plan of rates, of the estimates of part E1, and of the data and rules of part E4."""
 
+import functools
 import gzip
 
 import fake_runs
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -69,7 +72,8 @@ def test_verdict_on_the_rate(rate, verdict):
 @pytest.mark.parametrize(("rank", "verdict"), [(2.9, "holds"), (2.99, "refuted")])
 def test_verdict_on_the_shape_of_heads(rank, verdict):
     losses = noisy({"32": 3.0, "4": 2.85, "32 rank": rank})
-    lines = mechanism_verdict.shape_rule(losses, "Rank explains it", "32 rank", [*losses])
+    fall = {"32": 1.0, "32 rank": -1.0}
+    lines = mechanism_verdict.explains(losses, "Rank explains it", mechanism_verdict.GAP, fall, None, [*losses])
     assert lines[0].endswith(verdict) and lines[-1].startswith(
         f"  share of the gap, paired: {100 * (3 - rank) / 0.15:.0f} % ("
     )
@@ -172,3 +176,28 @@ def test_verdict_on_the_length_of_training(late, lasts, early):
                 for seed in mechanism.SEEDS
             ]
     assert [*vision_length.report(rows)][-2:] == [f"The gain outlasts: {lasts}", f"It is only early: {early}"]
+
+
+@pytest.mark.parametrize(("heads", "own", "dims"), [(4, 6, 2), (6, 2, 6)])
+def test_what_teaches_a_pattern_changes_gradients_alone(heads, own, dims, rng):
+    """The outputs and the values' gradients stay; a pattern's are those of the first values, or of a group's values."""
+    q, k = (jnp.asarray(rng.normal(size=(2, 7, heads, 4)), jnp.float32) for _ in range(2))
+    v, g = (jnp.asarray(rng.normal(size=(2, 7, heads, own)), jnp.float32) for _ in range(2))
+    seen = np.float32(np.arange(own) < dims)[None, None, None]  # of the head's own values
+    group = max(dims // own, 1)  # heads that teach each other
+    linked = np.kron(np.eye(heads // group), np.ones((group, group)))
+
+    def attend(q, k, v):
+        logits = jnp.einsum("btnh,bsnh->bnts", q, k) / 2
+        return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v)
+
+    def expected(q, k):
+        weights = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k) / 2)
+        return jnp.einsum("bnts,bsmh,btmh,nm->", weights, v, g * seen, linked)
+
+    taught = functools.partial(mechanism.teach, attend, dims)
+    np.testing.assert_allclose(taught(q, k, v), attend(q, k, v), atol=1e-6)
+    found = jax.grad(lambda *a: (taught(*a) * g).sum(), (0, 1, 2))(q, k, v)
+    values = jax.grad(lambda v: (attend(q, k, v) * g).sum())(v)
+    for one, other in zip(found, (*jax.grad(expected, (0, 1))(q, k), values), strict=True):
+        np.testing.assert_allclose(one, other, atol=3e-6)
