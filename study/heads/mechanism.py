@@ -45,6 +45,7 @@ class Arm(NamedTuple):
         steps: length of the run and of its schedule.
         head_dim: dimension of a head's queries and keys; width / heads, as of its values, if None.
         taught: number of dimensions of values from which a head's queries and keys learn; see `teach`.
+        until: step until which they do; to the end if None.
     """
 
     heads: int
@@ -55,6 +56,7 @@ class Arm(NamedTuple):
     steps: int = 1000
     head_dim: int | None = None
     taught: int | None = None
+    until: int | None = None
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -80,6 +82,7 @@ ARMS = {  # in the order in which they are trained
     "32 wide": Arm(32, head_dim=32),  # the queries and keys of 4 heads, the values of 32
     "4 low rank taught by 4": Arm(4, head_dim=4, taught=4),
     "32 taught by 32": Arm(32, taught=32),
+    "32 taught at first": Arm(32, taught=32, until=400),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -168,12 +171,19 @@ def run(name: str, members: list[tuple[float, int]], path: Path, *, tiny: bool =
     arm = ARMS[name]
     c = get_config(arm, *members[0], tiny=tiny)
 
-    start = functools.partial(scale_queries_and_keys, factor=arm.start_scale)
-    train = functools.partial(trainer.train_together, members=members) if len(members) > 1 else trainer.train
-    attend = functools.partial(teach, multihead.attend, arm.taught) if arm.taught else multihead.attend
+    start, usual = functools.partial(scale_queries_and_keys, factor=arm.start_scale), multihead.attend
+
+    def stop_teaching(step: int, _: Any) -> None:
+        if step == arm.until:
+            multihead.attend = usual
+            jax.clear_caches()  # so that the training step is traced anew
+
+    attend = functools.partial(teach, usual, arm.taught) if arm.taught else usual
     with mock.patch.object(multihead, "attend", attend):
-        results = train(c, start=start)
-    results = results if len(members) > 1 else [results]
+        if len(members) == 1:
+            results = [trainer.train(c, start=start, observe=lambda setup: stop_teaching)]
+        else:
+            results = trainer.train_together(c, members, start=start)
     for (lr, seed), result in zip(members, results, strict=True):
         append(name, c, lr, seed, result, path)
 
