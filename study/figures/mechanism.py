@@ -29,6 +29,10 @@ CONTRASTS = {
     "rank": RANK,
     "few": verdict.FEW,
     "many": {"32 wide": 1.0, "4": -1.0},
+    "taught": verdict.TAUGHT,
+    "taught_four": {"4": 1.0, "4 taught at first": -1.0},
+    "narrow": verdict.NARROW,
+    "limited": {"4 low rank taught by 4": 1.0, "4 low rank": -1.0},
     "logits": {"32 rank": 1.0, "32 wide": -1.0},
     "split": verdict.SPLIT,
     "interaction": verdict.INTERACTION,
@@ -57,7 +61,9 @@ def factor_values() -> Mapping[str, Any]:
     params = {row["arm"]: row["params"] for row in rows}
     corners |= {"more": params["32 wide"] - params["32"], "fewer": params["4"] - params["4 low rank"]}
     delays = {
-        name: verdict.delay(rows, arm, "4") for name, arm in (("few_late", "4 low rank"), ("many_late", "32 wide"))
+        "few_late": verdict.delay(rows, "4 low rank", "4"),
+        "many_late": verdict.delay(rows, "32 wide", "4"),
+        "early": verdict.delay(rows, "32", "32 taught at first", verdict.EARLY),
     }
     found = {name: Estimate.of(x) for name, x in delays.items() if x} | {"level": verdict.LEVEL}
     return estimates | shares | corners | found | {"factor": mechanism.fast(32)}
@@ -98,7 +104,7 @@ PASSAGES = [
     Passage(
         factor_values,
         {
-            README: ["{split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) |"],
+            README: ["32 heads gain nats, more than 4 heads: | {narrow:+.3f} |"],
             FINDINGS: [
                 "| 4 heads, values of 32 | {corners[few_wide]:.3f} | {corners[few_narrow]:.3f} |",
                 "| 32 heads, values of 4 | {corners[many_wide]:.3f} | {corners[many_narrow]:.3f} |",
@@ -106,6 +112,9 @@ PASSAGES = [
                 "{late_share.value:.0f} % ({late_share.low:.0f} to {late_share.high:.0f}) of the delay to {level} "
                 "nats; at width 256, with small queries and keys, {wide_few_share.value:.1f} % "
                 "({wide_few_share.low:.1f} to {wide_few_share.high:.1f}) of the gap.",
+                "They end {taught:.3f nats} lower (the split costs {few.value:.3f}); 4 heads, taught by all 4, "
+                "{taught_four:.3f} lower.",
+                "the loss ends {limited:.3f} higher.",
                 "with 4 heads {level} nats are {few_late:.0f steps later}, by the split alone {many_late:.0f}. With 32 "
                 "heads larger logits at equal shape close {logits_share.value:.0f} % ({logits_share.low:.0f} to "
                 "{logits_share.high:.0f}) of the gap, rank or its parameters {rank_share.value:.0f} % "
@@ -133,8 +142,13 @@ PASSAGES = [
                 "| their difference, the interaction | {interaction:+.3f} |",
                 "4 with queries and keys of 8, {wide_few_share.value:.0f} % | {wide_few:+.3f} |",
                 "the split of the values makes {split_share.value:.0f} % of the gap after",
+                "32 heads minus the same, taught until step 400 by 8 heads' values | {taught:+.3f} |",
+                "4 heads minus the same, taught until step 400 by 4 heads' values | {taught_four:+.3f} |",
+                "the first minus the second | {narrow:+.3f} |",
+                "taught by 4 dimensions of values minus by 32 | {limited:+.3f} |",
                 "rotary positions: √128/d minus 1/√d | {rotary:+.3f} |",
                 "4,000 steps: 16 heads minus 4 | {long:+.3f} |",
+                "with 32 heads at 3.5 nats {early:.0f steps} earlier;",
                 "queries and keys of 4 have {fewer:,} parameters less, 32 with those of 32 {more:,} more.",
                 "reach a training loss of {level} nats {late:+.0f steps} after one head, {late_fast:+.0f} with the "
                 "factor.",

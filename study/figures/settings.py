@@ -31,6 +31,7 @@ SETTINGS = [
         r"0\.01 nats per doubling|set before, 0\.03|rates? 0\.\d+|at 0\.\d+, 0\.\d+ and 0\.\d+|one, 0\.003",
         r"√(?:128|256)/d|(?:heads minus 4, )?1/√d|one head at 4e-3|the loss 3\.3 nats",  # factors of the logits
         r"(?:[qQ]ueries(?: and|,) keys|values|those|heads) of (?:4|8|32)\b|instead of 4 of 32|margin 0\.03",
+        r"taught by all 4|only 4 of the 32|each of 4 patterns|values minus by 32|32 heads at 3\.5 nats",
         r"1/16 minus 1/√32|minus 4: share|those with 4 from step 50",
         r"for the factor at 256|less, 32 with|steps 50, 100 and 400|at step 100(?=[,;])|at 32 and at 4",
         r"2\.38 times the rate|d = 4|queries, keys of 32 \| queries, keys of 4",

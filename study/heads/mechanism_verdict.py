@@ -28,16 +28,17 @@ GAP, WIDE_GAP = {"32": 1.0, "4": -1.0}, {"256: 32": 1.0, "256: 4": -1.0}
 FEW, WIDE_FEW = {"32": 1.0, "4 low rank": -1.0}, {"256: 32": 1.0, "256: 4 low rank": -1.0}  # at equal queries and keys
 SPLIT = {"32": 0.5, "4 low rank": -0.5, "32 wide": 0.5, "4": -0.5}
 INTERACTION = {"32": 1.0, "4 low rank": -1.0, "32 wide": -1.0, "4": 1.0}
+TAUGHT = {"32": 1.0, "32 taught at first": -1.0}
+NARROW = TAUGHT | {"4": -1.0, "4 taught at first": 1.0}  # minus what teaching gains with 4 heads
 PARTS = (  # rules that something explains a gap: claim, gap, what closes a part of it
     ("Rank explains the lateness", GAP, {"32": 1.0, "32 rank": -1.0}),
     ("The split of values explains the lateness", GAP, FEW),
     ("The split of values explains the lateness at width 256", WIDE_GAP, WIDE_FEW),
     ("Teaching explains the split", FEW, {"4 low rank taught by 4": 1.0, "4 low rank": -1.0}),
-    ("More teaching repairs the split", FEW, {"32": 1.0, "32 taught by 32": -1.0}),
-    ("More teaching until step 400 repairs the split", FEW, {"32": 1.0, "32 taught at first": -1.0}),
+    ("Teaching until step 400 repairs the split", FEW, TAUGHT),
 )
 LATER = {"32 rate", "32 rank", "32 wide", "4 low rank", "256: 4 low rank"}  # planned after the other arms' rows
-LATER |= {"4 low rank taught by 4", "32 taught by 32", "32 taught at first"}
+LATER |= {"4 low rank taught by 4", "32 taught by 32", "32 taught at first", "4 taught at first"}
 EARLY = 3.5  # nats: a level that teaching reaches before it can harm
 LEVEL = 3.3  # nats of training loss at which the delay is read
 
@@ -182,6 +183,16 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
     return explains(losses, f"The factor explains the lateness{prefix and ' at width 256'}", usual, fall, more, arms)
 
 
+def narrow_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
+    """Return the lines of the rule that teaching at first helps narrow heads, more than 4 heads."""
+    estimates = [estimate(NARROW) for estimate in estimators(losses, arms)]
+    gain = paired(losses, TAUGHT)
+    half = gain.value / 2 if gain else 0.0
+    verdict = judge(estimates, lambda e: e.interval().low > 0, lambda e: e.interval().high < half)
+    lines = [f"Teaching is for narrow heads: {verdict}"]
+    return lines + [f"  {e.method}, its gain minus that of 4 heads: {Estimate.of(e):+.3f}" for e in estimates if e]
+
+
 def sum_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
     """Return the lines of the rule that the split of values and the size of queries and keys add up, at width 128."""
     estimates = [estimate(INTERACTION) for estimate in estimators(losses, arms)]
@@ -252,6 +263,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     for claim, gap, fall in PARTS:
         arms = wide if "256: 32" in gap else learned
         lines += explains(losses, claim, gap, fall, None, [*arms, *(LATER & {*gap, *fall})])
+    lines += narrow_rule(losses, [*learned, "32 taught at first", "4 taught at first"])
     lines += sum_rule(losses, [*learned, "4 low rank", "32 wide"])
     lines += ["", f"Share of the split in the delay to {LEVEL} nats, of 32 heads behind 4:"]
     if ratio := share(arrivals(rows), SPLIT, GAP):
