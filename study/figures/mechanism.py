@@ -148,7 +148,7 @@ PASSAGES = [
                 "taught by 4 dimensions of values minus by 32 | {limited:+.3f} |",
                 "rotary positions: √128/d minus 1/√d | {rotary:+.3f} |",
                 "4,000 steps: 16 heads minus 4 | {long:+.3f} |",
-                "with 32 heads at 3.5 nats {early:.0f steps} earlier;",
+                "with 32 heads at 3.5 nats {early:.0f steps} earlier.",
                 "queries and keys of 4 have {fewer:,} parameters less, 32 with those of 32 {more:,} more.",
                 "reach a training loss of {level} nats {late:+.0f steps} after one head, {late_fast:+.0f} with the "
                 "factor.",
