@@ -84,6 +84,7 @@ ARMS = {  # in the order in which they are trained
     "32 taught by 32": Arm(32, taught=32),
     "32 taught at first": Arm(32, taught=32, until=400),
     "4 taught at first": Arm(4, taught=128, until=400),
+    "4 low rank taught at first": Arm(4, head_dim=4, taught=128, until=400),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
