@@ -114,7 +114,7 @@ PASSAGES = [
                 "({wide_few_share.low:.1f} to {wide_few_share.high:.1f}) of the gap.",
                 "They end {taught:.3f nats} lower (the split costs {few.value:.3f}); 4 heads, taught by all 4, "
                 "{taught_four:.3f} lower.",
-                "the loss ends {limited:.3f} higher.",
+                "the loss ends {limited:.3f} higher;",
                 "with 4 heads {level} nats are {few_late:.0f steps later}, by the split alone {many_late:.0f}. With 32 "
                 "heads larger logits at equal shape close {logits_share.value:.0f} % ({logits_share.low:.0f} to "
                 "{logits_share.high:.0f}) of the gap, rank or its parameters {rank_share.value:.0f} % "

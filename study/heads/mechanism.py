@@ -214,7 +214,7 @@ def main() -> None:
     known = [] if options.tiny or options.rows == ROWS else language.read_rows(ROWS)
     for name in options.arms.split(","):
         while todo := plan(name, language.read_rows(options.rows) + known):
-            run(name, todo if options.together else todo[:1], options.rows, tiny=options.tiny)
+            run(name, todo if options.together and not ARMS[name].until else todo[:1], options.rows, tiny=options.tiny)
 
 
 if __name__ == "__main__":
