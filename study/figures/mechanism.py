@@ -31,7 +31,7 @@ CONTRASTS = {
     "many": {"32 wide": 1.0, "4": -1.0},
     "taught": verdict.TAUGHT,
     "taught_four": {"4": 1.0, "4 taught at first": -1.0},
-    "narrow": verdict.NARROW,
+    "narrow": verdict.beyond_control("4"),
     "limited": {"4 low rank taught by 4": 1.0, "4 low rank": -1.0},
     "logits": {"32 rank": 1.0, "32 wide": -1.0},
     "split": verdict.SPLIT,
@@ -113,7 +113,7 @@ PASSAGES = [
                 "nats; at width 256, with small queries and keys, {wide_few_share.value:.1f} % "
                 "({wide_few_share.low:.1f} to {wide_few_share.high:.1f}) of the gap.",
                 "They end {taught:.3f nats} lower (the split costs {few.value:.3f}); 4 heads, taught by all 4, "
-                "{taught_four:.3f} lower.",
+                "{taught_four:.3f} lower,",
                 "the loss ends {limited:.3f} higher;",
                 "with 4 heads {level} nats are {few_late:.0f steps later}, by the split alone {many_late:.0f}. With 32 "
                 "heads larger logits at equal shape close {logits_share.value:.0f} % ({logits_share.low:.0f} to "

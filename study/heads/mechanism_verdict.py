@@ -29,7 +29,6 @@ FEW, WIDE_FEW = {"32": 1.0, "4 low rank": -1.0}, {"256: 32": 1.0, "256: 4 low ra
 SPLIT = {"32": 0.5, "4 low rank": -0.5, "32 wide": 0.5, "4": -0.5}
 INTERACTION = {"32": 1.0, "4 low rank": -1.0, "32 wide": -1.0, "4": 1.0}
 TAUGHT = {"32": 1.0, "32 taught at first": -1.0}
-NARROW = TAUGHT | {"4": -1.0, "4 taught at first": 1.0}  # minus what teaching gains with 4 heads
 PARTS = (  # rules that something explains a gap: claim, gap, what closes a part of it
     ("Rank explains the lateness", GAP, {"32": 1.0, "32 rank": -1.0}),
     ("The split of values explains the lateness", GAP, FEW),
@@ -38,7 +37,13 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("Teaching until step 400 repairs the split", FEW, TAUGHT),
 )
 LATER = {"32 rate", "32 rank", "32 wide", "4 low rank", "256: 4 low rank"}  # planned after the other arms' rows
-LATER |= {"4 low rank taught by 4", "32 taught by 32", "32 taught at first", "4 taught at first"}
+LATER |= {
+    "4 low rank taught by 4",
+    "32 taught by 32",
+    "32 taught at first",
+    "4 taught at first",
+    "4 low rank taught at first",
+}
 EARLY = 3.5  # nats: a level that teaching reaches before it can harm
 LEVEL = 3.3  # nats of training loss at which the delay is read
 
@@ -183,14 +188,20 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
     return explains(losses, f"The factor explains the lateness{prefix and ' at width 256'}", usual, fall, more, arms)
 
 
-def narrow_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
-    """Return the lines of the rule that teaching at first helps narrow heads, more than 4 heads."""
-    estimates = [estimate(NARROW) for estimate in estimators(losses, arms)]
-    gain = paired(losses, TAUGHT)
-    half = gain.value / 2 if gain else 0.0
+def control_rule(losses: Losses, claim: str, control: str, limit: Weights, arms: Sequence[str]) -> list[str]:
+    """Return the lines of the rule that teaching at first gains more in 32 heads than in `control`; refuted if the
+    difference is below half of the contrast `limit`."""
+    estimates = [estimate(beyond_control(control)) for estimate in estimators(losses, arms)]
+    whole = paired(losses, limit)
+    half = whole.value / 2 if whole else 0.0
     verdict = judge(estimates, lambda e: e.interval().low > 0, lambda e: e.interval().high < half)
-    lines = [f"Teaching is for narrow heads: {verdict}"]
-    return lines + [f"  {e.method}, its gain minus that of 4 heads: {Estimate.of(e):+.3f}" for e in estimates if e]
+    lines = [f"{claim}: {verdict}"]
+    return lines + [f"  {e.method}, its gain minus that of {control}: {Estimate.of(e):+.3f}" for e in estimates if e]
+
+
+def beyond_control(control: str) -> dict[str, float]:
+    """Return the weights of what teaching at first gains in 32 heads, minus what it gains in `control`."""
+    return TAUGHT | {control: -1.0, f"{control} taught at first": 1.0}
 
 
 def sum_rule(losses: Losses, arms: Sequence[str]) -> list[str]:
@@ -263,7 +274,9 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     for claim, gap, fall in PARTS:
         arms = wide if "256: 32" in gap else learned
         lines += explains(losses, claim, gap, fall, None, [*arms, *(LATER & {*gap, *fall})])
-    lines += narrow_rule(losses, [*learned, "32 taught at first", "4 taught at first"])
+    for claim, control, limit in (("narrow heads", "4", TAUGHT), ("split values", "4 low rank", FEW)):
+        arms = [*learned, *(LATER & {*beyond_control(control)})]
+        lines += control_rule(losses, f"Teaching is for {claim}", control, limit, arms)
     lines += sum_rule(losses, [*learned, "4 low rank", "32 wide"])
     lines += ["", f"Share of the split in the delay to {LEVEL} nats, of 32 heads behind 4:"]
     if ratio := share(arrivals(rows), SPLIT, GAP):
