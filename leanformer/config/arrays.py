@@ -83,7 +83,7 @@ def check_images(c: Any) -> None:
             f"data.{name}={tuple(c.data[name])}: model.channels={c.model.channels}. Set one number per channel.",
         )
         require(
-            all(0 <= x <= 1 for x in c.data[name]) and min(c.data.std) > 0,
+            all(0 <= x <= 1 and (x > 0 or name == "mean") for x in c.data[name]),
             f"data.{name}={tuple(c.data[name])} must be in 0..1, as pixels are (std above 0). Divide it by 255.",
         )
     a = c.augment

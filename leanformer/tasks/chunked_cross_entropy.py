@@ -47,11 +47,12 @@ def cross_entropy_and_hits(
     targets: Int[Array, "b t"],
     *,
     at_once: int,
+    soft_cap: float | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return `cross_entropy`, and the number of targets that have the largest logit, the first among ties."""
 
     def add(sums: tuple[Array, Array], piece: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
-        logits, _ = _logits(piece[0], kernel, bias, (None, real))
+        logits, _ = _logits(piece[0], kernel, bias, (soft_cap, real))
         return (sums[0] + _losses(logits, piece[1])[0], sums[1] + jnp.sum(_largest(logits) == piece[1])), None
 
     pieces = _pieces(x, targets, at_once // kernel.shape[1])

@@ -123,7 +123,7 @@ def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v
 def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
     """Return how many classes come before the label: those of larger logits, and of equal ones the first, as in argmax.
 
-    In bfloat16 ties are common: to count them as wrong costs up to .3 points of top-1. NaN makes an answer wrong.
+    In bfloat16 ties are common: counted as wrong, they would lower top-1. NaN makes an answer wrong.
     """
     label, label_logit = labels[:, None], jnp.take_along_axis(logits, labels[:, None], axis=-1)
     tied = (logits == label_logit) & (jax.lax.broadcasted_iota(labels.dtype, logits.shape, 1) < label)

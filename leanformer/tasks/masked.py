@@ -76,8 +76,8 @@ class MaskedLanguageModelling(TokenObjective):
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
         """Return sums: `nats`, target `tokens`, `hits` (targets ranked first), and `examples` (rows)."""
         targets = jnp.where(batch["mask"][:, None], batch["targets"], rows.IGNORE)
-        x, kernel = self._decoded(model, batch), model.unembedding()
-        nats, hits = cross_entropy_and_hits(x, *kernel, targets, at_once=self.at_once)
+        how: dict[str, Any] = {"at_once": self.at_once, "soft_cap": self.soft_cap}
+        nats, hits = cross_entropy_and_hits(self._decoded(model, batch), *model.unembedding(), targets, **how)
         return {
             "nats": nats,
             "hits": hits,

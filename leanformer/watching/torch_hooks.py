@@ -281,7 +281,7 @@ class Hooks:
             layer.unseen["tokens",] = f"the block takes {tuple(x.shape)}, not tokens of width {width}"
             return None
         x = as_batch(x if scope.batch_first or x.ndim != 3 else x.transpose(0, 1))
-        if arrays["out"].shape[1] < x.shape[1]:
+        if recorder.projected.numel() // recorder.projected.shape[-1] // arrays["out"].shape[1] > len(x):
             layer.note(WINDOWS)
         arrays["tokens"] = measurable(x[: self.options.examples])
         return x.dtype

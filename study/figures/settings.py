@@ -32,7 +32,7 @@ SETTINGS = [
         r"√(?:128|256)/d|(?:heads minus 4, )?1/√d|one head at 4e-3|the loss 3\.3 nats",  # factors of the logits
         r"(?:[qQ]ueries(?: and|,) keys|values|those|heads) of (?:4|8|32)\b|instead of 4 of 32|margin 0\.03",
         r"taught by all 4|only 4 of the 32|each of 4 patterns|values minus by 32|32 heads at 3\.5 nats",
-        r"1/16 minus 1/√32|minus 4: share|those with 4 from step 50",
+        r"1/16 minus 1/√32|minus 4 after|those with 4 from step 50",
         r"for the factor at 256|less, 32 with|steps 50, 100 and 400|at step 100(?=[,;])|at 32 and at 4",
         r"2\.38 times the rate|d = 4|queries, keys of 32 \| queries, keys of 4",
         r"prints 64 before|favour(?: of)? 64|at 120,000|layer of 2\.|two of 8\b|sixteen of 1|48: 1, 3, 12, 48",

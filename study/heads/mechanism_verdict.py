@@ -189,8 +189,10 @@ def factor_rule(losses: Losses, prefix: str, control: str | None, arms: Sequence
 
 
 def control_rule(losses: Losses, claim: str, control: str, limit: Weights, arms: Sequence[str]) -> list[str]:
-    """Return the lines of the rule that teaching at first gains more in 32 heads than in `control`; refuted if the
-    difference is below half of the contrast `limit`."""
+    """Return the lines of the rule that teaching at first gains more in 32 heads than in `control`.
+
+    It is refuted if the difference is below half of the contrast `limit`.
+    """
     estimates = [estimate(beyond_control(control)) for estimate in estimators(losses, arms)]
     whole = paired(losses, limit)
     half = whole.value / 2 if whole else 0.0
