@@ -46,6 +46,7 @@ class Arm(NamedTuple):
         head_dim: dimension of a head's queries and keys; width / heads, as of its values, if None.
         taught: number of dimensions of values from which a head's queries and keys learn; see `teach`.
         until: step until which they do; to the end if None.
+        patterns: number of groups of heads that start with the same queries and keys; see `begin_alike`.
     """
 
     heads: int
@@ -57,6 +58,7 @@ class Arm(NamedTuple):
     head_dim: int | None = None
     taught: int | None = None
     until: int | None = None
+    patterns: int | None = None
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -85,6 +87,8 @@ ARMS = {  # in the order in which they are trained
     "32 taught at first": Arm(32, taught=32, until=400),
     "4 taught at first": Arm(4, taught=128, until=400),
     "4 low rank taught at first": Arm(4, head_dim=4, taught=128, until=400),
+    "32 alike": Arm(32, patterns=4),  # starts as the function that "4 low rank" starts as
+    "32 wide alike": Arm(32, head_dim=32, patterns=4),  # as "4"
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -131,6 +135,19 @@ def scale_queries_and_keys(params: Any, factor: float) -> Any:
     return jax.tree_util.tree_map_with_path(scale, params)
 
 
+def begin_alike(params: Any, groups: int) -> Any:
+    """Return parameters whose heads, in each of `groups` groups, have the queries and keys of the first of them."""
+
+    def copy(path: Any, leaf: Any) -> Any:
+        names = jax.tree_util.keystr(path)
+        if not (("query" in names or "'key'" in names) and "kernel" in names):
+            return leaf
+        size = leaf.shape[-2] // groups  # of (layer, width, head, dimension)
+        return jnp.repeat(leaf[..., ::size, :], size, axis=-2)
+
+    return jax.tree_util.tree_map_with_path(copy, params)
+
+
 def teach(attend: Callable[..., jax.Array], dims: int, q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
     """Attend, with gradients to queries and keys from `dims` dimensions of values; the outputs are those of `attend`.
 
@@ -172,8 +189,11 @@ def run(name: str, members: list[tuple[float, int]], path: Path, *, tiny: bool =
     """Train runs of an arm with these (learning rate, seed), and append their rows."""
     arm = ARMS[name]
     c = get_config(arm, *members[0], tiny=tiny)
+    usual = multihead.attend
 
-    start, usual = functools.partial(scale_queries_and_keys, factor=arm.start_scale), multihead.attend
+    def start(params: Any) -> Any:
+        params = scale_queries_and_keys(params, arm.start_scale)
+        return begin_alike(params, arm.patterns) if arm.patterns else params
 
     def stop_teaching(step: int, _: Any) -> None:
         if step == arm.until:

@@ -26,6 +26,7 @@ DOUBLING = 0.01  # nats per doubling of heads that are ignored
 MARGIN = 3 * DOUBLING  # from 4 to 32 heads
 GAP, WIDE_GAP = {"32": 1.0, "4": -1.0}, {"256: 32": 1.0, "256: 4": -1.0}
 FEW, WIDE_FEW = {"32": 1.0, "4 low rank": -1.0}, {"256: 32": 1.0, "256: 4 low rank": -1.0}  # at equal queries and keys
+WIDE = {"32 wide": 1.0, "4": -1.0}
 SPLIT = {"32": 0.5, "4 low rank": -0.5, "32 wide": 0.5, "4": -0.5}
 INTERACTION = {"32": 1.0, "4 low rank": -1.0, "32 wide": -1.0, "4": 1.0}
 TAUGHT = {"32": 1.0, "32 taught at first": -1.0}
@@ -35,6 +36,8 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("The split of values explains the lateness at width 256", WIDE_GAP, WIDE_FEW),
     ("Teaching explains the split", FEW, {"4 low rank taught by 4": 1.0, "4 low rank": -1.0}),
     ("Teaching until step 400 repairs the split", FEW, TAUGHT),
+    ("The start explains the split", FEW, {"32": 1.0, "32 alike": -1.0}),
+    ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
 )
 LATER = {"32 rate", "32 rank", "32 wide", "4 low rank", "256: 4 low rank"}  # planned after the other arms' rows
 LATER |= {
@@ -43,6 +46,8 @@ LATER |= {
     "32 taught at first",
     "4 taught at first",
     "4 low rank taught at first",
+    "32 alike",
+    "32 wide alike",
 }
 EARLY = 3.5  # nats: a level that teaching reaches before it can harm
 LEVEL = 3.3  # nats of training loss at which the delay is read

@@ -12,6 +12,7 @@ from scipy import stats
 
 from leanformer.analysis import comparison, runs
 from leanformer.data.images.sources import Idx
+from leanformer.training import train_setup
 from study.heads import growth, language, mechanism, mechanism_verdict, trainer, vision_length
 
 
@@ -201,3 +202,20 @@ def test_what_teaches_a_pattern_changes_gradients_alone(heads, own, dims, rng):
     values = jax.grad(lambda v: (attend(q, k, v) * g).sum())(v)
     for one, other in zip(found, (*jax.grad(expected, (0, 1))(q, k), values), strict=True):
         np.testing.assert_allclose(one, other, atol=3e-6)
+
+
+def test_heads_that_begin_alike_are_few_heads():
+    """32 heads in 4 groups compute what 4 heads with larger values do, from the same values and outputs."""
+    few, many = (mechanism.get_config(mechanism.ARMS[name], 1e-3, 0) for name in ("4 low rank", "32 alike"))
+    wide, narrow = (train_setup.set_up_training(c, examples=None).model for c in (few, many))
+    params, statistics = narrow.random_weights(0)
+    params = mechanism.begin_alike(params, 4)
+    joined = jax.tree.map(jnp.copy, params)
+    attention = joined["blocks"]["layers"]["attention"]
+    for name in ("query", "key"):
+        attention[name] = {part: x[..., ::8, :] for part, x in attention[name].items()}
+    attention["value"] = {part: x.reshape(*x.shape[:-2], 4, 32) for part, x in attention["value"].items()}
+    attention["out"]["kernel"] = attention["out"]["kernel"].reshape(4, 4, 32, 128)
+    tokens = np.arange(2 * 16, dtype=np.int32).reshape(2, 16) * 7 % 512
+    outputs = [m.merge((p, statistics))(tokens)[0] for m, p in ((narrow, params), (wide, joined))]
+    np.testing.assert_allclose(*outputs, atol=1e-5)
