@@ -30,7 +30,7 @@ from leanformer.analysis.proxies import Base
 from leanformer.analysis.shapes import Costs, Shape
 from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import ConfigDict
-from leanformer.config.common import listed_per_layer
+from leanformer.config.architectures import listed_per_layer
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.sweeps.runs import parse_assignment

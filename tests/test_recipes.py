@@ -16,18 +16,14 @@ ATTENTION = '''
 import jax
 import jax.numpy as jnp
 
-from leanformer.config.declare import dataclass, types_of
+from leanformer.config.attention import LinearKeys
+from leanformer.config.declare import types_of
 from leanformer.layers.masks import EVAL_CONTEXT
 from leanformer.layers.multihead import MultiHeadAttention
 
 
-@dataclass(frozen=True)
-class Keys:
-    floor: float | None = None  # added to the weights of attention="linear"; 0 if unset
-
-
 class LinearAttention(MultiHeadAttention):
-    options = types_of(Keys)
+    options = types_of(LinearKeys)
     masks = ()
 
     def __init__(self, width, num_heads, head_dim, value_dim=None, *, floor=0.0, **common):
@@ -69,8 +65,7 @@ FAMILY = '''
 
 from flax import nnx
 
-from leanformer.config.common import ImageKeys
-from leanformer.config.declare import dataclass
+from leanformer.config.architectures import PlainVitKeys
 from leanformer.layers.stack import Stack
 from leanformer.layers.masks import Context
 from leanformer.layers.convolution import PatchConv
@@ -78,13 +73,8 @@ from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
 
 
-@dataclass(frozen=True)
-class Keys(ImageKeys):
-    patch_size: int = 7  # side of a patch
-
-
 class Model(Family):
-    keys = Keys
+    keys = PlainVitKeys
 
     def __init__(self, keys, blocks, *, rngs):
         self.patches = PatchConv(keys.channels, blocks.width, keys.patch_size, first=True, rngs=rngs)
@@ -116,7 +106,15 @@ def get_config():
     c.probe.update(examples=4, every=100)
     return c
 '''
+KEYS = "@dataclass(frozen=True)\nclass {}:\n    {}  # {}\n\n\n"
+LINEAR = KEYS.format("LinearKeys", "floor: float | None = None", "added to the weights; 0 if unset")
+PLAIN = KEYS.format("PlainVitKeys(ImageKeys)", "patch_size: int = 7", "side of a patch")
 REGISTRIES = {
+    "leanformer/config/attention.py": (("OPTIONS = (", LINEAR), ("InterventionKeys, LatentKeys", "LinearKeys, ")),
+    "leanformer/config/architectures.py": (
+        ("ARCHITECTURES: d", PLAIN),
+        ('    "vit": V', '    "plain": PlainVitKeys,\n'),
+    ),
     "leanformer/layers/model_base.py": (
         ("from leanformer.layers.latent", "from leanformer.layers.linear import LinearAttention\n"),
         ('"nystrom": NystromAttention', '"linear": LinearAttention, '),
@@ -130,7 +128,7 @@ REGISTRIES = {
 
 @pytest.fixture(scope="module")
 def package_copy(tmp_path_factory):
-    """Return a copy of the package and configs with four new files, and two new lines in each of two registries."""
+    """Return a copy of the package and configs with four new files, and new lines in four registries."""
     folder = tmp_path_factory.mktemp("copy")
     for name in ("leanformer", "configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

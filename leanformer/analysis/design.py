@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from leanformer.config.common import listed_per_layer
+from leanformer.config.architectures import listed_per_layer
 from leanformer.errors import ConfigError
 
 

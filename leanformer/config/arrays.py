@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from leanformer.config import common, declare
+from leanformer.config import architectures, common, declare
 from leanformer.config.declare import ConfigDict, Literal, dataclass, field
 from leanformer.config.rules import check_classes, check_length, require
 
@@ -72,7 +72,7 @@ def base() -> ConfigDict:
 
 def model(name: str, **values: Any) -> ConfigDict:
     """Return the section `model` of a config of images, by default with drop_path=0.1; see `model_section`."""
-    return common.model_section(name, **{"drop_path": 0.1} | values)
+    return architectures.model_section(name, **{"drop_path": 0.1} | values)
 
 
 def check_images(c: Any) -> None:
@@ -144,7 +144,7 @@ def sequences() -> ConfigDict:
     'sequences'
     """
     c = declare.section(Sequences())
-    c.model = common.model_section("nystromformer", dropout=0.1)
+    c.model = architectures.model_section("nystromformer", dropout=0.1)
     return c.lock()
 
 
@@ -217,7 +217,7 @@ def points() -> ConfigDict:
     'points'
     """
     c = declare.section(Points())
-    c.model = common.model_section("encoder", mlp_dim=2048)
+    c.model = architectures.model_section("encoder", mlp_dim=2048)
     return c.lock()
 
 

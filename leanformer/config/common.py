@@ -1,16 +1,8 @@
-"""Config keys of all tasks, and of the blocks of all models. A comment beside a key is its help text."""
+"""Config keys of all tasks. A comment beside a key is its help text."""
 
-import functools
-from collections.abc import Mapping
-from typing import Any
-
-from leanformer.config import declare
-from leanformer.config.declare import ConfigDict, Literal, Size, dataclass, field
-from leanformer.errors import ConfigError
+from leanformer.config.declare import ConfigDict, Literal, dataclass, field
 
 
-MODELS, LAYERS = declare.PACKAGE / "models", declare.PACKAGE / "layers"
-PER_LAYER = ("num_heads", "head_dim", "value_dim", "mlp_dim", "num_kv_heads")  # keys of the section model
 Dtype = Literal["bfloat16", "float32"]
 
 
@@ -108,7 +100,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Common:
-    """Keys of all tasks; a task declares further ones and its defaults. The section `model` follows below."""
+    """Keys of all tasks; a task declares further ones and its defaults. The section `model` is in architectures.py."""
 
     task: str = ""  # training task: a registry entry of leanformer/tasks
     seed: int = 0  # random seed of initial weights, data order, augmentation, mixup and drop path
@@ -138,110 +130,3 @@ class Common:
     probe: Probe = Probe()
     init_from: InitFrom = InitFrom()
     mesh: Mesh = Mesh()
-
-
-@dataclass(frozen=True)
-class BlockKeys:
-    """Keys of the section `model` of all architectures, which declare their own, and other defaults, in `Keys`."""
-
-    name: str = ""  # model architecture: a module of leanformer/models
-    width: Size = 768  # embedding dimension of a token; one number per stage in architectures with stages
-    depth: Size = 12  # number of blocks; one number per stage in architectures with stages
-    # number of attention heads, or one per layer, as (4,4,8); one per stage in architectures with stages
-    num_heads: Size = 12
-    head_dim: Size = 64  # head dimension of queries and keys, independent of model.width; also per layer or stage
-    value_dim: Size | None = None  # head dimension of values; also per layer or stage; model.head_dim if unset
-    mlp_dim: Size | None = 3072  # hidden dimension of the MLP; also per layer or stage
-    attention: str = "softmax"  # attention type: "softmax" or another entry of leanformer/layers/model_base.py
-    # stochastic-depth rate of the last block; the architecture defines how the rate rises over the blocks
-    drop_path: float = 0.0
-    # activations recomputed in the backward pass: "none"; "light", norms, GELU and attention matrices (less memory at
-    # little or no time); "block", everything (least memory at about a third more time)
-    remat: Literal["none", "light", "block"] = "light"
-    # layers per iteration of the scan over layers; larger values run faster and compile longer; if unset, 1, and on a
-    # single GPU all layers of models of one stage and up to 12 layers
-    unroll: int | None = None
-    # attention implementation; "auto" selects one, which is logged at start
-    backend: Literal["auto", "xla", "cudnn", "naive"] = "auto"
-
-
-@dataclass(frozen=True)
-class ImageKeys(BlockKeys):
-    """Keys of all architectures of images."""
-
-    mlp_dim: Size = 3072
-    image_size: int | tuple[int, int] = 224  # image side in pixels, or (height, width)
-    channels: Literal[1, 3] = 3  # number of image channels: 3 (RGB) or 1 (grey)
-    # number of classes (model outputs); 0 = as many as the training split names
-    num_classes: int = 1000
-
-
-@dataclass(frozen=True)
-class PlainKeys(BlockKeys):
-    """Keys of architectures whose blocks are `layers.blocks.Block`, and that do not read images."""
-
-    width: int = 768
-    depth: int = 12
-    # initial value of the learned per-channel scales of each residual branch (LayerScale); none if unset
-    layer_scale: float | None = None
-    mlp_sigma_reparam: bool | None = None  # True: MLP matrices are reparametrised as γ·W/σ₁(W), with learned γ
-
-
-@dataclass(frozen=True)
-class TextKeys(PlainKeys):
-    """Keys of architectures of texts."""
-
-    mlp_dim: Size = 3072
-    vocabulary: int = 50257  # vocabulary size: one more than the largest token id
-    max_length: int = 1024  # sequence length: tokens of a row
-    # True: rows of whole documents that do not attend to each other; False: windows of the token stream
-    packed: bool = False
-    norm: str = "layernorm"  # norm type: "layernorm" or "rmsnorm", see leanformer/layers/norms.py
-    epsilon: float = 1e-5  # epsilon of all norms, except for queries, keys and latents
-    activation: str = "gelu"  # activation function of the MLP, see leanformer/layers/blocks.py
-    gated: bool = False  # True: gated MLP, activation(gate) x up
-    mlp_bias: bool = True  # True: the linear layers of the MLP have biases
-    qkv_bias: bool = True  # True: query, key and value projections have biases
-    dropout: float = 0.0  # dropout rate of embeddings, residual branches and the MLP's hidden layer
-
-
-def architectures() -> list[str]:
-    return sorted(file.stem for file in MODELS.glob("[a-z]*.py"))
-
-
-@functools.cache
-def keys_of(name: str) -> Any:
-    """Return the declaration of the keys of an architecture."""
-    if name not in architectures():
-        raise ConfigError(f'model.name="{name}": unknown architecture. Choose one of: {", ".join(architectures())}.')
-    return declare.declared_in(MODELS / f"{name}.py", globals())
-
-
-@functools.cache
-def attention_keys() -> list[Any]:
-    """Return the declarations of the options of all attention types."""
-    files = (file for file in sorted(LAYERS.glob("*.py")) if "\nclass Keys" in file.read_text(encoding="utf-8"))
-    return [declare.declared_in(file, globals()) for file in files]
-
-
-def model_section(name: str, **values: Any) -> ConfigDict:
-    """Return the section `model`: an architecture's defaults, overridden by `values`, and unset attention options."""
-    m = declare.section(keys_of(name)(name=name))
-    for options in attention_keys():
-        m.update(declare.section(options()))
-    m.update(values)
-    return m
-
-
-def model_meanings(name: str) -> dict[str, str]:
-    """Return {dotted key: meaning} of the section `model` of an architecture."""
-    texts: dict[str, str] = {}
-    for keys in (keys_of(name), *attention_keys()):
-        texts |= {key: text for key, text in declare.meanings(keys, "model.").items() if key not in texts}
-    return texts
-
-
-def listed_per_layer(m: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return {key: numbers} of the sizes that a section `model` gives per layer; {} for an architecture with stages."""
-    several = {name: m[name] for name in PER_LAYER if isinstance(m.get(name), tuple | list)}
-    return {name: tuple(sizes) for name, sizes in several.items()} if isinstance(m.get("depth"), int) else {}

@@ -2,10 +2,11 @@
 
 import ast
 import functools
+import inspect
 import io
 import math
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,9 +18,8 @@ from ml_collections.config_dict import placeholder
 from leanformer.errors import ConfigError
 
 
-__all__ = ["ConfigDict", "Literal", "Size", "check", "dataclass", "declared_in", "field", "meanings", "section"]
+__all__ = ["ConfigDict", "Literal", "Size", "check", "dataclass", "field", "meanings", "section"]
 
-PACKAGE = Path(__file__).parents[1]
 Size = int | tuple[int, ...]  # one number, or one per layer
 
 
@@ -103,8 +103,8 @@ def meanings(declaration: Any, prefix: str = "") -> dict[str, str]:
     result: dict[str, str] = {}
     for cls in reversed(declaration.__mro__):
         if is_dataclass(cls):
-            file = PACKAGE.parent.joinpath(*cls.__module__.split(".")).with_suffix(".py")
-            result |= {f"{prefix}{key}": text for key, text in _comments(file)[cls.__name__].items()}
+            texts = _comments(inspect.getfile(cls))[cls.__name__]
+            result |= {f"{prefix}{key}": text for key, text in texts.items()}
     for key in fields(declaration):
         if is_dataclass(key.type):
             result |= meanings(key.type, f"{prefix}{key.name}.")
@@ -114,9 +114,9 @@ def meanings(declaration: Any, prefix: str = "") -> dict[str, str]:
 
 
 @functools.cache
-def _comments(file: Path) -> dict[str, dict[str, str]]:
+def _comments(file: str) -> dict[str, dict[str, str]]:
     """Return {class: {field: the comment behind it, or else the lines of comments above it}} of a file."""
-    source = file.read_text(encoding="utf-8")
+    source = Path(file).read_text(encoding="utf-8")
     found = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
     comments = {t.start[0]: t.string.lstrip("# ") for t in found}
     alone = {t.start[0] for t in found if t.line.lstrip().startswith("#")}
@@ -131,15 +131,3 @@ def _comments(file: Path) -> dict[str, dict[str, str]]:
                 if text := comments.get(node.end_lineno or 0) or " ".join(above):
                     texts[ast.unparse(node.target)] = text
     return result
-
-
-def declared_in(file: Path, names: Mapping[str, Any]) -> Any:
-    """Return the class `Keys` of a file, or None, without importing the file: JAX would delay `--help`."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == "Keys":
-            module = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
-            namespace = {**globals(), **names, "__name__": module}
-            exec(compile(ast.Module([node], []), str(file), "exec"), namespace)
-            return namespace["Keys"]
-    return None

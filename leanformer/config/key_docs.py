@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import config
-from leanformer.config import common, declare
+from leanformer.config import architectures, common, declare
 from leanformer.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ SYNONYMS = {  # words of other libraries, and parts of the names that the keys h
 def help_texts(c: Any) -> dict[str, str]:
     """Return {dotted key: meaning} of the keys of a config."""
     keys = config.KINDS[c.task].keys if c.task in config.KINDS else common.Common
-    return declare.meanings(keys) | (common.model_meanings(c.model.name) if "model" in c else {})
+    return declare.meanings(keys) | (architectures.model_meanings(c.model.name) if "model" in c else {})
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
@@ -73,8 +73,8 @@ def defaults() -> Iterator[tuple[str, ConfigDict]]:
     for task, kind in config.KINDS.items():
         function: Any = kind.defaults
         yield f'task="{task}" ({kind.name}), with the defaults of config.{function.__name__}():', kind.defaults()
-    for name in common.architectures():
-        if issubclass(common.keys_of(name), common.ImageKeys):
+    for name, keys in architectures.ARCHITECTURES.items():
+        if issubclass(keys, architectures.ImageKeys):
             c = ConfigDict({"task": "images"})
             c.model = config.model(name)
             yield f'model.name="{name}":', c

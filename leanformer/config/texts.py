@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from leanformer.config import common, declare
+from leanformer.config import architectures, common, declare
 from leanformer.config.declare import ConfigDict, Literal, dataclass
 from leanformer.config.rules import check_length, require
 
@@ -72,7 +72,7 @@ def language() -> ConfigDict:
     'language'
     """
     c = declare.section(Language())
-    c.model = common.model_section(
+    c.model = architectures.model_section(
         "gpt", width=512, depth=12, num_heads=12, head_dim=42, mlp_dim=2048, max_length=64, dropout=0.2
     )
     c.model.update(activation="relu", qkv_bias=False, tied=False, head_bias=True)
@@ -95,7 +95,7 @@ def masked() -> ConfigDict:
 
 def bert(**values: Any) -> ConfigDict:
     """Return the section `model` of Cramming's BERT, with changed `values`."""
-    m = common.model_section(
+    m = architectures.model_section(
         "bert", width=768, depth=16, num_heads=12, head_dim=64, mlp_dim=1536, vocabulary=32768, max_length=128
     )
     m.update(positions="sinusoidal", post_norm=False, gated=True, mlp_bias=False, qkv_bias=False, out_bias=False)

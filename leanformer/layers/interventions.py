@@ -13,24 +13,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from leanformer.config.declare import Literal, dataclass
+from leanformer.config.attention import InterventionKeys
 from leanformer.config.rules import require
 from leanformer.layers.attention import Projection
 
 
 FLOOR = 1e-6  # smallest value of a spectrum, relative to the largest; smaller values are clamped
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Options of attention that change its conditioning; no effect if unset."""
-
-    spectral: float | None = None  # λ of the constant λI added to the query, key and value matrices; 0 if unset
-    # initialisation of the query, key and value matrices; "spectral" adds U·σ₁·Vᵀ to the default one
-    qkv_init: Literal["orthogonal", "spectral"] | None = None
-    # matrices that model.spectral and model.qkv_init act on: a subset of "qkv", such as "qk"; "qkv" if unset
-    levers_on: str | None = None
-    sigma_reparam: bool | None = None  # True: attention matrices are reparametrised as γ·W/σ₁(W), with learned γ
 
 
 def effective(
@@ -133,7 +121,9 @@ def modified_init(kind: str, base: nnx.Initializer) -> nnx.Initializer:
     return init
 
 
-def intervene(options: Keys, name: str, linear: functools.partial[nnx.Module]) -> functools.partial[nnx.Module]:
+def intervene(
+    options: InterventionKeys, name: str, linear: functools.partial[nnx.Module]
+) -> functools.partial[nnx.Module]:
     """Return the constructor of the projection "query", "key", "value" or "out" with the options that act on it."""
     on = options.levers_on
     if on is not None:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from leanformer.config.declare import dataclass, types_of
+from leanformer.config.attention import LatentKeys
+from leanformer.config.declare import types_of
 from leanformer.config.rules import require
 from leanformer.layers import norms
 from leanformer.layers.multihead import MultiHeadAttention
@@ -18,15 +19,6 @@ from leanformer.runtime.mesh import REPLICATED, over_heads
 
 
 SHARED_OPTIONS = ("rotary", "rotary_width", "logit_scale", "temperature", "soft_cap", "out_bias", "attention_dropout")
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Options of attention="latent" besides SHARED_OPTIONS of attention="softmax"."""
-
-    kv_rank: int | None = None  # channels of the latent that keys and values are computed from
-    query_rank: int | None = None  # channels of the latent that queries are computed from; no query latent if unset
-    latent_norm: str | None = None  # norm of the key-value and query latents; none if unset
 
 
 class LatentAttention(MultiHeadAttention):
@@ -42,7 +34,9 @@ class LatentAttention(MultiHeadAttention):
     rotary_width); `out` as in `MultiHeadAttention`; biases likewise; and a norm of each latent if configured.
     """
 
-    options = MappingProxyType(types_of(Keys) | {name: MultiHeadAttention.options[name] for name in SHARED_OPTIONS})
+    options = MappingProxyType(
+        types_of(LatentKeys) | {name: MultiHeadAttention.options[name] for name in SHARED_OPTIONS}
+    )
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from leanformer.config import declare
-from leanformer.config.common import PER_LAYER, BlockKeys
+from leanformer.config.architectures import PER_LAYER, BlockKeys
 from leanformer.config.rules import require
 from leanformer.layers.blocks import BlockConfig, MlpConfig
 from leanformer.layers.latent import LatentAttention
@@ -21,7 +21,7 @@ from leanformer.layers.stack import list_groups
 
 
 # Attention types by the names of `model.attention`: modules like `MultiHeadAttention`, with two class attributes:
-# `options`, their keys of config.model with types, declared in `Keys` of their file, and `masks`, the supported parts.
+# `options`, their keys of config.model with types, declared in config/attention.py, and `masks`, the supported parts.
 ATTENTIONS = types.MappingProxyType(
     {"softmax": MultiHeadAttention, "latent": LatentAttention, "nystrom": NystromAttention}
 )

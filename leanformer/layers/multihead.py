@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from leanformer.config.declare import Size, dataclass, types_of
+from leanformer.config.attention import InterventionKeys, SoftmaxKeys
+from leanformer.config.declare import types_of
 from leanformer.config.rules import require
 from leanformer.layers.attention import Projection, attend, normal, pad_to_even
-from leanformer.layers.interventions import Keys as Interventions
 from leanformer.layers.interventions import intervene
 from leanformer.layers.masks import EVAL_CONTEXT, PARTS, UNMASKED, Context
 from leanformer.layers.positions import QueryKeyTransform
@@ -28,26 +28,7 @@ from leanformer.runtime.mesh import REPLICATED, over_heads, over_key_heads
 DROPOUT_KEY = 3  # index of the random key of attention dropout; a block uses 0 to 2 for its own dropout
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Options of attention="softmax"; no effect if unset."""
-
-    # number of key and value heads, each shared by several query heads, or one per layer; model.num_heads if unset
-    num_kv_heads: Size | None = None
-    logit_scale: float | None = None  # factor of the attention logits q·k; 1/√head_dim if unset
-    temperature: bool | None = None  # True: each head has a learned factor of its attention logits
-    soft_cap: float | None = None  # soft cap c of the attention logits: logit becomes c·tanh(logit / c)
-    # dropout rate of attention weights in training; not supported by cuDNN's kernel
-    attention_dropout: float | None = None
-    qk_norm: str | None = None  # norm of each head's queries and keys: "rmsnorm", "layernorm", "unit"; none if unset
-    rotary: float | None = None  # base of rotary positions, for example 10000.0; no rotary positions if unset
-    rotary_width: int | None = None  # channels of each head that rotary positions rotate; all if unset
-    out_bias: bool | None = None  # False: the attention output projection has no bias
-    # number of attention modules per layer, each with separate heads, whose outputs are averaged; 1 if unset
-    modules: int | None = None
-
-
-OPTIONS = types_of(Keys) | types_of(Interventions)
+OPTIONS = types_of(SoftmaxKeys) | types_of(InterventionKeys)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -75,7 +56,7 @@ class MultiHeadAttention(nnx.Module):
         qkv_bias, out_bias: True for biases of the query, key and value projections, and of the output projection.
         backend: resolved attention backend, "xla", "cudnn" or "naive", see `attention.attend`.
         kernel_init: initialiser of the matrices.
-        interventions: spectral, qkv_init, levers_on, sigma_reparam, see `interventions.Keys`.
+        interventions: spectral, qkv_init, levers_on, sigma_reparam, see `InterventionKeys`.
 
     Attributes:
         options: {key of config.model: type} of the options; `masks`: names of the supported parts of a `masks.Mask`.
@@ -133,7 +114,7 @@ class MultiHeadAttention(nnx.Module):
         self.process = QueryKeyTransform(head_dim, *settings, dtype=dtype, rngs=rngs) if processed else None
         linear = functools.partial(self.projection, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
         shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
-        self.interventions = Interventions(**interventions)
+        self.interventions = InterventionKeys(**interventions)
         self.make_projections(linear, width, shapes, qkv_bias)
         out = functools.partial(intervene(self.interventions, "out", linear), axis=(-2, -1), use_bias=out_bias)
         self.out: Any = out((num_heads, value_dim), width, kernel_metadata=over_heads(-3))

@@ -9,27 +9,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from leanformer.config.declare import Literal, dataclass, types_of
+from leanformer.config.attention import InterventionKeys, NystromKeys
+from leanformer.config.declare import types_of
 from leanformer.config.rules import require
 from leanformer.layers.attention import attend, fan_in, probabilities
-from leanformer.layers.interventions import Keys as Interventions
 from leanformer.layers.masks import EVAL_CONTEXT, PADDING, UNMASKED, Context, Mask, check_supported
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime.mesh import REPLICATED
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Options of attention="nystrom"."""
-
-    landmarks: int | None = None  # number of landmarks of attention="nystrom"; 64 if unset
-    iterations: int | None = None  # iterations of Nyström attention's pseudo-inverse; 6 if unset
-    # kernel size (taps) of the convolution over the values in Nyström attention; 0 = none; 35 if unset
-    convolution: int | None = None
-    # initial scale of Nyström attention's pseudo-inverse, "batch" as in the original; "matrix" if unset
-    scale: Literal["matrix", "batch"] | None = None
-    # padding tokens in Nyström attention, "zeros" as in the original; "masked" if unset
-    padding: Literal["masked", "zeros"] | None = None
 
 
 def landmark_tokens(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
@@ -123,7 +109,7 @@ class NystromAttention(MultiHeadAttention):
     (1, 16, 12)
     """
 
-    options = MappingProxyType(types_of(Keys) | types_of(Interventions))
+    options = MappingProxyType(types_of(NystromKeys) | types_of(InterventionKeys))
     masks = PADDING
 
     def __init__(

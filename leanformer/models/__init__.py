@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from leanformer.config.common import keys_of
+from leanformer.config.architectures import keys_of
 from leanformer.layers.model_base import Family
 
 

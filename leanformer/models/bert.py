@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from leanformer.config.common import TextKeys
-from leanformer.config.declare import Literal, dataclass
+from leanformer.config.architectures import BertKeys
 from leanformer.config.rules import require
 from leanformer.layers.attention import dropout, dropout_embeddings, normal
 from leanformer.layers.blocks import ACTIVATIONS, BlockConfig
@@ -28,25 +27,6 @@ from leanformer.layers.positions import check_length, sinusoidal_embeddings, tok
 from leanformer.layers.stack import Stack
 
 
-@dataclass(frozen=True)
-class Keys(TextKeys):
-    """Keys of model.name="bert"; the defaults are the published BERT-base."""
-
-    vocabulary: int = 30522
-    max_length: int = 512
-    epsilon: float = 1e-12
-    post_norm: bool = True  # True: norms follow the residual sums, as in BERT; False: norms precede attention and MLP
-    # position embeddings: "sinusoidal" with a learned scale, initially 1/√D; "learned" as in BERT; "none" with
-    # model.rotary
-    positions: Literal["learned", "sinusoidal", "none"] = "learned"
-    types: int | None = None  # number of token types (segments), 2 in BERT; none if unset
-    transform: bool = False  # True: a dense layer and a norm precede the output head, as in BERT
-    head_bias: bool = False  # True: the output head, tied to the token embeddings, has a bias, as in BERT
-    num_classes: int | None = None  # number of classes; 1 = regression; the head of token logits if unset
-    pool: Literal["first", "mean"] = "first"  # input of the classifier: "first" token, or "mean" over valid tokens
-    pooler_dim: int | None = None  # output dimension of the dense layer with tanh before the classifier; none if unset
-
-
 class Model(Family):
     """BERT with token logits as outputs; with `num_classes`, class logits or regression values.
 
@@ -54,7 +34,7 @@ class Model(Family):
     input.
     """
 
-    keys = Keys
+    keys = BertKeys
     no_decay = ("pos_embed", "pos_scale", "type_embed", "head_bias", "gamma1", "gamma2")
     classifiers = ("head", "pooler", "transform", "transform_norm", "head_bias")
 
@@ -62,7 +42,7 @@ class Model(Family):
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         return ("segments",) if arguments.get("packed", False) else ("lengths",)
 
-    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, keys: BertKeys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         num_classes, pooler_dim, width = keys.num_classes, keys.pooler_dim, blocks.width
         for name in ("transform", "head_bias") if num_classes else ("pooler_dim",):
             value = getattr(keys, name)

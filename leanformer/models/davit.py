@@ -17,8 +17,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.common import ImageKeys
-from leanformer.config.declare import dataclass
+from leanformer.config.architectures import DavitKeys
 from leanformer.layers.blocks import Block, BlockConfig, drop_path
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
@@ -178,22 +177,6 @@ class Downsample(nnx.Module):
         return self.conv(jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, x.shape[2] % 2), (0, 0))))
 
 
-@dataclass(frozen=True)
-class Keys(ImageKeys):
-    """Keys of model.name="davit"; the defaults are DaViT-T. A depth counts units of two blocks."""
-
-    width: tuple[int, ...] = (96, 192, 384, 768)
-    depth: tuple[int, ...] = (1, 1, 3, 1)
-    num_heads: tuple[int, ...] = (3, 6, 12, 24)
-    head_dim: tuple[int, ...] = (32, 32, 32, 32)
-    value_dim: tuple[int, ...] | None = None
-    mlp_dim: tuple[int, ...] = (384, 768, 1536, 3072)
-    # head dimension of the attention between channels, one number per stage; model.head_dim if unset
-    channel_head_dim: tuple[int, ...] | None = None
-    window_size: int = 7  # side of an attention window, in tokens
-    qkv_bias: bool = True  # True: query, key and value projections have biases
-
-
 class Model(Family):
     """DaViT for classification; no shape depends on `image_size`.
 
@@ -203,12 +186,12 @@ class Model(Family):
     linearly from 0 over the units of all stages.
     """
 
-    keys = Keys
+    keys = DavitKeys
     attentions = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystrom})
     staged = True
     fixed = MappingProxyType({"epsilon": EPSILON})
 
-    def __init__(self, keys: Keys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
+    def __init__(self, keys: DavitKeys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
         dtype, widths, depths = blocks[0].dtype, [stage.width for stage in blocks], [stage.depth for stage in blocks]
         self.dtype, self.stages = dtype, len(blocks)
 

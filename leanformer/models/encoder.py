@@ -13,8 +13,7 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.common import PlainKeys
-from leanformer.config.declare import Literal, Size, dataclass
+from leanformer.config.architectures import EncoderKeys
 from leanformer.config.rules import require
 from leanformer.layers.attention import fan_in, normal
 from leanformer.layers.blocks import BlockConfig
@@ -26,40 +25,13 @@ from leanformer.layers.positions import check_length, prepend
 from leanformer.layers.stack import Stack
 
 
-@dataclass(frozen=True)
-class Keys(PlainKeys):
-    """Keys of model.name="encoder"; the defaults are the model of Amsel et al."""
-
-    width: int = 64
-    depth: int = 1
-    num_heads: Size = 1  # number of attention heads per attention module
-    mlp_dim: Size | None = None  # hidden dimension of the MLP; no MLP if unset
-    inputs: int | None = None  # dimension of a vector, read by a linear layer; vectors are the tokens if unset
-    outputs: int | None = None  # dimension of an output, computed by a linear layer; tokens are the output if unset
-    max_length: int | None = None  # number of learned positions; no positions if unset
-    causal: bool = False  # True: a token attends only to itself and the tokens before it
-    # output of the model: "none", one per token, or "token", one from a class token in front
-    pool: Literal["none", "token"] = "none"
-    norm: str = "unit"  # norm type: "unit", "layernorm" or "rmsnorm"
-    epsilon: float = 1e-5  # epsilon of all norms
-    # True: norms follow each residual sum; False: they precede attention and MLP, with one at the end
-    post_norm: bool = True
-    activation: str = "relu"  # activation function of the MLP, see leanformer/layers/blocks.py
-    gated: bool = False  # True: gated MLP, activation(gate) x up
-    # token graying: exponent ε applied to the spectrum of the tokens before the blocks; 1 if unset
-    graying: float | None = None
-    # spectrum that model.graying flattens: singular values, or cosine coefficients; "svd" if unset
-    graying_by: Literal["svd", "dct"] | None = None
-    remat: Literal["none", "light", "block"] = "none"
-
-
 class Model(Family):
     """Encoder of vectors, B T inputs, with one output vector per token (B T outputs) or one per example (B 1 outputs).
 
     Without `post_norm` there is one more norm at the end.
     """
 
-    keys = Keys
+    keys = EncoderKeys
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("read_out",)
     attentions = MappingProxyType({**ATTENTIONS, "softmax": AveragedAttention})
@@ -69,7 +41,7 @@ class Model(Family):
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         return ("causal",) if arguments.get("causal", False) else ()
 
-    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, keys: EncoderKeys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         pool, causal = keys.pool, keys.causal
         blind = causal and pool == "token"
         require(not blind, 'model.causal=True hides all tokens from the class token of model.pool="token". Unset one.')

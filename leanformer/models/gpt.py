@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from leanformer.config.common import TextKeys
-from leanformer.config.declare import Literal, dataclass
+from leanformer.config.architectures import GptKeys
 from leanformer.config.rules import require
 from leanformer.layers.attention import dropout_embeddings, normal
 from leanformer.layers.blocks import BlockConfig
@@ -27,29 +26,17 @@ from leanformer.layers.positions import check_length, token_positions
 from leanformer.layers.stack import Stack
 
 
-@dataclass(frozen=True)
-class Keys(TextKeys):
-    """Keys of model.name="gpt"; the defaults are the published GPT-2."""
-
-    # activation function of the MLP, "gelu_tanh" in GPT-2 as published, see leanformer/layers/blocks.py
-    activation: str = "gelu_tanh"
-    positions: Literal["learned", "none"] = "learned"  # position embeddings; "none" with model.rotary
-    tied: bool = True  # True: the token embeddings are also the output head
-    head_bias: bool = False  # True: the untied output head has a bias
-    head_cap: float | None = None  # soft cap c of the output logits, c tanh(logits / c); none if unset
-
-
 class Model(Family):
     """GPT language model."""
 
-    keys = Keys
+    keys = GptKeys
     no_decay = ("pos_embed", "gamma1", "gamma2")  # parameters exempt from weight decay, in addition to biases and norms
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         return ("causal", "segments") if arguments.get("packed", False) else ("causal",)
 
-    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, keys: GptKeys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         unused = keys.tied and keys.head_bias
         require(not unused, "model.head_bias=True: model.tied=True has no separate head. Unset one.")
         require(keys.head_cap is None or keys.head_cap > 0, f"model.head_cap={keys.head_cap} must be positive.")

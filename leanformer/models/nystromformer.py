@@ -20,8 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from leanformer.config.common import PlainKeys
-from leanformer.config.declare import Literal, Size, dataclass
+from leanformer.config.architectures import NystromformerKeys
 from leanformer.layers.attention import dropout_embeddings, fan_in, normal
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.masks import Context, Mask, Tap
@@ -33,28 +32,6 @@ from leanformer.layers.stack import Stack
 EPSILON = 1e-5  # of every norm, PyTorch's default
 
 
-@dataclass(frozen=True)
-class Keys(PlainKeys):
-    """Keys of model.name="nystromformer"."""
-
-    width: int = 64
-    depth: int = 2
-    num_heads: Size = 2
-    head_dim: Size = 32
-    mlp_dim: Size = 128
-    attention: str = "nystrom"
-    vocabulary: int = 32  # vocabulary size: one more than the largest token id
-    max_length: int = 2048  # number of positions; shorter examples are padded to it
-    num_classes: int = 10  # number of classes
-    towers: Literal[1, 2] = 1  # number of sequences per example that are encoded with shared weights: 2 for pairs
-    # input of the classifier: "mean" over valid tokens; "padded_mean" over all positions with padding as zeros, as in
-    # the original; or class "token"
-    pool: Literal["mean", "padded_mean", "token"] = "mean"
-    # True: token 0 counts as padding, as in the original, which thereby ignores black pixels
-    zero_is_padding: bool = False
-    dropout: float = 0.0  # dropout rate of embeddings, residual branches and the MLP's hidden layer
-
-
 class Model(Family):
     """Nyströmformer for classification of token sequences, or of pairs of sequences.
 
@@ -62,7 +39,7 @@ class Model(Family):
     batch of 2B, also for the attention's `scale="batch"`.
     """
 
-    keys = Keys
+    keys = NystromformerKeys
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")
     fixed = MappingProxyType({"epsilon": EPSILON, "kernel_init": fan_in})
 
@@ -70,7 +47,7 @@ class Model(Family):
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         return ("lengths", "keep") if arguments.get("zero_is_padding", False) else ("lengths",)
 
-    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, keys: NystromformerKeys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         self.towers, self.pool, self.zero_is_padding = keys.towers, keys.pool, keys.zero_is_padding
         self.max_length, self.dropout, self.dtype = keys.max_length, blocks.dropout, blocks.dtype
         width, mlp_dim = blocks.width, blocks.mlp.mlp_dim

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.common import ImageKeys
-from leanformer.config.declare import Literal, dataclass
+from leanformer.config.architectures import TntKeys
 from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig, MlpConfig
@@ -113,25 +112,6 @@ class TntBlock(nnx.Module):
         return (pixels, patches), {"inner": inner_taps, "outer": outer_taps}, None
 
 
-@dataclass(frozen=True)
-class Keys(ImageKeys):
-    """Keys of model.name="tnt"; the defaults are TNT-S."""
-
-    width: int = 384
-    depth: int = 12
-    num_heads: int = 6
-    head_dim: int = 64
-    value_dim: int | None = None
-    mlp_dim: int = 1536
-    patch_size: int = 16  # side of a patch in pixels, a whole multiple of model.pixel_stride
-    inner_width: int = 24  # embedding dimension of a pixel token
-    inner_heads: int = 4  # number of heads of the attention between pixels
-    inner_head_dim: int = 6  # head dimension of the attention between pixels
-    inner_mlp_dim: int = 96  # hidden dimension of the MLP of pixel tokens
-    pixel_stride: int = 4  # stride of the 7 x 7 convolution that computes pixel tokens
-    layout: Literal["original", "patchwise"] = "original"  # model variant, see leanformer/models/tnt.py
-
-
 class Model(Family):
     """Transformer in Transformer for classification.
 
@@ -139,12 +119,12 @@ class Model(Family):
     its M × M matrices are small.
     """
 
-    keys = Keys
+    keys = TntKeys
     no_decay = ("cls_token", "pos_embed", "pixel_pos")
     fixed = MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
     layered = False
 
-    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, keys: TntKeys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         patch_size, pixel_stride, inner_width = keys.patch_size, keys.pixel_stride, keys.inner_width
         width, dtype = blocks.width, blocks.dtype
         whole = patch_size % pixel_stride == 0

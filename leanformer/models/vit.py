@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.common import ImageKeys
-from leanformer.config.declare import Literal, dataclass
+from leanformer.config.architectures import VitKeys
 from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal
 from leanformer.layers.blocks import BlockConfig
@@ -24,35 +23,14 @@ from leanformer.layers.model_base import Family
 from leanformer.layers.stack import Stack
 
 
-@dataclass(frozen=True)
-class Keys(ImageKeys):
-    """Keys of model.name="vit"."""
-
-    width: int = 768
-    depth: int = 12
-    patch_size: int = 16  # side of a square patch, in pixels
-    # input of the classifier: "token", the class token, or "mean" over patches, without a class token
-    pool: Literal["token", "mean"] = "token"
-    epsilon: float = 1e-6  # epsilon of all norms; 1e-12 in most of Hugging Face's ViTs
-    # True: second class token and head as in DeiT; the mean of both heads is trained on the labels, without a teacher
-    distilled: bool = False
-    # initial value of the learned per-channel scales of each residual branch (LayerScale); none if unset
-    layer_scale: float | None = None
-    mlp_sigma_reparam: bool | None = None  # True: MLP matrices are reparametrised as γ·W/σ₁(W), with learned γ
-    # token graying: exponent ε applied to the spectrum of the tokens before the blocks; 1 if unset
-    graying: float | None = None
-    # spectrum that model.graying flattens: singular values, or cosine coefficients; "svd" if unset
-    graying_by: Literal["svd", "dct"] | None = None
-
-
 class Model(Family):
     """Vision Transformer for classification."""
 
-    keys = Keys
+    keys = VitKeys
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("head", "head_dist")
 
-    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, keys: VitKeys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         pool, distilled, patch_size = keys.pool, keys.distilled, keys.patch_size
         require(not distilled or pool == "token", 'model.distilled=True needs model.pool="token".')
         self.sides = image_sides(keys.image_size)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.common import ImageKeys
-from leanformer.config.declare import dataclass
+from leanformer.config.architectures import VoloKeys
 from leanformer.config.rules import image_sides, require
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig
@@ -148,27 +147,6 @@ class ClassBlock(nnx.Module):
         return jnp.concatenate([token, x[:, 1:]], axis=1), None, None
 
 
-@dataclass(frozen=True)
-class Keys(ImageKeys):
-    """Keys of model.name="volo"; the defaults are VOLO-D1."""
-
-    width: tuple[int, ...] = (192, 384, 384, 384)
-    depth: tuple[int, ...] = (4, 4, 8, 2)
-    num_heads: tuple[int, ...] = (6, 12, 12, 12)
-    head_dim: tuple[int, ...] = (32, 32, 32, 32)
-    value_dim: tuple[int, ...] | None = None
-    mlp_dim: tuple[int, ...] = (576, 1152, 1152, 1152)
-    patch_size: int = 8  # side of a token of stage 1 in pixels; tokens of later stages have twice the side
-    class_heads: int = 12  # number of heads of the class-attention blocks
-    class_head_dim: int = 32  # head dimension of the class-attention blocks
-    class_depth: int = 2  # number of class-attention blocks
-    class_mlp_dim: int | None = None  # hidden dimension of the class-attention MLP; as in the last stage if unset
-    stem_width: int = 64  # channels of the stem's convolutions
-    stem_stride: int = 2  # stride of the stem's first convolution, a divisor of model.patch_size
-    # True: the token-labelling head, trained on image labels: half its largest logits are added to the class logits
-    token_head: bool = True
-
-
 class Model(Family):
     """VOLO for classification.
 
@@ -177,12 +155,12 @@ class Model(Family):
     rises linearly from 0 over the blocks of all stages, but there is none in stage 1 and in the class-attention blocks.
     """
 
-    keys = Keys
+    keys = VoloKeys
     classifiers = ("head", "aux_head")
     no_decay = ("cls_token", "pos_embed")
     staged, fixed = True, MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
 
-    def __init__(self, keys: Keys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
+    def __init__(self, keys: VoloKeys, blocks: Sequence[BlockConfig], *, rngs: nnx.Rngs):
         patch_size, stem_stride = keys.patch_size, keys.stem_stride
         widths = tuple(stage.width for stage in blocks)
         shared = f"model.width={widths}: stages after the first share their tokens. Set one width for them."

@@ -16,8 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.common import ImageKeys
-from leanformer.config.declare import Size, dataclass
+from leanformer.config.architectures import XcitKeys
 from leanformer.config.rules import require
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig, Mlp, MlpConfig, drop_path, gelu, scaled
@@ -184,26 +183,6 @@ class ClassBlock(nnx.Module):
         return jnp.concatenate([token + scaled(branch, self.gamma2), 2 * patches], axis=1), None, None
 
 
-@dataclass(frozen=True)
-class Keys(ImageKeys):
-    """Keys of model.name="xcit"; the defaults are XCiT-S24."""
-
-    width: int = 384
-    depth: int = 24
-    num_heads: Size = 8
-    head_dim: Size = 48
-    mlp_dim: Size = 1536
-    attention: str = "cross_covariance"
-    # side of a patch in pixels, a power of 2: the stem has one convolution per halving; published: 16, 8
-    patch_size: int = 16
-    class_heads: int = 8  # number of heads of the class-attention blocks
-    class_head_dim: int = 48  # head dimension of the class-attention blocks
-    class_depth: int = 2  # number of class-attention blocks
-    class_mlp_dim: int | None = None  # hidden dimension of the class-attention MLP; model.mlp_dim if unset
-    layer_scale: float = 1e-5  # initial value of the learned per-channel scales; published: 1e-5 with 24 layers, else 1
-    tokens_norm: bool = True  # True: the second norm of class-attention blocks also normalises the patches
-
-
 class Model(Family):
     """XCiT for classification; no parameter depends on `image_size`.
 
@@ -211,11 +190,11 @@ class Model(Family):
     has one row, whose condition number is meaningless.
     """
 
-    keys = Keys
+    keys = XcitKeys
     no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")
     attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **ATTENTIONS})
 
-    def __init__(self, keys: Keys, blocks: BlockConfig, *, rngs: nnx.Rngs):
+    def __init__(self, keys: XcitKeys, blocks: BlockConfig, *, rngs: nnx.Rngs):
         patch_size, tokens_norm = keys.patch_size, keys.tokens_norm
         width, dtype, backend = blocks.width, blocks.dtype, blocks.attention.backend
         halves = patch_size > 1 and patch_size.bit_count() == 1

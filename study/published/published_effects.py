@@ -21,7 +21,7 @@ from typing import Any
 from leanformer import config
 from leanformer.analysis.design import Dimensions, model_dimensions
 from leanformer.analysis.shapes import set_up_without_data
-from leanformer.config.common import listed_per_layer
+from leanformer.config.architectures import listed_per_layer
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 

@@ -1,12 +1,11 @@
 """Help pages: the description of every key, from the comments at the defaults, and the pages of commands."""
 
-import importlib
-
 from commands import ROOT, run_in_process
 from messages import mentions
 
 from leanformer import config
-from leanformer.config import common, declare, key_docs
+from leanformer.config import attention, declare, key_docs
+from leanformer.config.architectures import ARCHITECTURES
 from leanformer.models import find_class
 
 
@@ -30,21 +29,21 @@ def test_every_key_of_every_config_has_a_description():
 def test_descriptions_are_the_comments_at_the_declarations():
     """A comment is at the end of the key's line, or above it if long; allowed values are added."""
     result = key_docs.help_texts(config.base())
-    lines = (ROOT / "leanformer" / "config" / "common.py").read_text().splitlines()
-    assert f"    seed: int = 0  # {result['seed']}" in lines
+    common, lines = (
+        (ROOT / f"leanformer/config/{name}.py").read_text().splitlines() for name in ("common", "architectures")
+    )
+    assert f"    seed: int = 0  # {result['seed']}" in common
     index = next(number for number, line in enumerate(lines) if line.startswith("    remat: "))
     above = " ".join(line.strip().removeprefix("# ") for line in lines[index - 2 : index])
     assert result["model.remat"] == f"{above} (Literal['none', 'light', 'block'])"
     assert key_docs.help_texts(config.sequences())["data.name"] != result["data.name"]
 
 
-def test_declarations_read_without_importing_their_files_equal_the_models():
-    for name in common.architectures():
-        imported = importlib.import_module(f"leanformer.models.{name}").Keys
-        assert vars(common.keys_of(name)()) == vars(imported())
-        assert declare.meanings(common.keys_of(name)) == declare.meanings(imported)
-    options = {name for keys in common.attention_keys() for name in declare.types_of(keys)}
-    kinds = [kind for name in common.architectures() for kind in find_class(name).attentions.values()]
+def test_every_declaration_belongs_to_a_model_or_an_attention():
+    assert {path.stem for path in (ROOT / "leanformer" / "models").glob("[a-z]*.py")} == {*ARCHITECTURES}
+    assert {name: find_class(name).keys for name in ARCHITECTURES} == ARCHITECTURES
+    options = {name for keys in attention.OPTIONS for name in declare.types_of(keys)}
+    kinds = [kind for name in ARCHITECTURES for kind in find_class(name).attentions.values()]
     assert options == {name for kind in kinds for name in kind.options}
 
 

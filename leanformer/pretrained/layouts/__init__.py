@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from leanformer.config.common import listed_per_layer
+from leanformer.config.architectures import listed_per_layer
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts import huggingface, timm
 from leanformer.pretrained.layouts.entries import Entry
