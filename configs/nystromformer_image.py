@@ -6,8 +6,7 @@ layers, 2 heads of dimension 32, 64 landmarks (0 for exact attention), d_model 6
 
 Command:   python -m leanformer.train --config=configs/nystromformer_image.py --workdir=DIR
            then python -m leanformer.evaluate --workdir=DIR --best --split=test
-Data:      cifar10 as TFDS has it (`prepare build`), in grey; or pixels:cifar10:<folder of the binary version>
-           with train_split train and eval_split val.
+Data:      cifar10 as TFDS has it (`prepare build`), in grey.
 Hardware:  one GPU; 256 x 1,024 tokens a step. Not measured.
 Expected:  test accuracy, as reported in Table 3: 2x2 37.2 %; 1x4 38.2 %. Their difference is 1.5 standard errors of
            9,984 test examples. The released Nyströmformer at 2x2 has 41.58 %, with exact attention 38.20 %.

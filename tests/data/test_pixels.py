@@ -1,7 +1,6 @@
-"""Pixels as tokens: CIFAR-10's binary files, image files in grey, the published Pathfinder images."""
+"""Pixels as tokens: images in grey, the published Pathfinder images."""
 
 import io
-import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -10,59 +9,30 @@ from messages import refuses
 from PIL import Image
 
 from leanformer.data.images.sources import Folder
-from leanformer.data.sequences.pixels import SPLITS, Cifar10, Pathfinder, Pixels
+from leanformer.data.sequences.pixels import SPLITS, Pathfinder, Pixels
 from leanformer.data.source import Source
 from leanformer.errors import CorruptExample, DataError
 
 
-SIZE = 10_000 * 3073
+class Colours(list):
+    """Source of images and labels."""
+
+    num_classes, classes = 10, None
+
+    def name(self, index):
+        return f"image {index}"
 
 
-def write_cifar(folder, records):
-    """Write the six files at full size, zero except for `records`: (file, record, label, red, green, blue)."""
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        with (folder / name).open("wb") as file:
-            file.truncate(SIZE)  # sparse file, needs no disk space
-            for _, record, label, *planes in (r for r in records if r[0] == name):
-                file.seek(record * 3073)
-                file.write(bytes([label]) + b"".join(np.asarray(plane, np.uint8).tobytes() for plane in planes))
-
-
-@pytest.fixture
-def cifar(tmp_path, rng):
-    places = ("data_batch_2", 17), ("data_batch_5", 4_999), ("data_batch_5", 5_000), ("test_batch", 9_999)
-    planes = rng.integers(0, 256, (4, 3, 32, 32))
-    records = [(f"{file}.bin", i, label, *planes[label - 6]) for label, (file, i) in enumerate(places, 6)]
-    write_cifar(tmp_path, records)
-    return tmp_path, records
-
-
-def test_cifar_splits(cifar):
-    folder, records = cifar
-    sources = {split: Cifar10(folder, split) for split in ("train", "val", "test")}
-    assert {split: len(source) for split, source in sources.items()} == {"train": 45_000, "val": 5_000, "test": 10_000}
-    places = (("train", 10_017), ("train", 44_999), ("val", 0), ("test", 9_999))
-    for (split, index), (file, number, label, red, green, blue) in zip(places, records, strict=True):
-        source = sources[split]
-        image = source[index]["image"]
-        assert isinstance(source, Source) and source[index]["label"] == label and image.dtype == np.uint8
-        np.testing.assert_array_equal(image, np.stack([red, green, blue], -1))
-        assert source.name(index) == f"{folder}/{file}, record {number}"
-    assert sources["train"][0]["label"] == 0 and not sources["train"][10_016]["image"].any()
-    assert len(pickle.dumps(sources["train"])) < 1000
-
-
-def test_cifar_as_grey_pixels(cifar):
-    folder, records = cifar
-    source = Pixels(Cifar10(folder, "val"))
+def test_colours_as_grey_pixels(rng):
+    image = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    source = Pixels(Colours([{"image": image, "label": 8}, {"image": np.zeros_like(image), "label": 0}]))
     tokens = source[0]["tokens"]
     assert isinstance(source, Source) and source.num_classes == 10 and source.vocabulary == 256
-    assert tokens.dtype == np.int32 and tokens.shape == (1024,) and source[0]["label"] == 8 and len(source) == 5_000
-    red, green, blue = (plane.ravel().tolist() for plane in records[2][3:])
+    assert tokens.dtype == np.int32 and tokens.shape == (1024,) and source[0]["label"] == 8 and len(source) == 2
     weights = Fraction(2989, 10_000), Fraction(587, 1_000), Fraction(114, 1_000)
-    exact = [sum(w * c for w, c in zip(weights, rgb, strict=True)) for rgb in zip(red, green, blue, strict=True)]
+    exact = [sum(w * c for w, c in zip(weights, rgb, strict=True)) for rgb in image.reshape(-1, 3).tolist()]
     assert tokens.tolist() == [int(grey / 255 * Fraction(511, 2)) for grey in exact]
-    assert source.name(0) == f"{folder}/data_batch_5.bin, record 5000"
+    assert source.name(0) == "image 0"
     assert not source[1]["tokens"].any()  # black pixels are token 0, at full length
 
 

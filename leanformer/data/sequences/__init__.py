@@ -13,7 +13,7 @@ import numpy as np
 
 from leanformer.data import images
 from leanformer.data.sequences import listops, texts
-from leanformer.data.sequences.pixels import Cifar10, Pathfinder, Pixels, grey
+from leanformer.data.sequences.pixels import Pathfinder, Pixels, grey
 from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs
 from leanformer.data.source import Kind, Source, find, listed_classes
 from leanformer.errors import ConfigError, CorruptExample, DataError
@@ -89,8 +89,6 @@ def _open_text(path: str, split: str, spec: SourceSpec) -> LabelledText:
 
 def _open_pixels(name: str, split: str, spec: SourceSpec) -> Pixels:
     size = _side(spec.length)
-    if name.startswith("cifar10:"):
-        return Pixels(Cifar10(name.removeprefix("cifar10:"), split), size)
     options = {"image_size": size, "channels": 3, "num_classes": spec.num_classes, "classes": spec.classes}
     return Pixels(images.open_images(name, split, dir=spec.dir, **options), size)
 
@@ -127,11 +125,7 @@ KINDS = {  # by the part of `data.name` before the colon
         lambda path, split, spec: Pairs(Path(path).expanduser() / f"new_aan_pairs.{split}.tsv", spec.max_length),
         "the folder of the published new_aan_pairs.{train,eval,test}.tsv",
     ),
-    "pixels": Kind(
-        "pixels:<source>",
-        _open_pixels,
-        "cifar10:<folder of the binary version>, or any image source, such as pixels:tfds:cifar10",
-    ),
+    "pixels": Kind("pixels:<source>", _open_pixels, "any image source, such as pixels:tfds:cifar10"),
 }
 ENCODERS: Mapping[str, Callable[[Any, int], np.ndarray]] = {  # from the content of a file, and a number of tokens
     "listops": lambda raw, _: listops.encode(raw),

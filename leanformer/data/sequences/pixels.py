@@ -11,40 +11,6 @@ from leanformer.data.images.transforms import eval_transform
 from leanformer.errors import DataError
 
 
-class Cifar10:
-    """CIFAR-10 in its binary version, `data_batch_1.bin` to `_5.bin` and `test_batch.bin`.
-
-    Splits as in LRA, 45,000 `train`, 5,000 `val` and 10,000 `test`, but in the order of these files; LRA splits in the
-    order of TensorFlow Datasets, so its `val` has other images: `pixels:tfds:cifar10`, `train[:90%]`, `train[90%:]`.
-    """
-
-    num_classes = 10
-    classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    RECORD, RECORDS = 1 + 3 * 32 * 32, 10_000  # label, then red, green and blue planes; in a file
-
-    def __init__(self, folder: str | Path, split: str):
-        spans = {"train": (0, 45_000), "val": (45_000, 50_000), "test": (50_000, 60_000)}
-        self.folder, self.split, self._span = Path(folder).expanduser(), split, range(*spans[split])
-        if not (path := self._place(self._span[0])[0]).is_file():
-            raise DataError(f"{path} not found. Unpack cifar-10-binary.tar.gz.")
-
-    def _place(self, number: int) -> tuple[Path, int]:
-        file, record = divmod(number, self.RECORDS)
-        return self.folder / ("test_batch.bin" if file == 5 else f"data_batch_{file + 1}.bin"), record
-
-    def __len__(self) -> int:
-        return len(self._span)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        path, record = self._place(self._span[index])
-        data = np.fromfile(path, np.uint8, self.RECORD, offset=record * self.RECORD)
-        return {"image": data[1:].reshape(3, 32, 32).transpose(1, 2, 0), "label": int(data[0])}
-
-    def name(self, index: int) -> str:
-        path, record = self._place(self._span[index])
-        return f"{path}, record {record}"
-
-
 def grey(picture: bytes | np.ndarray, size: int) -> np.ndarray:
     """Return the grey values, 0 to 255, of an image's `size`² pixels in raster order, int32.
 
