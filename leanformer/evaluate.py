@@ -48,7 +48,9 @@ def main(flags: cli.Values) -> None:
         named = tasks.class_names(task.data.open(config.data.train_split))
     source = task.data.open(config.data.eval_split, named)
     restored = inference.restore_weights(workdir, run.model, flags.step, best=flags.best)
-    weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
+    weights = {"ema_": restored.ema} if restored.ema else {}
+    if restored.weights is not restored.ema:  # which they are in a folder that `convert` wrote from a run with EMA
+        weights = {"": restored.weights} | weights
     eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
     batches = evaluators.evaluation_batches(config, run.model, task.data, source)
     with timing.announce("Compiling the evaluation step, and evaluating"):

@@ -13,8 +13,8 @@ whether it is worse than the first with 95 % probability. Only architectures wit
 ranked: each size within its range, parameters at most 10 % outside. --extrapolate ranks the others in a separate table.
 Effects that the runs do not determine are listed. The learning rate is the config's, not tuned per architecture.
 
-Without runs nothing is ranked; the printed architectures are spread over all sizes. Published predictors are no better
-than counting parameters on three of six tables (study/shapes/planner.py).
+Without runs nothing is ranked; the printed architectures are spread over all sizes. On published tables no predictor
+wins everywhere, and the surface loses to counting parameters on one of six (study/shapes/planner.py).
 """
 
 import dataclasses

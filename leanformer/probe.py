@@ -10,7 +10,8 @@ python -m leanformer.probe --weights=FILE.safetensors|FOLDER [--num_heads=N] [--
                                              fixed num_heads x head_dim
 
 Prints tables, and writes them with shapes, theory and versions to DIR/probe.json, with plots in the same folder. The
-examples are the first of the evaluation split. Weights are not averaged (no EMA). Activations have the config's dtype.
+examples are the first of the evaluation split. The weights are those of
+training, not their average (EMA), which `convert` exports. Activations have the config's dtype.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,16 +28,15 @@ def iterate_models(model: Any, workdir: Path | None, flags: cli.Values) -> Itera
     from leanformer.training import inference
     from leanformer.training.checkpoint import is_run, steps_in
 
-    finite = not flags.allow_nonfinite
     if workdir is None:
         description = f"weights of {flags.weights}" if flags.weights else f"initialisation, seed {model.config.seed}"
-        yield 0, description, model.initial_weights(finite=finite)
+        yield 0, description, model.initial_weights()
         return
     steps: list[int | None] = [flags.step]
     if flags.all and is_run(str(workdir)):  # a folder that convert wrote has one
         steps = [*steps_in(workdir / "checkpoints")] or [None]  # restoring says that there is none
     for step in steps:
-        restored = inference.restore_weights(workdir, model, step, finite=finite)
+        restored = inference.restore_weights(workdir, model, step)
         yield restored.step, f"{workdir}, step {restored.step}", restored.weights
 
 
@@ -97,7 +97,6 @@ def draw(
     cli.Flag("examples", "Number of examples; by default config.probe.examples.", int),
     cli.Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
     cli.Flag("seeds", "Initialisations per number of heads (--heads).", int, default=3, minimum=1),
-    cli.Flag("allow_nonfinite", "Also probe weights that contain NaN or infinity.", bool, default=False),
     multi_process=True,
 )
 def main(flags: cli.Values) -> None:
@@ -110,7 +109,7 @@ def main(flags: cli.Values) -> None:
     if (flags.workdir is None) == (flags.config is None and flags.weights is None):
         raise ConfigError("Pass exactly one of --workdir=DIR, --config=FILE [--weights=FILE], and only --weights=FILE.")
     alone = flags.workdir is None and flags.config is None
-    unused = ("step", "all", "heads", "examples", "allow_nonfinite") if alone else ("num_heads", "kv_heads", "head_dim")
+    unused = ("step", "all", "heads", "examples") if alone else ("num_heads", "kv_heads", "head_dim")
     for name in (*unused, *(("step", "all") if flags.config is not None else ())):
         if getattr(flags, name):
             given = "--weights alone" if alone else "--workdir" if flags.config is None else "--config"

@@ -17,20 +17,18 @@ from leanformer.stored import open_lazily
 Tensors = dict[str, np.ndarray]
 
 
-def read(path: str | Path, *, finite: bool = True) -> Tensors:
+def read(path: str | Path) -> Tensors:
     """Read the tensors of safetensors weights; half precision becomes float32.
 
     Args:
         path: safetensors file, index of several such files, or folder with exactly one file or index.
-        finite: if true, raise for NaN and infinity.
 
     Raises:
         WeightsError: the file does not exist, is a pickle (which is never opened), damaged or truncated; the index
             names missing files; or values are not finite.
     """
     tensors = {name: stored() for name, stored in open_lazily(path).items()}
-    if finite:
-        check_finite(tensors, str(path))
+    check_finite(tensors, str(path))
     return tensors
 
 
@@ -60,5 +58,5 @@ def check_finite(tensors: Mapping[str, Any], source: str) -> None:
         more = f", and so do {len(bad) - 1} more of {len(tensors)} tensors" if len(bad) > 1 else ""
         raise WeightsError(
             f"{source}: {bad[0]} has {number:,} of {size:,} numbers that are not finite (NaN or infinity){more}. "
-            "Use an earlier checkpoint or other weights, or measure these with `probe --allow_nonfinite`."
+            "Use an earlier checkpoint or other weights, or measure these with `leanformer.watch_weights`."
         )

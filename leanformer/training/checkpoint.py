@@ -186,11 +186,11 @@ class Checkpoints:
 
         return self._load_newest(load, lambda restored: (restored.state.weights, restored.state.ema), step)
 
-    def restore_weights(self, like: Any = None, step: int | None = None, *, finite: bool = True) -> RestoredWeights:
+    def restore_weights(self, like: Any = None, step: int | None = None) -> RestoredWeights:
         """Return the weights of the newest readable checkpoint, or of `step`, without the rest of the training state.
 
         `like` has shapes, dtypes and shardings of (parameters, batch statistics); without it, arrays are NumPy's as
-        saved. Errors are as in `restore`; `finite=False` allows weights that are not finite.
+        saved. Errors are as in `restore`.
         """
 
         def load(path: Path) -> RestoredWeights:
@@ -206,10 +206,7 @@ class Checkpoints:
             ema = tuple(tree["ema"]) if tree["ema"] else None
             return RestoredWeights(int(path.name), tuple(tree[name] for name in WEIGHTS), ema)
 
-        def weights_of(restored: RestoredWeights) -> tuple[Any, Any]:
-            return (restored.weights, restored.ema) if finite else ((), None)
-
-        return self._load_newest(load, weights_of, step)
+        return self._load_newest(load, lambda restored: (restored.weights, restored.ema), step)
 
     def _load_newest[T](
         self, load: Callable[[Path], T], weights_of: Callable[[T], tuple[Any, Any]], step: int | None

@@ -45,13 +45,13 @@ class OpenRun(NamedTuple):
 
 
 def restore_weights(
-    workdir: Path, model: ModelSetup, step: int | None = None, *, best: bool = False, finite: bool = True
+    workdir: Path, model: ModelSetup, step: int | None = None, *, best: bool = False
 ) -> RestoredWeights:
     """Return the weights of a checkpoint: of `step`, the best by validation score, or the newest readable one.
 
     A folder that `convert` wrote from a run has the weights of one checkpoint. If they are EMA weights, both fields
     `weights` and `ema` of the result are these. Raises CheckpointError if the checkpoint does not exist, is damaged or
-    does not fit the model, WeightsError if the weights are not finite (allowed by `finite=False`).
+    does not fit the model, WeightsError if the weights are not finite.
     """
     exported = None if is_run(str(workdir)) else run_files.exported_weights(workdir)
     if exported is None:
@@ -59,11 +59,11 @@ def restore_weights(
             chosen = checkpoints.choose(step, best=best)
             only = chosen if best or step is not None else None
             with announce(f"Reading the checkpoint of {workdir}"):
-                return checkpoints.restore_weights(model.weights, only, finite=finite)
+                return checkpoints.restore_weights(model.weights, only)
     if best or step not in (None, exported["step"]):
         flag = "--best" if best else f"--step={step}"
         raise CheckpointError(f"{flag}: {workdir} has the weights of step {exported['step']} alone. Remove {flag}.")
-    weights = model.read_weights(str(workdir), "own", finite=finite)
+    weights = model.read_weights(str(workdir), "own")
     return RestoredWeights(exported["step"], weights, weights if exported["averaged"] else None)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.layers.convolution import patch_grid
 from leanformer.layers.stack import Stack
-from leanformer.runtime import files
+from leanformer.runtime import files, multihost
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.mesh import ParameterAxes
 from leanformer.tasks import Batch, Objective, Spec, Task
@@ -32,6 +33,10 @@ from leanformer.training.checkpoint import Checkpoints, is_run
 # Largest depth of a stack that a GPU runs without a loop over layers, if model.unroll is unset: a third fewer launches
 # and copies, at most 2 % more memory, for 1.5 to 3.2 times the seconds of compilation (four configs, study/LOG.md).
 UNROLLED = 12
+# Keys of config.model that act in training alone, start new weights, are seen by shapes, or belong to the head.
+FREE = {"name", "drop_path", "remat", "unroll", "backend", "dropout", "attention_dropout", "qkv_init", "levers_on"}
+FREE |= {"packed", "layer_scale", "image_size", "max_length", "num_classes", "pool", "pooler_dim", "transform"}
+FREE |= {"head_bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,36 +61,54 @@ class ModelSetup:
         """Return randomly initialised weights, created directly with their shardings."""
         return materialise(self.init, jax.random.key(seed), self.weights)
 
-    def initial_weights(self, *, finite: bool = True) -> Any:
+    def initial_weights(self) -> Any:
         """Return weights from the path `config.init_from`, or random ones if it is unset; see `read_weights`."""
         c = self.config
         if c.init_from.path is None:
             return self.random_weights(c.seed)
-        return self.read_weights(c.init_from.path, c.init_from.layout, finite=finite)
+        return self.read_weights(c.init_from.path, c.init_from.layout)
 
-    def read_weights(self, path: str, layout: str, *, finite: bool = True) -> Any:
+    def read_weights(self, path: str, layout: str) -> Any:
         """Return weights of this model from a file or folder of weights, or from a run, as `read_weights` below.
 
         Raises WeightsError if they, or the config.json beside published ones, do not fit the model.
         """
         grid = self._compare_settings(path, layout)
-        return self.map_weights(read_weights(path, layout, finite=finite), layout, grid)
+        return self.map_weights(read_weights(path, layout), layout, grid)
 
     def _compare_settings(self, path: str, layout: str) -> tuple[int, int] | None:
         """Compare the config with the files beside weights, and return the grid of patches they are for, if known."""
         if layout == "own" or is_run(path):  # `read_weights` refuses a run in another layout
             folder = _folder_of(path)
             beside = files.read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-            return _find_grid(run_files.load_config(folder).model) if "config" in beside else None
+            if "config" not in beside:
+                return None
+            source = run_files.load_config(folder)
+            self._warn_of_changes(folder, source)
+            return _find_grid(source.model)
         from leanformer.pretrained import published
 
         c = self.config
         return published.check(path, layout, models.find_class(c.model.name).settings(c.model.to_dict()))
 
-    def check_other_tokenizer(self, chosen: Any) -> None:
-        """Raise DataError if the data's tokenizer differs from the one beside the weights in `config.init_from`."""
+    def _warn_of_changes(self, folder: Path, source: ConfigDict) -> None:
+        """Warn of what the weights were trained with if it changes their outputs, but not their shapes."""
+        family, pairs = models.find_class(self.config.model.name), {}
+        theirs, ours = (family.settings(c.model.to_dict()) for c in (source, self.config))
+        pairs = {f"model.{key}": (theirs.get(key), x) for key, x in ours.items() if key not in FREE}
+        images = self.config.get("data", {}).get("mean") is not None and "mean" in source.data
+        pairs |= {f"data.{key}": (source.data[key], self.config.data[key]) for key in ("mean", "std") if images}
+        changed = [f"{key}={old}, now {new}" for key, (old, new) in pairs.items() if (old or None) != (new or None)]
+        if changed and multihost.is_primary():
+            print(f"WARNING: {folder}: these weights were trained with {'; '.join(changed)}.", file=sys.stderr)
+
+    def check_source(self, tokenizer: Any, classes: Sequence[str] | None) -> None:
+        """Raise DataError if the data's tokenizer or order of classes is not the initial weights'."""
         if self.config.init_from.path is not None:
-            run_files.check_tokenizer(_folder_of(self.config.init_from.path), chosen)
+            folder = _folder_of(self.config.init_from.path)
+            run_files.check_tokenizer(folder, tokenizer)
+            if not self.config.init_from.new_head:
+                run_files.check_classes(folder, classes)
 
     def map_weights(self, tensors: Mapping[str, Any], layout: str, source_grid: tuple[int, int] | None = None) -> Any:
         """Return weights of this model from tensors by name; `source_grid` has their rows and columns of patches."""
@@ -250,20 +273,20 @@ def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:
     )
 
 
-def read_weights(path: str, layout: str, *, finite: bool = True) -> Mapping[str, Any]:
+def read_weights(path: str, layout: str) -> Mapping[str, Any]:
     """Return the arrays in a file of weights, or in a run's best or else newest checkpoint, by their names there.
 
     Returns the EMA weights if the run keeps them. Raises ConfigError for a run in a layout other than "own",
-    CheckpointError or WeightsError if the weights cannot be read, or are not finite unless `finite=False`.
+    CheckpointError or WeightsError if the weights cannot be read, or are not finite.
     """
     if not is_run(path):
         from leanformer import pretrained
 
-        return pretrained.read(path, finite=finite)
+        return pretrained.read(path)
     if layout != "own":
         raise ConfigError(f'{path} is the folder of a run, whose layout is "own", not "{layout}". Use "own".')
     with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
-        return saved.restore_weights(None, saved.best(), finite=finite).tensors
+        return saved.restore_weights(None, saved.best()).tensors
 
 
 def _find_grid(m: Any) -> tuple[int, int] | None:

@@ -119,6 +119,17 @@ def load_classes(workdir: Path) -> tuple[str, ...] | None:
     return tuple(files.read_json(workdir / CLASSES)) if (workdir / CLASSES).is_file() else None
 
 
+def check_classes(folder: Path, classes: Sequence[str] | None) -> None:
+    """Raise DataError if a folder of a run or of weights has the same classes in another order."""
+    theirs = load_classes(folder) or ()
+    if classes and tuple(classes) != theirs and sorted(classes) == sorted(theirs):
+        order = ", ".join(theirs[:3])
+        raise DataError(
+            f"{folder / CLASSES} has the data's classes in another order: {order}, ... Name the data's classes in that "
+            "order, or set --config.init_from.new_head=True."
+        )
+
+
 @contextlib.contextmanager
 def lock_workdir(workdir: Path, patience: float = 120.0) -> Iterator[None]:
     """Lock a folder for one run, in process 0; a file server takes up to 90 s to release the lock of a lost host."""

@@ -238,7 +238,7 @@ def open_trainer(
         with announce("Reading or initialising the weights"):
             restored = checkpoints.restore(setup.state)
             if restored is None:
-                setup.model.check_other_tokenizer(getattr(source, "tokenizer", None))
+                setup.model.check_source(getattr(source, "tokenizer", None), tasks.class_names(source))
                 restored = Restored(setup.initial_state(), {}, 0)
         first_step = int(restored.state.step)
         if restored.examples % config.batch_size:
@@ -246,10 +246,11 @@ def open_trainer(
                 f"batch_size={config.batch_size}: the run has seen {restored.examples} examples, which is not a whole "
                 "number of such batches. Choose a divisor of it, so that no example is repeated or left out."
             )
-        if restored.examples != first_step * config.batch_size and not config.total_steps:
+        by_steps = config.total_steps and not config.data.get("curriculum", {}).get("every")
+        if restored.examples != first_step * config.batch_size and not by_steps:
             raise ConfigError(
                 f"batch_size={config.batch_size}: after {first_step} steps of other batches, a length in epochs or "
-                "tokens is wrong. Keep the batch size (accumulate=2 needs less memory), or set total_steps."
+                "tokens, or a curriculum, is wrong. Keep the batch size (accumulate=2 needs less memory)."
             )
         timer.resume(restored.seconds)
         checkpoints.scores = {step: value for step, value in checkpoints.scores.items() if step <= first_step}

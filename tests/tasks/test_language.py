@@ -176,7 +176,7 @@ def test_weights_of_a_run_with_another_tokenizer_are_refused(finished_run, texts
         train.train(texts, tmp_path / "new")
     texts.data.tokenizer = str(workdir)
     tokenizer = tasks.build_task(texts).data.open("train").tokenizer
-    train_setup.set_up_training(texts, examples=None).model.check_other_tokenizer(tokenizer)  # accepts it
+    train_setup.set_up_training(texts, examples=None).model.check_source(tokenizer, None)  # accepts it
 
 
 GREEDY = pytest.param(Sampling(0.0), marks=pytest.mark.slow)

@@ -110,6 +110,33 @@ def test_another_number_of_classes_needs_a_new_head(saved_run, tiny, meshes):
     np.testing.assert_array_equal(params["norm"]["scale"], states[2].ema[0]["norm"]["scale"])
 
 
+@pytest.mark.parametrize("change", ["model.epsilon", "data.mean", None])
+def test_what_initial_weights_were_trained_with_is_compared(saved_run, tiny, meshes, capfd, change):
+    """Neither shows in the shapes of the weights."""
+    tiny.init_from.path, tiny.optim.lr = str(saved_run[0]), 0.5  # the rate is the new run's own
+    if change == "model.epsilon":
+        tiny.model.epsilon = 0.5
+    elif change:
+        tiny.data.mean = (0.25,)
+    train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
+    err = capfd.readouterr().err
+    assert f"{change}=" in err if change else not err
+
+
+def test_classes_in_another_order_need_a_new_head(saved_run, tiny, meshes):
+    """An output of the weights would otherwise have another class's name."""
+    folder, names = saved_run[0], [f"class {i}" for i in range(10)]
+    (folder / "classes.json").write_text(json.dumps(names))
+    tiny.init_from.path = str(folder)
+    run = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1))
+    for right in (names, [*names[:-1], "another"], None):
+        run.model.check_source(None, right)
+    with refuses("classes.json", "--config.init_from.new_head", error=DataError):
+        run.model.check_source(None, names[::-1])
+    tiny.init_from.new_head = True
+    run.model.check_source(None, names[::-1])
+
+
 def test_encode_makes_token_sequences_of_files():
     np.testing.assert_array_equal(encode("text:x", b"ab", 8), [98, 99])
     np.testing.assert_array_equal(encode("listops:x", b"[MAX 4 ( 9 ) ]", 8), [12, 5, 10, 15])
@@ -148,7 +175,7 @@ def test_loaded_model_predicts_class_names_and_probes_layers(saved_run, rng):
 
 def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng):
     folder, *_ = saved_run
-    (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(10)]))
+    (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(5)]))
     out, examples = tmp_path / "elsewhere", make_images(rng)
     convert = ["", "", "leanformer.convert", folder, "--step=2", f"--out={out}"]
     assert run_in_process(convert)[::2] == (0, "")
@@ -160,5 +187,8 @@ def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng):
     for options in ({"best": True}, {"step": 1}):
         with refuses("step 2", error=CheckpointError):
             leanformer.load(out, **options)
+    assert run_in_process(["", "", "leanformer.evaluate", f"--workdir={out}"])[::2] == (0, "")
+    values = json.loads((out / "evaluation.json").read_text())
+    assert "ema_top1" in values and "top1" not in values  # it has no other weights
     probe = ["", "", "leanformer.probe", f"--workdir={out}", "--all", "--measures=output_weights"]
     assert run_in_process(probe)[::2] == (0, "")
