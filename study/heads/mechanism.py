@@ -45,8 +45,9 @@ class Arm(NamedTuple):
         steps: length of the run and of its schedule.
         head_dim: dimension of a head's queries and keys; width / heads, as of its values, if None.
         taught: number of dimensions of values from which a head's queries and keys learn; see `teach`.
-        until: step until which they do; to the end if None.
+        until: step until which they do, or until which heads are tied; to the end if None.
         patterns: number of groups of heads that start with the same queries and keys; see `begin_alike`.
+        tied: True if they keep them; see `tie`.
     """
 
     heads: int
@@ -59,6 +60,7 @@ class Arm(NamedTuple):
     taught: int | None = None
     until: int | None = None
     patterns: int | None = None
+    tied: bool = False
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -89,6 +91,8 @@ ARMS = {  # in the order in which they are trained
     "4 low rank taught at first": Arm(4, head_dim=4, taught=128, until=400),
     "32 alike": Arm(32, patterns=4),  # starts as the function that "4 low rank" starts as
     "32 wide alike": Arm(32, head_dim=32, patterns=4),  # as "4"
+    "32 tied until 500": Arm(32, patterns=4, tied=True, until=500),  # until then it is "4 low rank"
+    "32 tied until 700": Arm(32, patterns=4, tied=True, until=700),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -148,6 +152,20 @@ def begin_alike(params: Any, groups: int) -> Any:
     return jax.tree_util.tree_map_with_path(copy, params)
 
 
+def tie(attend: Callable[..., jax.Array], groups: int, q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
+    """Attend with the mean queries and keys (B S N H) of each group of heads.
+
+    Heads that began alike then have equal gradients, so they stay alike, and are one head with the values of all.
+    """
+
+    def average(x: Any) -> Any:
+        b, s, heads, dim = x.shape
+        mean = x.reshape(b, s, groups, heads // groups, dim).mean(3)
+        return jnp.repeat(mean, heads // groups, axis=2)
+
+    return attend(average(q), average(k), v, **options)
+
+
 def teach(attend: Callable[..., jax.Array], dims: int, q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
     """Attend, with gradients to queries and keys from `dims` dimensions of values; the outputs are those of `attend`.
 
@@ -201,6 +219,8 @@ def run(name: str, members: list[tuple[float, int]], path: Path, *, tiny: bool =
             jax.clear_caches()  # so that the training step is traced anew
 
     attend = functools.partial(teach, usual, arm.taught) if arm.taught else usual
+    if arm.tied:
+        attend = functools.partial(tie, usual, arm.patterns)
     with mock.patch.object(multihead, "attend", attend):
         if len(members) == 1:
             results = [trainer.train(c, start=start, observe=lambda setup: stop_teaching)]

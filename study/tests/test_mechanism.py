@@ -219,3 +219,20 @@ def test_heads_that_begin_alike_are_few_heads():
     tokens = np.arange(2 * 16, dtype=np.int32).reshape(2, 16) * 7 % 512
     outputs = [m.merge((p, statistics))(tokens)[0] for m, p in ((narrow, params), (wide, joined))]
     np.testing.assert_allclose(*outputs, atol=1e-5)
+
+
+def test_tied_heads_that_began_alike_have_equal_gradients(rng):
+    """They are that of one head with all values, divided by the heads of the group."""
+    q, k, v, g = (jnp.asarray(rng.normal(size=(2, 7, 6, 3)), jnp.float32) for _ in range(4))
+    q, k = (jnp.repeat(x[:, :, ::3], 3, axis=2) for x in (q, k))
+
+    def attend(q, k, v):
+        return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k)), v)
+
+    def one_head_per_group(q, k):
+        return (attend(q[:, :, ::3], k[:, :, ::3], v.reshape(2, 7, 2, 9)).reshape(g.shape) * g).sum()
+
+    np.testing.assert_allclose(mechanism.tie(attend, 2, q, k, v), attend(q, k, v), atol=1e-6)
+    found = jax.grad(lambda q, k: (mechanism.tie(attend, 2, q, k, v) * g).sum(), (0, 1))(q, k)
+    for tied, single in zip(found, jax.grad(one_head_per_group, (0, 1))(q, k), strict=True):
+        np.testing.assert_allclose(tied, jnp.repeat(single[:, :, ::3], 3, axis=2) / 3, atol=1e-6)
