@@ -165,8 +165,8 @@ class Checkpoints:
             f"Complete checkpoints: {self.steps or 'none'}. Remove the cause, then run the same command to resume."
         )
 
-    def restore(self, like: Any, step: int | None = None) -> Restored | None:
-        """Return the state of the newest readable checkpoint, or of `step`; None only if there is no checkpoint at all.
+    def restore(self, like: Any) -> Restored | None:
+        """Return the state of the newest readable checkpoint; None only if there is no checkpoint at all.
 
         `like` is a `TrainState` of shapes, dtypes and shardings. If the newest checkpoint cannot be read, an older one
         is read and a warning is printed. A run that trains also passes over weights that contain NaN or infinity.
@@ -184,7 +184,7 @@ class Checkpoints:
             saved: Any = content.custom_metadata
             return Restored(ocp.load(str(path), like), saved["seconds"], saved["examples_seen"])
 
-        return self._load_newest(load, lambda restored: (restored.state.weights, restored.state.ema), step)
+        return self._load_newest(load)
 
     def restore_weights(self, like: Any = None, step: int | None = None) -> RestoredWeights:
         """Return the weights of the newest readable checkpoint, or of `step`, without the rest of the training state.
@@ -206,12 +206,10 @@ class Checkpoints:
             ema = tuple(tree["ema"]) if tree["ema"] else None
             return RestoredWeights(int(path.name), tuple(tree[name] for name in WEIGHTS), ema)
 
-        return self._load_newest(load, lambda restored: (restored.weights, restored.ema), step)
+        return self._load_newest(load, step)
 
-    def _load_newest[T](
-        self, load: Callable[[Path], T], weights_of: Callable[[T], tuple[Any, Any]], step: int | None
-    ) -> T:
-        """Return the content of the newest checkpoint that every process can load, with finite `weights_of` it."""
+    def _load_newest[T: Restored | RestoredWeights](self, load: Callable[[Path], T], step: int | None = None) -> T:
+        """Return the content of the newest checkpoint that every process can load, with finite weights."""
         self.choose(step)
         unreadable: dict[int, str] = {}
         steps = multihost.broadcast_from_primary(self.steps)
@@ -228,7 +226,8 @@ class Checkpoints:
             reason = next(filter(None, multihost.all_gather_host(reason)), None)
             if content is not None and reason is None:
                 try:
-                    _check_finite(path, *weights_of(content))
+                    weights = content.state if isinstance(content, Restored) else content
+                    _check_finite(path, weights.weights, weights.ema)
                 except WeightsError as error:
                     if not self._trains:
                         raise
