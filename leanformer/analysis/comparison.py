@@ -238,36 +238,41 @@ def find_trends(configurations: Sequence[Configuration]) -> list[Trend]:
     columns = {key: [one.keys[key] for one in configurations] for key in keys}
     trends, seen = [], set()
     for key, values in columns.items():
-        numeric = all(type(value) in (int, float) and value > 0 for value in values)
-        if key in seen or not numeric or len(set(values)) < 3:
+        if key in seen or not all(type(value) in (int, float) and value > 0 for value in values):
             continue
         moving = [other for other in columns if other != key and _move_together(values, columns[other])]
         seen.update(moving)
-        fixed = [other for other in columns if other not in (key, *moving)]
-        groups: dict[str, dict[Any, Configuration]] = {}  # by value of the key, of those that differ in nothing else
-        for one in configurations:
-            groups.setdefault(repr([one.keys[other] for other in fixed]), {})[one.keys[key]] = one
-        groups = {name: group for name, group in groups.items() if len(group) > 1}
-        found = {value for group in groups.values() for value in group}
-        if len(found) < 3:
-            continue
-        rows = [
-            (math.log2(value), run.value, (run.seed, name))
-            for name, group in groups.items()
-            for value, one in group.items()
-            for run in one.runs
-        ]
-        x, y, blocks = zip(*rows, strict=True)
-        slope = statistics.slope(np.array(x), np.array(y), blocks)
-        low, high = min(found), max(found)
-        alike = next(group for group in groups.values() if low in group)
-        first, last = alike[low], next(group[high] for group in (alike, *groups.values()) if high in group)
-        params = last.runs[0].summary["params"] / first.runs[0].summary["params"]
-        spent = [middles.median(run.summary["seconds"]["steps"] for run in one.runs) for one in (last, first)]
-        changes = {other: (first.keys[other], last.keys[other]) for other in moving}
-        if not math.isnan(slope.value):
-            trends.append(Trend(key, low, high, slope, changes, params, spent[0] / spent[1]))
-    return trends
+        trends.append(_find_trend(key, moving, configurations))
+    return [*filter(None, trends)]
+
+
+def _find_trend(key: str, moving: Sequence[str], configurations: Sequence[Configuration]) -> Trend | None:
+    """Return the trend of a key over configurations that differ in it and `moving` alone; None below three values."""
+    fixed = [other for other in configurations[0].keys if other not in (key, *moving)]
+    groups: dict[str, dict[Any, Configuration]] = {}  # by value of the key, of those that differ in nothing else
+    for one in configurations:
+        groups.setdefault(repr([one.keys[other] for other in fixed]), {})[one.keys[key]] = one
+    groups = {name: group for name, group in groups.items() if len(group) > 1}
+    found = {value for group in groups.values() for value in group}
+    rows = [
+        (math.log2(value), run.value, (run.seed, name))
+        for name, group in groups.items()
+        for value, one in group.items()
+        for run in one.runs
+    ]
+    if len(found) < 3:
+        return None
+    x, y, blocks = zip(*rows, strict=True)
+    slope = statistics.slope(np.array(x), np.array(y), blocks)
+    if math.isnan(slope.value):
+        return None
+    low, high = min(found), max(found)
+    alike = next(group for group in groups.values() if low in group)
+    first, last = alike[low], next(group[high] for group in (alike, *groups.values()) if high in group)
+    params = last.runs[0].summary["params"] / first.runs[0].summary["params"]
+    spent = [middles.median(run.summary["seconds"]["steps"] for run in one.runs) for one in (last, first)]
+    changes = {other: (first.keys[other], last.keys[other]) for other in moving}
+    return Trend(key, low, high, slope, changes, params, spent[0] / spent[1])
 
 
 def _move_together(values: Sequence[Any], others: Sequence[Any]) -> bool:
