@@ -21,6 +21,7 @@ import numpy as np
 
 from leanformer import config
 from leanformer.analysis import statistics
+from leanformer.analysis.statistics import Difference
 from leanformer.data.images.sources import Idx
 from study import common
 from study.heads import language, mechanism
@@ -73,22 +74,33 @@ def run(heads: int, steps: int, lr: float, seed: int, images: Path, out: Path) -
     }
 
 
+def errors_of(rows: Sequence[dict[str, Any]], steps: int) -> dict[int, dict[int, float]]:
+    """Return the errors in percent of a length, by number of heads and seed."""
+    errors: dict[int, dict[int, float]] = {}
+    for row in rows:
+        if row["steps"] == steps and row["seed"] != TUNING_SEED:
+            errors.setdefault(row["num_heads"], {})[row["seed"]] = 100 * row["error"]
+    return errors
+
+
+def change(rows: Sequence[dict[str, Any]], steps: int) -> Difference | None:
+    """Return the change from 2 to 16 heads in percent of the error of 2, paired by seed; None if runs are missing."""
+    errors = errors_of(rows, steps)
+    few, many = errors.get(HEADS[0], {}), errors.get(HEADS[-1], {})
+    if not few.keys() == many.keys() == set(mechanism.SEEDS):
+        return None
+    scale = 100 / np.mean([*few.values()])
+    return statistics.paired(*(scale * np.array([e[s] for s in mechanism.SEEDS]) for e in (many, few)))
+
+
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield, by length, the mean errors and the change from 2 to 16 heads in percent of the error of 2."""
-    changes = {}
+    """Yield, by length, the mean errors and the change from 2 to 16 heads, and then the verdicts."""
+    changes = {steps: found for steps in STEPS if (found := change(rows, steps))}
     for steps in STEPS:
-        errors: dict[int, dict[int, float]] = {}
-        for row in rows:
-            if row["steps"] == steps and row["seed"] != TUNING_SEED:
-                errors.setdefault(row["num_heads"], {})[row["seed"]] = 100 * row["error"]
-        means = ", ".join(f"{n} heads {np.mean([*e.values()]):.2f} % ({len(e)})" for n, e in sorted(errors.items()))
+        errors = sorted(errors_of(rows, steps).items())
+        means = ", ".join(f"{n} heads {np.mean([*e.values()]):.2f} % ({len(e)})" for n, e in errors)
         yield f"{steps} steps, error: {means or 'not run'}"
-        few, many = errors.get(HEADS[0], {}), errors.get(HEADS[-1], {})
-        if few.keys() == many.keys() == set(mechanism.SEEDS):
-            scale = 100 / np.mean([*few.values()])
-            changes[steps] = statistics.paired(
-                *(scale * np.array([e[s] for s in mechanism.SEEDS]) for e in (many, few))
-            )
+        if steps in changes:
             yield f"  {HEADS[0]} to {HEADS[-1]} heads: {Estimate.of(changes[steps]):+.1f %} of the error"
     if {STEPS[0], STEPS[-1]} <= set(changes):
         first, last = changes[STEPS[0]].interval(), changes[STEPS[-1]]
