@@ -93,6 +93,7 @@ ARMS = {  # in the order in which they are trained
     "32 wide alike": Arm(32, head_dim=32, patterns=4),  # as "4"
     "32 tied until 500": Arm(32, patterns=4, tied=True, until=500),  # until then it is "4 low rank"
     "32 tied until 700": Arm(32, patterns=4, tied=True, until=700),
+    "32 tied until 300": Arm(32, patterns=4, tied=True, until=300),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),

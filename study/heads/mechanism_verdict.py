@@ -37,6 +37,7 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("Teaching explains the split", FEW, {"4 low rank taught by 4": 1.0, "4 low rank": -1.0}),
     ("Teaching until step 400 repairs the split", FEW, TAUGHT),
     ("The start explains the split", FEW, {"32": 1.0, "32 alike": -1.0}),
+    ("The split costs before step 300", FEW, {"32": 1.0, "32 tied until 300": -1.0}),
     ("The split costs before step 500", FEW, {"32": 1.0, "32 tied until 500": -1.0}),
     ("The split costs before step 700", FEW, {"32": 1.0, "32 tied until 700": -1.0}),
     ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
@@ -52,6 +53,7 @@ LATER |= {
     "32 wide alike",
     "32 tied until 500",
     "32 tied until 700",
+    "32 tied until 300",
 }
 EARLY = 3.5  # nats: a level that teaching reaches before it can harm
 LEVEL = 3.3  # nats of training loss at which the delay is read
