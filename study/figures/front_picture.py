@@ -92,15 +92,20 @@ def draw_delay(axes: Axes) -> None:
 
 
 def draw_parts(axes: Axes) -> None:
-    """Plot by step how far three arms' training loss is above that of 4 heads of 32, paired by seed."""
+    """Plot by step how far the training loss of arms is above that of 4 heads of 32, paired by seed."""
     rows = [row for row in read_rows(mechanism.ROWS) if row["seed"] in mechanism.SEEDS]  # at each arm's best rate
     curves = {(row["arm"], row["seed"]): np.array(row["curve"]) for row in rows}
-    arms = {"32": "32 heads of 4", "4 low rank": "4 heads, q and k of 4", "32 wide": "32 heads, q and k of 32"}
-    for (arm, label), color in zip(arms.items(), (SECOND, FIRST, THIRD), strict=True):
+    arms = (
+        ("32", "32 heads of 4", SECOND, "-"),
+        ("4 low rank", "4 heads, q and k of 4", FIRST, "-"),
+        ("32 wide", "32 heads, q and k of 32", THIRD, "-"),
+        ("32 tied until 700", "32 heads of 4, from step 700", SECOND, "--"),
+    )
+    for arm, label, color, line in arms:
         losses = np.transpose([curves[arm, seed] - curves["4", seed] for seed in mechanism.SEEDS])
         mean, low, high = np.array([tuple(Estimate.mean(x)) for x in losses]).T
         steps = WINDOW * (np.arange(len(mean)) + 0.5)
-        axes.plot(steps, mean, color=color, label=label)
+        axes.plot(steps, mean, line, color=color, label=label)
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
     axes.axhline(0, color=axes.xaxis.label.get_color(), linewidth=0.8)
     axes.set(xlim=(200, 1000), xlabel="step of 1,000", ylabel="nats, width 128")

@@ -40,7 +40,12 @@ CONTRASTS = {
     "split": verdict.SPLIT,
     "interaction": verdict.INTERACTION,
     "wide_few": verdict.WIDE_FEW,
+    "alike": {"32": 1.0, "32 alike": -1.0},
+    "tied_300": {"32": 1.0, "32 tied until 300": -1.0},
+    "tied_500": {"32": 1.0, "32 tied until 500": -1.0},
+    "tied_700": {"32": 1.0, "32 tied until 700": -1.0},
     "long": {"long 64: 16": 1.0, "long 64: 4": -1.0},
+    "long_wide": {"long 128: 32": 1.0, "long 128: 4": -1.0},
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
 }
 
@@ -106,26 +111,39 @@ PASSAGES = [
     Passage(
         factor_values,
         {
-            README: ["{split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) |"],
+            README: [
+                "{split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) |",
+                "With rotary positions 32 heads end {long_wide.value:.3f} behind,",
+            ],
             FINDINGS: [
                 "| 4 heads, values of 32 | {corners[few_wide]:.3f} | {corners[few_narrow]:.3f} |",
                 "| 32 heads, values of 4 | {corners[many_wide]:.3f} | {corners[many_narrow]:.3f} |",
-                "makes {split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) of the gap and "
-                "{late_share.value:.0f} % ({late_share.low:.0f} to {late_share.high:.0f}) of the delay to {level} "
-                "nats; at width 256, with small queries and keys, {wide_few_share.value:.1f} % "
-                "({wide_few_share.low:.1f} to {wide_few_share.high:.1f}) of the gap.",
-                "32 heads end {taught:.3f nats} lower. But 4 heads with queries and keys of 4, taught by all 4, end "
-                "{taught_low:.3f} lower, with those of 32 {taught_four:.3f}: the split still costs {split_taught:.3f}.",
-                "with 4 heads {level} nats are {few_late:.0f steps later}, by the split alone {many_late:.0f}. With 32 "
-                "heads larger logits at equal shape close {logits_share.value:.0f} % ({logits_share.low:.0f} to "
-                "{logits_share.high:.0f}) of the gap, rank or its parameters {rank_share.value:.0f} % "
-                "({rank_share.low:.0f} to {rank_share.high:.0f}).",
+                "| the split of the values | {split_share.value:.0f} ({split_share.low:.0f} to "
+                "{split_share.high:.0f}) |",
+                "queries and keys of 8 | {wide_few_share.value:.1f} ({wide_few_share.low:.1f} to "
+                "{wide_few_share.high:.1f}) |",
+                "| larger logits at equal shape, 32 heads | {logits_share.value:.0f} ({logits_share.low:.0f} to "
+                "{logits_share.high:.0f}) |",
+                "at logits as small, 32 heads | {rank_share.value:.0f} ({rank_share.low:.0f} to "
+                "{rank_share.high:.0f}) |",
+                "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
+                "√256/d at width 256 | {wide_share.value:.0f} ({wide_share.low:.0f} to {wide_share.high:.0f}) |",
+                "a training loss of {level} nats by {few_late.value:.0f} steps, the split alone by "
+                "{many_late.value:.0f}.",
+                "its whole cost is {few.value:.3f} nats with",
+                "start with the same pattern | {alike:.3f} |",
+                "they also keep one pattern until step 300 | {tied_300:.3f} |",
+                "| until step 500 | {tied_500:.3f} |",
+                "| until step 700 | {tied_700:.3f} |",
+                "until step 400 | {taught:.3f} |",
+                "by 4 heads' values | {taught_low:.3f} |",
+                "| the same, 4 heads of 32 | {taught_four:.3f} |",
+                "then still costs {split_taught.value:.3f} nats;",
                 "`model.logit_scale={factor:.2f}` for d = 4",
-                "closes {share.value:.0f} % ({share.low:.0f} to {share.high:.0f}). At width 256 √256/d closes "
-                "{wide_share.value:.0f} % ({wide_share.low:.0f} to {wide_share.high:.0f}): both gain "
-                "{wide_gain.value:.2f} nats. With rotary positions √128/d costs 32 heads {rotary:.3f nats},",
-                "interaction {interaction:+.3f nats}.",
-                "16 heads end {long:+.3f} behind 4 heads",
+                "at width 256 both gain {wide_gain.value:.2f} nats, and with rotary positions it costs 32 heads "
+                "{rotary.value:.3f} nats.",
+                "| width 64, 16 heads minus 4 | {long:+.3f} |",
+                "| width 128, 32 heads minus 4 | {long_wide:+.3f} |",
             ],
             RESULTS: [
                 "| 32 heads minus 4, 1/√d | {gap:+.3f} |",
@@ -151,6 +169,14 @@ PASSAGES = [
                 "taught by 4 dimensions of values minus by 32 | {limited:+.3f} |",
                 "rotary positions: √128/d minus 1/√d | {rotary:+.3f} |",
                 "4,000 steps: 16 heads minus 4 | {long:+.3f} |",
+                "| width 128, the same: 32 heads minus 4 | {long_wide:+.3f} |",
+                "the same with 4 patterns at the start | {alike:+.3f} |",
+                "the same, tied in groups until step 300 | {tied_300:+.3f} |",
+                "| the same until step 500 | {tied_500:+.3f} |",
+                "| the same until step 700 | {tied_700:+.3f} |",
+                "The split makes {late_share.value:.0f} % ({late_share.low:.0f} to {late_share.high:.0f}) of the delay "
+                "to {level} nats behind 4 heads: small queries and keys alone make {few_late:.0f steps}, the split "
+                "alone {many_late:.0f}.",
                 "queries and keys of 4 have {fewer:,} parameters less, 32 with those of 32 {more:,} more.",
                 "reach a training loss of {level} nats {late:+.0f steps} after one head, {late_fast:+.0f} with the "
                 "factor.",

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from study.figures.passages import RESULTS, Passage
-from study.heads import language, vision
+import numpy as np
+
+from study.figures.passages import FINDINGS, README, RESULTS, Passage
+from study.heads import language, vision, vision_length
 from study.shapes import surface
 from study.tables import EVIDENCE, Estimate
 
@@ -55,12 +57,35 @@ def read_trade(width: int, epochs: float) -> dict[str, Any]:
     }
 
 
+def length() -> Mapping[str, Any]:
+    """Return mean errors of ViTs in percent by updates and heads, and the change from 2 to 16 heads."""
+    rows = language.read_rows(vision_length.ROWS)
+    lengths = {steps: x for steps in vision_length.STEPS if (x := vision_length.change(rows, steps))}
+    errors = {steps: vision_length.errors_of(rows, steps) for steps in lengths}
+    return {
+        "error": {steps: {n: np.mean([*e.values()]) for n, e in found.items()} for steps, found in errors.items()},
+        "change": {steps: Estimate.of(x) for steps, x in lengths.items()},
+    }
+
+
 def _row(name: str, arm: str, cell: str) -> str:
     return " | ".join([f"| {name}", *(cell.format(setting=setting, arm=arm) for setting in SETTINGS)]) + " |"
 
 
 CHANGE = "{{{setting}[change][{arm}]:+.1f}} {{{setting}[verdict][{arm}]}}"
+LENGTH = " | ".join(f"{{error[STEPS][{n}]:.2f}}" for n in vision_length.HEADS)
 PASSAGES = [
+    Passage(
+        length,
+        {
+            README: ["error of 16 heads instead of 2 at equal total width | {change[2344]:+.1f %} |"],
+            FINDINGS: [f"| {name} updates | {{change[{n}]:+.1f %}} |" for name, n in (("390", 390), ("2,344", 2344))],
+            RESULTS: [
+                f"| {name} updates | {LENGTH.replace('STEPS', str(n))} | {{change[{n}]:+.1f}} |"
+                for name, n in (("390", 390), ("2,344", 2344))
+            ],
+        },
+    ),
     Passage(
         trade,
         {

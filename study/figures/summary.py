@@ -48,7 +48,6 @@ PASSAGES = [
             README: [
                 "32 heads minus one head | {late[32][1]:+.0f} |",
                 "32 heads minus 4 heads; equivalent by a margin set before, 0.03 | {planned:+.3f} |",
-                "per doubling of heads at the same total width | {surface[0]:+.1f %} |",
                 "rank correlation of fall and gain in accuracy | {causes[correlation]:.2f} ({causes[low]:.2f} to "
                 "{causes[high]:.2f}) |",
             ],
@@ -73,11 +72,12 @@ PASSAGES = [
     Passage(
         heads.values,
         {
-            README: ["32 heads end {single:.3f} nats behind 4"],
+            README: ["(single runs) {single:.3f}."],
             FINDINGS: [
                 "| held-out loss after 4,000 steps | {from_1_long:+.3f} |",
                 "32 heads end {single:.3f} behind 4 heads",
-                "32 heads lose {from_4_rotary:.3f nats} to 4 with rotary, {from_4:.3f} with learned positions.",
+                "32 heads of width 128 lose {from_4_rotary:.3f nats} to 4 with rotary, {from_4:.3f} with learned "
+                "positions.",
                 "heads of 32 instead of 64 are better at {better} width, and worse at one ({worse})",
             ],
         },
