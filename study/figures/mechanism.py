@@ -113,7 +113,7 @@ PASSAGES = [
         {
             README: [
                 "{split_share.value:.0f} % ({split_share.low:.0f} to {split_share.high:.0f}) |",
-                "With rotary positions 32 heads end {long_wide.value:.3f} behind,",
+                "Rotary positions: 32 heads end {long_wide.value:.3f} behind,",
             ],
             FINDINGS: [
                 "| 4 heads, values of 32 | {corners[few_wide]:.3f} | {corners[few_narrow]:.3f} |",
@@ -130,7 +130,7 @@ PASSAGES = [
                 "√256/d at width 256 | {wide_share.value:.0f} ({wide_share.low:.0f} to {wide_share.high:.0f}) |",
                 "a training loss of {level} nats by {few_late.value:.0f} steps, the split alone by "
                 "{many_late.value:.0f}.",
-                "its whole cost is {few.value:.3f} nats with",
+                "cost of the split is {few.value:.3f} nats with",
                 "start with the same pattern | {alike:.3f} |",
                 "they also keep one pattern until step 300 | {tied_300:.3f} |",
                 "| until step 500 | {tied_500:.3f} |",
@@ -138,7 +138,7 @@ PASSAGES = [
                 "until step 400 | {taught:.3f} |",
                 "by 4 heads' values | {taught_low:.3f} |",
                 "| the same, 4 heads of 32 | {taught_four:.3f} |",
-                "then still costs {split_taught.value:.3f} nats;",
+                "the split still costs {split_taught.value:.3f} nats,",
                 "`model.logit_scale={factor:.2f}` for d = 4",
                 "at width 256 both gain {wide_gain.value:.2f} nats, and with rotary positions it costs 32 heads "
                 "{rotary.value:.3f} nats.",
@@ -160,7 +160,7 @@ PASSAGES = [
                 "| mean of both, {split_share.value:.0f} % | {split:+.3f} |",
                 "| their difference, the interaction | {interaction:+.3f} |",
                 "4 with queries and keys of 8, {wide_few_share.value:.0f} % | {wide_few:+.3f} |",
-                "the split of the values makes {split_share.value:.0f} % of the gap after",
+                "the split of the values is {split_share.value:.0f} % of the gap after",
                 "32 heads minus the same, taught until step 400 by 8 heads' values | {taught:+.3f} |",
                 "4 heads minus the same, taught until step 400 by 4 heads' values | {taught_four:+.3f} |",
                 "the first minus the second | {narrow:+.3f} |",

@@ -27,7 +27,7 @@ SETTINGS = [
         r"section 3\.1|(?<= )\d\. (?=[A-Z])",  # items of a list
         r"(?:training loss of|steps to|reaches) \d\.\d nats|\| \d\.\d nats \|",  # losses that are reached
         r"(?:behind|minus|to|beats two|error|ViTs with) (?:of )?[24](?= on| heads| \(p| \||\.| with| instead| by)",
-        r"[Ss]tep (?:300|400|500|700)|steps 300, 500 and 700|become 32 only|with 4 patterns",
+        r"[Ss]tep (?:300|400|500|700)|steps 300, 500 and 700|32 different patterns|with 4 patterns",
         r"1,000 of 4,000|at 4,000\. GPTs|4,000, per|390 updates|390; 234|over 32 inputs|after 15 the lean",
         r"0\.01 nats per doubling|set before, 0\.03|rates? 0\.\d+|at 0\.\d+, 0\.\d+ and 0\.\d+|one, 0\.003",
         r"√(?:128|256)/d|(?:heads minus 4, )?1/√d|one head at 4e-3|the loss 3\.3 nats",  # factors of the logits

@@ -72,7 +72,7 @@ PASSAGES = [
     Passage(
         heads.values,
         {
-            README: ["(single runs) {single:.3f}."],
+            README: ["(single runs): {single:.3f}."],
             FINDINGS: [
                 "| held-out loss after 4,000 steps | {from_1_long:+.3f} |",
                 "32 heads end {single:.3f} behind 4 heads",
