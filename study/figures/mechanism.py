@@ -32,7 +32,6 @@ CONTRASTS = {
     "taught": verdict.TAUGHT,
     "taught_four": {"4": 1.0, "4 taught at first": -1.0},
     "taught_low": {"4 low rank": 1.0, "4 low rank taught at first": -1.0},
-    "split_taught": {"32 taught at first": 1.0, "4 low rank taught at first": -1.0},
     "narrow": verdict.beyond_control("4"),
     "even": verdict.beyond_control("4 low rank"),
     "limited": {"4 low rank taught by 4": 1.0, "4 low rank": -1.0},
@@ -135,10 +134,6 @@ PASSAGES = [
                 "they also keep one pattern until step 300 | {tied_300:.3f} |",
                 "| until step 500 | {tied_500:.3f} |",
                 "| until step 700 | {tied_700:.3f} |",
-                "until step 400 | {taught:.3f} |",
-                "by 4 heads' values | {taught_low:.3f} |",
-                "| the same, 4 heads of 32 | {taught_four:.3f} |",
-                "the split still costs {split_taught.value:.3f} nats,",
                 "`model.logit_scale={factor:.2f}` for d = 4",
                 "at width 256 both gain {wide_gain.value:.2f} nats, and with rotary positions it costs 32 heads "
                 "{rotary.value:.3f} nats.",
