@@ -93,9 +93,9 @@ class ModelSetup:
 
     def _warn_of_changes(self, folder: Path, source: ConfigDict) -> None:
         """Warn of what the weights were trained with if it changes their outputs, but not their shapes."""
-        family, pairs = models.find_class(self.config.model.name), {}
+        family = models.find_class(self.config.model.name)
         theirs, ours = (family.settings(c.model.to_dict()) for c in (source, self.config))
-        pairs = {f"model.{key}": (theirs.get(key), x) for key, x in ours.items() if key not in FREE}
+        pairs: dict[str, Any] = {f"model.{key}": (theirs.get(key), x) for key, x in ours.items() if key not in FREE}
         images = self.config.get("data", {}).get("mean") is not None and "mean" in source.data
         pairs |= {f"data.{key}": (source.data[key], self.config.data[key]) for key in ("mean", "std") if images}
         changed = [f"{key}={old}, now {new}" for key, (old, new) in pairs.items() if (old or None) != (new or None)]
