@@ -38,7 +38,7 @@ ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_
 ACTIVATIONS |= {"gelu_python": "gelu", "swish": "silu"}
 FIXED: dict[str, Any] = {  # keys of transformers with one supported value
     **{"scale_attn_by_inverse_layer_idx": False, "partial_rotary_factor": 1.0, "rope_type": "default"},
-    **{"position_embedding_type": "absolute", "type": "default"},
+    **{"position_embedding_type": "absolute", "type": "default", "scale_attn_weights": True},
 }
 SEEN_BY_SHAPE = ("image_size", "channels", "vocabulary")
 
@@ -103,7 +103,8 @@ def _of_transformers(
         raise WeightsError(f"{config}: model_type={model_type} is not supported, only {', '.join(HUGGINGFACE)}.")
     parts = {"rope_theta": 10_000.0}, content, content.get("rope_scaling") or {}, content.get("rope_parameters") or {}
     values = {key: x for part in parts for key, x in part.items()}
-    for key, only in FIXED.items():
+    norms = {"rms_norm_eps": 1e-6} if model_type == "qwen3" else {}  # that of queries and keys cannot be set
+    for key, only in (FIXED | norms).items():
         if values.get(key, only) != only:
             raise WeightsError(f"{config}: {key}={values[key]!r} is not supported, only {only!r}. Use other weights.")
     window = values.get("sliding_window") if values.get("use_sliding_window", True) else None

@@ -49,11 +49,13 @@ CHANGED = [  # folder, changes, what the message mentions
     ("bert", {"position_embedding_type": "relative_key"}, ("position_embedding_type='relative_key'",)),
     ("gpt2", {"n_layer": 3}, ("--config.model.depth=3", 2)),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx=True",)),
+    ("gpt2", {"scale_attn_weights": False}, ("scale_attn_weights=False",)),
     ("llama", {"num_key_value_heads": 4}, ("--config.model.num_kv_heads=4", 2)),
     ("llama", {"rope_parameters": {"rope_theta": 5e5}}, ("--config.model.rotary=500000.0", 10000.0)),
     ("llama", {"rope_parameters": {"rope_type": "yarn"}}, ("yarn", "default")),
     ("llama", {"partial_rotary_factor": 0.5}, ("partial_rotary_factor=0.5",)),
     ("mistral", {"sliding_window": 8}, ("sliding_window=8", "--config.model.max_length=8")),
+    ("qwen3", {"rms_norm_eps": 1e-5}, ("rms_norm_eps=1e-05",)),
     ("timm vit", {"num_heads": 6}, ("--config.model.num_heads=6", 3)),
     (
         "timm vit",
