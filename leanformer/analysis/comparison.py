@@ -254,14 +254,14 @@ def _find_trend(key: str, moving: Sequence[str], configurations: Sequence[Config
         groups.setdefault(repr([one.keys[other] for other in fixed]), {})[one.keys[key]] = one
     groups = {name: group for name, group in groups.items() if len(group) > 1}
     found = {value for group in groups.values() for value in group}
+    if len(found) < 3:
+        return None
     rows = [
         (math.log2(value), run.value, (run.seed, name))
         for name, group in groups.items()
         for value, one in group.items()
         for run in one.runs
     ]
-    if len(found) < 3:
-        return None
     x, y, blocks = zip(*rows, strict=True)
     slope = statistics.slope(np.array(x), np.array(y), blocks)
     if math.isnan(slope.value):

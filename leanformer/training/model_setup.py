@@ -92,7 +92,7 @@ class ModelSetup:
         return published.check(path, layout, models.find_class(c.model.name).settings(c.model.to_dict()))
 
     def _warn_of_changes(self, folder: Path, source: ConfigDict) -> None:
-        """Warn of what the weights were trained with if it changes their outputs, but not their shapes."""
+        """Warn of settings that differ from those of the run `source` and that shapes of weights do not show."""
         family = models.find_class(self.config.model.name)
         theirs, ours = (family.settings(c.model.to_dict()) for c in (source, self.config))
         pairs: dict[str, Any] = {f"model.{key}": (theirs.get(key), x) for key, x in ours.items() if key not in FREE}

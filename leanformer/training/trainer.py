@@ -250,7 +250,8 @@ def open_trainer(
         if restored.examples != first_step * config.batch_size and not by_steps:
             raise ConfigError(
                 f"batch_size={config.batch_size}: after {first_step} steps of other batches, a length in epochs or "
-                "tokens, or a curriculum, is wrong. Keep the batch size (accumulate=2 needs less memory)."
+                "tokens, or a curriculum, is wrong. Keep the batch size (accumulate=2 needs less memory), or set "
+                "total_steps and no curriculum."
             )
         timer.resume(restored.seconds)
         checkpoints.scores = {step: value for step, value in checkpoints.scores.items() if step <= first_step}
