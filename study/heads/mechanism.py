@@ -10,9 +10,10 @@ both sides, then with five other seeds at that rate.
 """
 
 import argparse
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from leanformer import config
-from leanformer.layers import multihead
+from leanformer.layers import masks, multihead
 from study.heads import language, trainer
 
 
@@ -30,6 +31,7 @@ FIELDS = ("arm", "width", "num_heads", "head_dim", "logit_scale", "start_scale",
 FIELDS += ("loss", "tuning_loss", "entropy", "params", "date", "device", "curve")
 RATES, TUNING_SEED, SEEDS, BEYOND = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2, 3, 4), 2
 DEPTH, TOKENS = 4, 128
+BONUS = 6.0  # added to a given key's logit: e⁶ is 3 times the 127 other keys at logit 0
 MICRO_BATCHES = 8  # on a processor: attention to 2 rows at a time stays in its cache
 
 
@@ -48,6 +50,7 @@ class Arm(NamedTuple):
         until: step until which they do, or until which heads are tied; to the end if None.
         patterns: number of groups of heads that start with the same queries and keys; see `begin_alike`.
         tied: True if they keep them; see `tie`.
+        given: half of the heads attend to the key this many tokens before, from the start; see `give`.
     """
 
     heads: int
@@ -61,6 +64,7 @@ class Arm(NamedTuple):
     until: int | None = None
     patterns: int | None = None
     tied: bool = False
+    given: int | None = None
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -94,6 +98,9 @@ ARMS = {  # in the order in which they are trained
     "32 tied until 500": Arm(32, patterns=4, tied=True, until=500),  # until then it is "4 low rank"
     "32 tied until 700": Arm(32, patterns=4, tied=True, until=700),
     "32 tied until 300": Arm(32, patterns=4, tied=True, until=300),
+    "32 given": Arm(32, given=1),
+    "4 given": Arm(4, given=1),
+    "4 low rank given": Arm(4, head_dim=4, given=1),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -167,6 +174,14 @@ def tie(attend: Callable[..., jax.Array], groups: int, q: Any, k: Any, v: Any, *
     return attend(average(q), average(k), v, **options)
 
 
+def give(offset: int, q: Any, k: Any, v: Any, *, mask: Any, scale: float | None = None, **_: Any) -> jax.Array:
+    """Attend with BONUS added to the logit of the key `offset` tokens before a query, in half of the heads."""
+    logits = masks.logits(q, k, mask, scale)
+    helped = jnp.arange(q.shape[2]) < q.shape[2] // 2
+    bonus = BONUS * jnp.einsum("n,ts->nts", helped, jnp.eye(q.shape[1], k=-offset))[None]
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits + bonus), v)
+
+
 def teach(attend: Callable[..., jax.Array], dims: int, q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
     """Attend, with gradients to queries and keys from `dims` dimensions of values; the outputs are those of `attend`.
 
@@ -204,27 +219,39 @@ def best_rate(name: str, rows: list[dict[str, Any]]) -> float:
     return float(min(tried, key=lambda row: (round(row["tuning_loss"], 5), -row["lr"]))["lr"])
 
 
-def run(name: str, members: list[tuple[float, int]], path: Path, *, tiny: bool = False) -> None:
-    """Train runs of an arm with these (learning rate, seed), and append their rows."""
-    arm = ARMS[name]
-    c = get_config(arm, *members[0], tiny=tiny)
-    usual = multihead.attend
+def start_of(arm: Arm, params: Any) -> Any:
+    """Return the initial parameters of an arm from random ones."""
+    params = scale_queries_and_keys(params, arm.start_scale)
+    return begin_alike(params, arm.patterns) if arm.patterns else params
 
-    def start(params: Any) -> Any:
-        params = scale_queries_and_keys(params, arm.start_scale)
-        return begin_alike(params, arm.patterns) if arm.patterns else params
 
-    def stop_teaching(step: int, _: Any) -> None:
+@contextlib.contextmanager
+def intervention(arm: Arm) -> Iterator[Callable[[int, Any], None]]:
+    """Attend as an arm does; the function that is yielded, called after a step, ends this at the arm's `until`."""
+    usual = attend = multihead.attend
+    if arm.tied:
+        attend = functools.partial(tie, usual, arm.patterns)
+    elif arm.taught:
+        attend = functools.partial(teach, usual, arm.taught)
+    elif arm.given is not None:
+        attend = functools.partial(give, arm.given)
+
+    def end(step: int, _: Any) -> None:
         if step == arm.until:
             multihead.attend = usual
             jax.clear_caches()  # so that the training step is traced anew
 
-    attend = functools.partial(teach, usual, arm.taught) if arm.taught else usual
-    if arm.tied:
-        attend = functools.partial(tie, usual, arm.patterns)
     with mock.patch.object(multihead, "attend", attend):
+        yield end
+
+
+def run(name: str, members: list[tuple[float, int]], path: Path, *, tiny: bool = False) -> None:
+    """Train runs of an arm with these (learning rate, seed), and append their rows."""
+    arm = ARMS[name]
+    c, start = get_config(arm, *members[0], tiny=tiny), functools.partial(start_of, arm)
+    with intervention(arm) as end:
         if len(members) == 1:
-            results = [trainer.train(c, start=start, observe=lambda setup: stop_teaching)]
+            results = [trainer.train(c, start=start, observe=lambda setup: end)]
         else:
             results = trainer.train_together(c, members, start=start)
     for (lr, seed), result in zip(members, results, strict=True):

@@ -12,6 +12,7 @@ from scipy import stats
 
 from leanformer.analysis import comparison, runs
 from leanformer.data.images.sources import Idx
+from leanformer.layers.masks import Mask
 from leanformer.training import train_setup
 from study.heads import growth, language, mechanism, mechanism_verdict, trainer, vision_length
 
@@ -236,3 +237,15 @@ def test_tied_heads_that_began_alike_have_equal_gradients(rng):
     found = jax.grad(lambda q, k: (mechanism.tie(attend, 2, q, k, v) * g).sum(), (0, 1))(q, k)
     for tied, single in zip(found, jax.grad(one_head_per_group, (0, 1))(q, k), strict=True):
         np.testing.assert_allclose(tied, jnp.repeat(single[:, :, ::3], 3, axis=2) / 3, atol=1e-6)
+
+
+def test_half_of_the_heads_are_given_the_previous_token(rng):
+    """With equal logits and 7 tokens it has e⁶ times the weight of any other key; the other heads average."""
+    q, v = jnp.zeros((2, 7, 4, 3)), jnp.asarray(rng.normal(size=(2, 7, 4, 5)), jnp.float32)
+    out = mechanism.give(1, q, q, v, mask=Mask(causal=True))
+    v = np.asarray(v)
+    helped, usual, count = v[:, :, :2], np.cumsum(v, 1) / np.arange(1, 8)[:, None, None], np.arange(1, 7)[:, None, None]
+    weights = np.exp(6.0) / (np.exp(6.0) + count)
+    others = (np.cumsum(helped, 1)[:, 1:] - helped[:, :-1]) / count
+    np.testing.assert_allclose(out[:, 1:, :2], weights * helped[:, :-1] + (1 - weights) * others, atol=1e-5)
+    np.testing.assert_allclose(out[..., 2:, :], usual[..., 2:, :], atol=1e-5)
