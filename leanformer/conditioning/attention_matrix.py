@@ -122,18 +122,24 @@ def relative_entropy(a: Named) -> Reading:
 
 
 def self_weight(a: Named) -> Reading:
-    return _mean_of_valid(a, _namespace(a).linalg.diagonal(probabilities(a)))
+    """Return the probability of a query's own token, a mean over queries; not valid with more keys than queries."""
+    p = probabilities(a)
+    return _if_square(p, _mean_of_valid(a, _namespace(a).linalg.diagonal(p)))
 
 
 def distance(a: Named) -> Reading:
     """Return the distance Σ_j p_ij |i - j| in tokens, a mean over queries i (Raghu et al. 2021, there in pixels).
 
-    Tokens of a grid count in the order of their rows. It needs as many queries as keys.
+    Tokens of a grid count in the order of their rows. With more keys than queries it is not valid.
     """
     xp, p = _namespace(a), probabilities(a)
     at = xp.astype(xp.arange(p.shape[-1], device=device(p)), xp.float32)
     away = xp.sum(p * xp.abs(at[: p.shape[2], None] - at[None])[None, None], axis=-1)
-    return _mean_of_valid(a, away)
+    return _if_square(p, _mean_of_valid(a, away))
+
+
+def _if_square(p: Any, reading: Reading) -> Reading:
+    return Reading(reading.value, reading.valid & (p.shape[-1] == p.shape[-2]))
 
 
 def largest_logit(a: Named) -> Reading:

@@ -38,7 +38,7 @@ ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_
 ACTIVATIONS |= {"gelu_python": "gelu", "swish": "silu"}
 FIXED: dict[str, Any] = {  # keys of transformers with one supported value
     **{"scale_attn_by_inverse_layer_idx": False, "partial_rotary_factor": 1.0, "rope_type": "default"},
-    **{"position_embedding_type": "absolute", "type": "default", "scale_attn_weights": True},
+    **{"position_embedding_type": "absolute", "type": "default", "scale_attn_weights": True, "is_decoder": False},
 }
 SEEN_BY_SHAPE = ("image_size", "channels", "vocabulary")
 
@@ -61,7 +61,7 @@ TIMM_EPSILON = {"vit": 1e-6, "deit": 1e-6, "xcit": 1e-6, "davit": 1e-5}
 TIMM = {"embed_dim": "width", "embed_dims": "width", "depth": "depth", "depths": "depth", "num_heads": "num_heads"}
 TIMM |= {"num_heads_outer": "num_heads", "num_heads_inner": "inner_heads", "norm_eps": "epsilon"}
 TIMM |= {"window_size": "window_size", "tokens_norm": "tokens_norm", "patch_size": "patch_size"}
-TIMM |= {"img_size": "image_size"}
+TIMM |= {"img_size": "image_size", "act_layer": "activation"}
 
 
 def check(path: str | Path, layout: str, settings: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -90,6 +90,17 @@ def check(path: str | Path, layout: str, settings: Mapping[str, Any]) -> tuple[i
         return None
     height, width = image_sides(theirs["image_size"])
     return height // theirs["patch_size"], width // theirs["patch_size"]
+
+
+def normalisation(path: str | Path) -> dict[str, tuple[float, ...]]:
+    """Return mean and std of images from the files beside published weights, those of timm or of transformers."""
+    path = Path(path).expanduser()
+    folder, result = path if path.is_dir() else path.parent, {}
+    for name, prefix in (("config.json", ""), ("preprocessor_config.json", "image_")):
+        content = files.read_json(folder / name) if (folder / name).is_file() else {}
+        content = content.get("pretrained_cfg", content)
+        result |= {key: tuple(content[prefix + key]) for key in ("mean", "std") if content.get(prefix + key)}
+    return result
 
 
 def _of_transformers(

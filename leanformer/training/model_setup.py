@@ -89,6 +89,8 @@ class ModelSetup:
         from leanformer.pretrained import published
 
         c = self.config
+        if "mean" in c.get("data", {}):
+            self._warn(path, {f"data.{key}": (x, c.data[key]) for key, x in published.normalisation(path).items()})
         return published.check(path, layout, models.find_class(c.model.name).settings(c.model.to_dict()))
 
     def _warn_of_changes(self, folder: Path, source: ConfigDict) -> None:
@@ -98,6 +100,10 @@ class ModelSetup:
         pairs: dict[str, Any] = {f"model.{key}": (theirs.get(key), x) for key, x in ours.items() if key not in FREE}
         images = self.config.get("data", {}).get("mean") is not None and "mean" in source.data
         pairs |= {f"data.{key}": (source.data[key], self.config.data[key]) for key in ("mean", "std") if images}
+        self._warn(folder, pairs)
+
+    def _warn(self, folder: str | Path, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+        """Warn of settings whose values, of the weights and of this config, differ."""
         changed = [f"{key}={old}, now {new}" for key, (old, new) in pairs.items() if (old or None) != (new or None)]
         if changed and multihost.is_primary():
             print(f"WARNING: {folder}: these weights were trained with {'; '.join(changed)}.", file=sys.stderr)

@@ -68,11 +68,12 @@ class Watch(Results):
         layers, unmatched, reference: as in `Results`.
         model: model to call: the given object, except that Equinox needs this copy within the block.
         options: options of the watch.
+        training_only: False; True leaves out PyTorch calls in evaluation mode, as the callbacks do.
     """
 
     def __init__(self, model: Any, options: Options, attach: Callable[["Watch"], Callable[[], None]]):
         super().__init__(options.reference)
-        self.model, self.options = model, options
+        self.model, self.options, self.training_only = model, options, False
         self._attach = attach  # attaches hooks to the model of a watch, and returns the function that removes them
         self._detach: Callable[[], None] | None = None
 

@@ -48,7 +48,7 @@ def _wrapped(module: Any, arrivals: Arrivals, place: Place, tokens: Any, cross: 
     def attention_fn(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(query, key, value, *args, **kwargs)
         attention = None
-        if getattr(original, "__name__", "") == "dot_product_attention" and not args:
+        if original in (nn.dot_product_attention, nnx.dot_product_attention) and not args:  # jax.nn's has a scale
             masks = kwargs.get("mask"), kwargs.get("bias"), bool(kwargs.get("is_causal"))
             attention = Attention(query, key, *masks, cross)
         return arrivals.see(place, out, tokens, attention)

@@ -18,6 +18,7 @@ class LightningCallback(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.watch = watch(pl_module, **self.options).__enter__()
+        self.watch.training_only = True
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if values := self.watch.record():

@@ -9,7 +9,7 @@ import numpy as np
 from leanformer.conditioning.spectrum import FLOOR, QUANTILES, beyond_float32
 from leanformer.errors import ConfigError
 from leanformer.text import wrap
-from leanformer.watching.measures import Layer
+from leanformer.watching.measures import CAPACITY, Layer
 
 
 Rows = Sequence[Mapping[str, Any]]  # as from `Results.rows`
@@ -137,7 +137,8 @@ def judge(rows: Rows) -> Verdict:
     _judge_by_reference(result, chosen)
     _judge_heads(result, [row for row in rows if row["measure"] == "head_output" and row["head"] is not None])
     if result["calls"] > 1:
-        result["sentences"].append(f"All {result['calls']} measured calls count together; record() has the latest.")
+        together = f"All {result['calls']} measured calls count together, of more than {CAPACITY} examples the last"
+        result["sentences"].append(f"{together}; record() has the latest.")
     return result
 
 

@@ -10,6 +10,7 @@ stated one.
 """
 
 import contextlib
+import copy
 import dataclasses
 import fnmatch
 import functools
@@ -177,15 +178,16 @@ class Hooks:
 
     @contextlib.contextmanager
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        self.running, self.measured = True, self.calls % self.options.every == 0
-        self.calls += 1
+        counts = self.watch.model.training or not self.watch.training_only
+        self.running, self.measured = True, counts and self.calls % self.options.every == 0
+        self.calls += counts
         self.seen.clear()
         self.masks.clear()
         try:
             with self._enter_part(self.watch.model, args, kwargs) or contextlib.nullcontext():
                 if self.initial is not None and self.measured:
                     with torch.no_grad(), torch.random.fork_rng():
-                        self.initial.model(*args, **kwargs)
+                        self.initial.model(*args, **{name: _own_cache(x) for name, x in kwargs.items()})
                 yield
         finally:
             self.running = self.measured = False
@@ -248,10 +250,11 @@ class Hooks:
         if scope.heads is None and layer.heads == 1:
             layer.heads, layer.head_dim = None, None
             layer.names = tuple(name for name in layer.names if name != "head_output")
-        stored = self._add_tokens(scope, layer, recorder, arrays)
+        batch = recorder.projected.numel() // recorder.projected.shape[-1] // tokens
+        stored = self._add_tokens(scope, layer, recorder, arrays, batch)
         valid = self.options.valid_for(examples, tokens, layer.name)
         mask, note = self.masks[-1] if self.masks else (None, "")
-        if mask is not None and mask[:examples].shape == (examples, tokens):
+        if mask is not None and mask.shape == (batch, tokens):
             valid = mask[:examples]
         elif mask is not None:
             layer.note(f"the call's mask {mask.shape} does not fit {examples} x {tokens} tokens: not used")
@@ -265,7 +268,7 @@ class Hooks:
         layer.add_call(measured, rows, find_roundoffs(layer.names, dtype, stored))
 
     def _add_tokens(
-        self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, torch.Tensor]
+        self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, torch.Tensor], batch: int
     ) -> torch.dtype | None:
         """Add the tokens entering the block, B T D, where D is the width that the output projection returns.
 
@@ -280,11 +283,16 @@ class Hooks:
         elif x.ndim not in (2, 3, 4) or x.shape[-1] != width or (x.ndim == 4 and x.shape[1] == width):
             layer.unseen["tokens",] = f"the block takes {tuple(x.shape)}, not tokens of width {width}"
             return None
-        x = as_batch(x if scope.batch_first or x.ndim != 3 else x.transpose(0, 1))
-        if recorder.projected.numel() // recorder.projected.shape[-1] // arrays["out"].shape[1] > len(x):
+        x = as_batch(x.transpose(0, 1) if x.ndim == 3 and (recorder.tokens_first or not scope.batch_first) else x)
+        if batch > len(x):
             layer.note(WINDOWS)
         arrays["tokens"] = measurable(x[: self.options.examples])
         return x.dtype
+
+
+def _own_cache(x: Any) -> Any:
+    """Return a copy of a cache of transformers, to which a call appends; other arguments as they are."""
+    return copy.deepcopy(x) if hasattr(x, "get_seq_length") else x
 
 
 def _recomputing() -> bool:
@@ -334,6 +342,10 @@ def _read_mask(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         if not isinstance(mask, torch.Tensor):
             continue
         if mask.ndim == 2:
-            return to_numpy(mask) == 0 if padding else to_numpy(mask) != 0, ""
+            values = to_numpy(mask)
+            added = values.dtype.kind == "f" and (values.min() < 0 or not values.any())  # to logits
+            valid = values > -1 if added else (values == 0) == padding
+            if len(valid) == 1 or not np.array_equal(valid, np.tri(len(valid))):  # which is causal
+                return valid, ""
         return None, f"{name} of shape {tuple(mask.shape)} is not examples x tokens: padding counts without mask="
     return None, ""

@@ -34,6 +34,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, scope: Scope, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
         super().__init__()
         self.scope = scope
+        self.ignored = {id(x) for name, x in scope.module.named_parameters() if "lora_" in name}
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         self.inputs = {id(x): x for x in given}  # tensors that other linear layers take: the projection takes another
         self.leading = given[0].shape[:-1] if given else ()
@@ -41,6 +42,7 @@ class Recorder(TorchFunctionMode):
         self.weight: torch.Tensor | None = None  # of the output projection
         self.flat = False  # whether this weight is inputs x outputs
         self.transposed: tuple[int, int] | None = None  # (T, B) if rows of `projected` are in this order
+        self.tokens_first = False  # whether the layer takes T B D
         self.product: torch.Tensor | None = None  # result of the attention product, B N T H
         self.logits: Callable[[int], torch.Tensor] | None = None  # of the first examples, B N T S
         self.queries: torch.Tensor | None = None  # of a fused attention product, B N T H
@@ -101,6 +103,8 @@ class Recorder(TorchFunctionMode):
                 self.product, self.projected = by_head(result, self.scope.heads), None
 
     def _see_linear(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        if id(weight) in self.ignored:
+            return
         if self.scope.projection is not None:
             chosen = weight is self.scope.projection.weight
         else:
@@ -155,6 +159,12 @@ class Recorder(TorchFunctionMode):
         else:
             x = self.projected.reshape(*self.transposed, -1).transpose(0, 1)
         notes, heads = [], self.scope.heads
+        if self.product is not None and self.product.ndim == 4 and self.transposed is None:
+            batch, _, tokens, _ = self.product.shape
+            if tokens == 1 and self.projected.shape[:-1] == (batch,):  # one query pools the tokens of each image
+                x = self.projected[:, None]
+            self.tokens_first = (tokens, batch) == x.shape[:2] != (batch, tokens)
+            x = x.transpose(0, 1) if self.tokens_first else x
         if self.product is not None and self.product.ndim == 4 and self._tokens_agree(x):
             joined = self.product.transpose(1, 2).flatten(2)
             if joined.shape == x.shape:

@@ -20,6 +20,7 @@ class TrainerCallback(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.watch = watch(model, **self.options).__enter__()
+        self.watch.training_only = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.watch is not None and self.watch.open:

@@ -35,7 +35,7 @@ INSIDE = ("proj", "c_proj", "dense")  # the output projection inside an attentio
 ATTENTION, MLP = re.compile(r"attn|attention", re.IGNORECASE), re.compile(r"mlp|dense|ffn|feed_forward", re.IGNORECASE)
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 HEADS, KV_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads"), ("num_key_value_heads", "n_head_kv")
-INTERLEAVED = ("gpt_neox", "bloom")  # packed as N 3 H; others as N H, K H, K H
+INTERLEAVED = ("gpt_neox", "bloom", "deberta")  # packed as N 3 H; others as N H, K H, K H
 BY_GROUP = ("codegen", "internlm2")  # packed as groups of queries with their keys and values
 CONTIGUOUS = ("chatglm", "glm", "glm4")  # with the name query_key_value, but N H, K H, K H
 Members = Mapping[str, StoredTensor]  # matrices of a layer by role
@@ -289,7 +289,9 @@ def _attention_loaders(layer: Layer, members: Members, layout: Layout) -> Loader
                     layout.object(layer, f"heads={heads}: {members[role].name} has {sizes}")
                     continue
             loaders[role] = functools.partial(layout.load_heads, members[role], size)
-    if packed and total is not None:
+    if packed and query:
+        layer.note(f"{packed.name}: keys and values packed without queries are not measured")
+    elif packed and total is not None:
         loaders |= _packed_loaders(layer, packed, total, layout)
     if out:
         loaders["out"] = lambda: layout.load(out).reshape(layer.heads or 1, -1, layout.outputs(out))

@@ -90,6 +90,12 @@ def test_unread_numbers_of_heads_are_warned_of(tmp_path, capsys):
     assert mentions(capsys.readouterr().err, "WARNING", tmp_path / "config.json", "heads")
 
 
+def test_normalisation_of_images_is_read(tmp_path):
+    assert published.normalisation(tmp_path) == {}
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}')
+    assert published.normalisation(tmp_path / "model.safetensors") == {"mean": (0.1, 0.2), "std": (0.3, 0.4)}
+
+
 def test_gpt2_declared_tied_says_how_to_untie_it(tmp_path):
     """Following the advice for an untied GPT-2 whose config.json says that it is tied ends in a model that loads."""
     content, model = describe("gpt2")

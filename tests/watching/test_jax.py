@@ -553,6 +553,20 @@ def test_wrong_uses():
             pass
 
 
+def test_another_function_of_the_same_name_is_not_taken_for_flax():
+    """`jax.nn.dot_product_attention` has a scale and lengths, which change the logits."""
+    model = NnxModel()
+    for block in model.blocks:
+        block.attention.attention_fn = dot_product_attention
+    with leanformer.watch(model, measures=MEASURES) as w:
+        model(X)
+    assert all(set(layer.total) == {"attention_output", "head_output", "tokens"} for layer in w.layers.values())
+
+
+def dot_product_attention(q, k, v, **_):
+    return jax.nn.dot_product_attention(q, k, v, scale=1.0)
+
+
 def test_equinox():
     eqx = pytest.importorskip("equinox")
 

@@ -195,14 +195,19 @@ def test_every_and_record():
     assert second["blocks.0.attention/attention_output"] == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("given", ["argument", "option"])
+class AddedMask(Model):
+    def forward(self, x, attention_mask=None):
+        return super().forward(x, None if attention_mask is None else attention_mask == 0)
+
+
+@pytest.mark.parametrize("given", ["argument", "option", "added to logits"])
 def test_padding_does_not_count(given):
     """Each example equals itself alone, without its padding."""
-    model, lengths = Model(), (11, 5, 9, 11)
+    model, lengths = AddedMask() if "added" in given else Model(), (11, 5, 9, 11)
     x = batch()
     mask = torch.arange(TOKENS)[None] < torch.tensor(lengths)[:, None]
     with torch.no_grad(), leanformer.watch(model, mask=mask if given == "option" else None) as w:
-        model(x, attention_mask=mask.long())
+        model(x, attention_mask=-1e4 * ~mask if "added" in given else mask.long())
     for i, length in enumerate(lengths):
         alone = watch_once(model, x[i : i + 1, :length], measures=w.options.measures)
         for layer in w.layers:
@@ -373,13 +378,62 @@ def test_mask_of_the_wrong_shape_is_refused():
         watch_once(Model(), batch(), mask=np.ones((4, 9)))
 
 
-def test_unreadable_mask_has_a_status():
+@pytest.mark.parametrize("shape", [(BATCH, 1, TOKENS, TOKENS), (TOKENS, TOKENS), (BATCH, BATCH)], ids=str)
+def test_mask_of_pairs_of_tokens_is_not_padding(shape):
     class Wrapped(Model):
         def forward(self, x, attention_mask=None):
             return super().forward(x)
 
-    w = watch_once(Wrapped(), batch(), torch.ones(BATCH, 1, TOKENS, TOKENS))
-    assert "attention_mask of shape" in w.rows[0]["status"]
+    x = batch(tokens=shape[-1])
+    w = watch_once(Wrapped(), x, torch.ones(shape).tril(), examples=None)
+    assert "mask" in w.rows[0]["status"] and w.rows[0]["tokens"] == [shape[-1]] * 2
+
+
+class Turned(Attention):
+    """Attention to T B D, or with one query, that pools B D of B T D."""
+
+    def __init__(self, pools=False):
+        super().__init__()
+        self.pools = pools
+
+    def forward(self, x, mask=None):
+        if self.pools:
+            q, k, v = self.split(x)
+            return self.omega(functional.scaled_dot_product_attention(q[:, :, :1], k, v)[:, :, 0].flatten(1))
+        return self.omega(self.heads(x.transpose(0, 1)).permute(2, 0, 1, 3).flatten(2))
+
+
+def test_tokens_before_examples():
+    class TokensFirst(Model):
+        def forward(self, x):
+            return super().forward(x.transpose(0, 1))
+
+    model, turned = Model(), TokensFirst()
+    for block, other in zip(model.blocks, turned.blocks, strict=True):
+        other.attention = Turned()
+        other.attention.load_state_dict(block.attention.state_dict())
+    usual, found = (watch_once(m, batch(), measures=("attention_output", "tokens")) for m in (model, turned))
+    assert found.rows == usual.rows
+
+
+def test_images_of_a_pooling_query_are_not_tokens():
+    w = watch_once(Turned(pools=True), batch(), measures=("head_output",))
+    assert "single token" in w.rows[0]["status"]
+
+
+def test_adapter_behind_an_unseen_kernel_is_not_the_output_projection():
+    class Unseen(Attention):
+        def __init__(self):
+            super().__init__()
+            self.lora_A, self.lora_B = nn.Linear(HEADS * HEAD_DIM, 2 * HEADS), nn.Linear(2 * HEADS, WIDTH)
+
+        def forward(self, x, mask=None):
+            q, k, v = self.split(x)
+            weights = torch.exp(torch.einsum("bnth,bnsh->bnts", q, k))
+            out = torch.einsum("bnts,bnsh->btnh", weights / weights.sum(-1, keepdim=True), v).flatten(2)
+            return self.omega(out) + self.lora_B(self.lora_A(out))
+
+    assert watch_once(Unseen(), batch(), measures=("attention_output",)).rows[0]["shape"] == [TOKENS, HEADS * HEAD_DIM]
 
 
 def test_singular_is_a_bound_and_nan_is_counted():
@@ -537,6 +591,7 @@ def test_trainer_of_the_page_hands_values_to_history_and_loggers(tmp_path):
     options = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**options, vocab_size=50))
     options = {"max_steps": 4, "logging_steps": 2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    options |= {"eval_strategy": "steps", "eval_steps": 2}
     names = {"transformers": transformers, "leanformer": leanformer, "model": model}
     names["arguments"] = transformers.TrainingArguments(str(tmp_path), use_cpu=True, **options)
     names["dataset"] = [{"input_ids": torch.randint(50, (TOKENS,)), "labels": i % 2} for i in range(8)]
@@ -545,13 +600,14 @@ def test_trainer_of_the_page_hands_values_to_history_and_loggers(tmp_path):
 
     class Logged(transformers.TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
-            logged.append(dict(logs))
+            if "eval_loss" not in logs:
+                logged.append(dict(logs))
 
-    exec(
-        code.replace("every=100", "every=2").replace("dataset)", "dataset, callbacks=[logged])"),
-        names | {"logged": Logged()},
-    )
+    names["logged"] = Logged()
+    code = code.replace("every=100", "every=2")
+    exec(code.replace("dataset)", "dataset, eval_dataset=dataset, callbacks=[logged])"), names)
     assert not has_hooks(model) and len(logged) == 3
+    assert names["callback"].watch.rows[0]["calls"] == 2  # of 4 steps; those of evaluation do not count
     assert all(entry[f"bert.encoder.layer.{i}.attention/tokens"] > 1 for entry in logged[:2] for i in range(2))
 
 
@@ -642,6 +698,17 @@ def test_reference_model_and_rows():
     assert rows == [row["median"] for row in before.rows if row["median"] is not None]
     again = watch_once(model, batch(), reference=before.rows, measures=w.options.measures)
     assert again.rows == w.rows and "reference" in w.table() and "Against the reference" in str(w)
+
+
+def test_reference_model_leaves_the_cache(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=24, n_layer=2, n_head=3, vocab_size=50, n_positions=64)
+    model, initial = (transformers.GPT2LMHeadModel(config).eval() for _ in range(2))
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(torch.arange(1, 9)[None], **options)
+    with leanformer.watch(model, reference=initial) as w:
+        found = model.generate(torch.arange(1, 9)[None], **options)
+    assert torch.equal(found, expected) and w.rows[0]["tokens"] == [8, 8]
 
 
 def test_queries_and_keys_of_fused_attention():

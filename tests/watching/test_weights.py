@@ -67,8 +67,15 @@ def neox():
     return {f"layers.0.{n}.weight": x for n, x in zip(names, (packed, o, up, down), strict=True)}
 
 
+def deberta():
+    q, k, v, o, up, down = matrices()
+    packed = np.stack([x.reshape(HEADS, HEAD_DIM, WIDTH) for x in (q, k, v)], axis=1).reshape(-1, WIDTH)
+    names = ("attention.self.in_proj", "attention.output.dense", "intermediate.dense", "output.dense")
+    return {f"encoder.layer.0.{n}.weight": x for n, x in zip(names, (packed, o, up, down), strict=True)}
+
+
 FILES = {"llama": (llama, matrices(2)), "timm": (timm, matrices()), "bert": (bert, matrices())}
-FILES |= {"gpt2": (gpt2, square(None)), "gpt_neox": (neox, matrices())}
+FILES |= {"gpt2": (gpt2, square(None)), "gpt_neox": (neox, matrices()), "deberta": (deberta, matrices())}
 
 
 def kappa(x):
@@ -115,6 +122,18 @@ def test_equals_numpy(tmp_path, name):
     assert rows["query_weights"]["shape"] == [weights[0].shape[1], TOTAL] and w.unmatched == {}
     assert len([row for row in w.rows if row["measure"] == "query_key_product"]) == 1 + HEADS
     assert {row["status"] for row in w.rows} == {"ok"} and "4 x 6" in w.table()
+
+
+def test_cross_attention_of_gpt2_has_queries_of_its_own(tmp_path):
+    q, k, v, o, *_ = (x.T.copy() for x in square(None))
+    parts = {"q_attn": q, "c_attn": np.concatenate([k, v], axis=1), "c_proj": o}
+    own = {f"h.0.crossattention.{n}.weight": x for n, x in parts.items()}
+    save_file(gpt2() | own, tmp_path / "model.safetensors")
+    w = leanformer.watch_weights(tmp_path, heads=HEADS)
+    layer = w.layers["h.0.crossattention"]
+    assert set(layer.names).isdisjoint({"key_weights", "value_weights"}) and "c_attn" in layer.status()
+    values = layer.total["query_weights_per_head"].values[0, :, 0]
+    np.testing.assert_allclose(values, kappa(q.T.reshape(HEADS, HEAD_DIM, -1)), rtol=1e-4)
 
 
 def test_unknown_heads_and_everything_else(tmp_path):
