@@ -105,8 +105,8 @@ class Common:
     task: str = ""  # training task: a registry entry of leanformer/tasks
     seed: int = 0  # random seed of initial weights, data order, augmentation, mixup and drop path
     batch_size: int = 1024  # global batch size: the sum over devices, processes and gradient accumulation steps
-    # gradient accumulation steps per optimizer step; less memory, equal result, except for batch norm (XCiT, VOLO),
-    # which normalises each micro-batch, and (mlp_)sigma_reparam, whose estimate of σ₁ moves in each
+    # gradient accumulation steps per optimizer step; less memory, equal result, except for batch norm (XCiT, VOLO) and
+    # scale="batch" (Nyström), which are over each micro-batch, and (mlp_)sigma_reparam, whose estimate of σ₁ moves
     accumulate: int = 1
     # training length in epochs; exactly one of total_epochs, total_steps and total_tokens is above 0
     total_epochs: float = 300.0

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import hashlib
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,11 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from leanformer import config
-from leanformer.data import Batches, Source, quote
+from leanformer.data import Batches, Source, quote, size
 from leanformer.data.images import count_classes
 from leanformer.data.loader import Prepare
 from leanformer.errors import ConfigError, DataError
-from leanformer.runtime import timing
+from leanformer.runtime import multihost, timing
 
 
 Spec = tuple[tuple[int, ...], Any]  # shape and dtype of one example's array
@@ -210,11 +211,20 @@ def _eval_splits(c: Any) -> dict[str, str]:
 def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) -> tuple[Source, dict[str, Source]]:
     """Return the training split, and the evaluation splits by name, "" for `data.eval_split`.
 
-    `classes` are of a run that has started, by default of the training split; other splits may lack some.
+    `classes` are of a run that has started, by default of the training split; other splits may lack some. Raises
+    DataError if another process has other data.
     """
     with timing.announce(f"Reading the data of {c.data.name}"):
         train = module.open(c.data.train_split, classes)
-        return train, {name: module.open(split, class_names(train)) for name, split in _eval_splits(c).items()}
+        held_out = {name: module.open(split, class_names(train)) for name, split in _eval_splits(c).items()}
+    tokenizer, facts = getattr(train, "tokenizer", None), {"classes": class_names(train)}
+    facts |= {f"examples of {name}": size(source) for name, source in by_split(c, train, held_out).items()}
+    facts["tokenizer"] = tokenizer and hashlib.sha256(tokenizer.json().encode()).hexdigest()
+    first, *others = multihost.all_gather_host(facts)
+    for process, other in enumerate(others, 1):
+        if differ := [key for key in first if first[key] != other[key]]:
+            raise DataError(f"Processes 0 and {process} have other data: {differ}. Copy them, or share data.dir.")
+    return train, held_out
 
 
 def by_split(c: Any, train: Source, held_out: Mapping[str, Source]) -> dict[str, Source]:

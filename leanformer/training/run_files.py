@@ -34,6 +34,7 @@ NUMERICS = (  # variables that may change the numbers of a run
     "NVIDIA_TF32_OVERRIDE",
 )
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "leanformer")
+KEPT = ("task", "model.name", "data.eval_split", "eval.examples", "data.crop_fraction")  # of a run, to its end
 CLASSES, TOKENIZER = "classes.json", "tokenizer.json"
 EXPORTED = "exported"  # key of config.json in a folder of `export`
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")  # keys of records that differ between equal runs
@@ -198,16 +199,16 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
 
 
 def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None]) -> None:
-    """Warn of changes since a run's config.json was written. Raises ConfigError for another task or architecture."""
+    """Warn of changes since a run's config.json was written. Raises ConfigError for others in KEPT."""
     if not (workdir / "config.json").is_file():
         return
     changes = config_changes(workdir, config)
-    for key in ("task", "model.name"):
-        if key in changes:
-            was, now = changes[key]
-            raise ConfigError(
-                f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir.'
-            )
+    for key in (key for key in KEPT if key in changes):
+        was, now = changes[key]
+        raise ConfigError(
+            f'{key}="{now}": the run in {workdir} has {key}="{was}". Choose another folder for --workdir, or keep it; '
+            "eval.more adds evaluations, but the best checkpoint is the best in one."
+        )
     before = files.read_json(workdir / "config.json")
     for name, after in {"environment": _environment(), "examples": examples}.items():
         changes |= {f"{name} {key}": values for key, values in _differences(before.get(name, {}), after).items()}

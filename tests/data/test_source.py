@@ -65,7 +65,7 @@ def test_files_that_are_not_images_are_ignored(folder):
         path = folder / "train" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"no image")
-    with pytest.warns(UserWarning, match="3 files"):
+    with pytest.warns(UserWarning, match="yak"), pytest.warns(UserWarning, match="3 files"):
         after = Folder(folder, "train")
     assert after.classes == before.classes == ["ape", "bee", "cat"]
     assert [after.name(i) for i in range(len(after))] == [before.name(i) for i in range(6)]
@@ -104,6 +104,8 @@ def test_smaller_images_are_a_folder_of_the_same_classes(folder, rng):
     times = {path: path.stat().st_mtime_ns for path in small.glob("train/*/*")}
     shrink_images(source, small, "train", short_side=12, channels=1, workers=0)  # as after a kill
     assert {path: path.stat().st_mtime_ns for path in small.glob("train/*/*")} == times
+    with refuses("other images", error=DataError):
+        shrink_images(source, small, "train", short_side=11, channels=1, workers=0)
     with refuses("pixels", error=DataError):
         shrink_images(Synthetic("test", 8, 1, 3), small, "x", short_side=12, channels=1, workers=0)
 

@@ -18,7 +18,8 @@ from messages import mentions, refuses
 from random_weights import fill_weights
 from small_runs import read_records
 
-from leanformer import evaluate, train
+from leanformer import evaluate, tasks, train
+from leanformer.errors import DataError
 from leanformer.training import evaluators, optimizers, run_files, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -37,6 +38,12 @@ def points(tiny):
     tiny.probe.update(every=6, examples=8)
     tiny.loss = "softmax"
     return tiny
+
+
+def test_other_data_of_another_process_are_refused(points, monkeypatch):
+    monkeypatch.setattr(tasks.multihost, "all_gather_host", lambda facts: [facts, facts | {"examples of held out": 1}])
+    with refuses("Processes 0 and 1", "'examples of held out'", error=DataError):
+        tasks.open_data(tasks.build_task(points).data, points)
 
 
 def test_custom_task_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):

@@ -45,9 +45,12 @@ def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_pat
     run_files.write_config(tmp_path, images)
     with refuses('task="language"', 'task="images"'):
         run_files.warn_changes(tmp_path, texts, {})
-    with images.unlocked():
-        images.model.name = "xcit"
+    images.unlock()
+    images.model.name = "xcit"
     with refuses('model.name="xcit"', 'model.name="vit"'):
+        run_files.warn_changes(tmp_path, images, {})
+    images.model.name, images.eval.examples = "vit", 7  # the scores until then are of all examples
+    with refuses('eval.examples="7"', "eval.more"):
         run_files.warn_changes(tmp_path, images, {})
     assert capfd.readouterr().err == ""
 

@@ -1,6 +1,7 @@
 """Image decoding by OpenCV or Pillow, and folders of smaller images, which load faster than large originals."""
 
 import functools
+import hashlib
 import io
 import itertools
 from collections.abc import Sequence
@@ -99,11 +100,16 @@ def shrink_images(source: Any, folder: Path, split: str, *, short_side: int | No
 
     Larger images are resized to `short_side`, bicubic as in Pillow, and stored as JPEGs of `channels`; others, and
     unreadable ones, keep their bytes, as all do with `short_side=None`. Files that exist are kept, so a killed call can
-    be repeated.
+    be repeated; DataError if they are of other images or another size.
     """
     if not isinstance(source[0]["image"], bytes):
         raise DataError("The data are pixels in memory, not encoded images: smaller ones would save no time.")
     names = [name.replace("/", "_") for name in source.classes or map(str, range(source.num_classes or 0))]
+    listed = hashlib.sha256("\n".join(map(source.name, range(len(source)))).encode()).hexdigest()
+    recipe, record = {"images": listed, "short_side": short_side, "channels": channels}, folder / f"{split}.json"
+    if (folder / split).exists() and not (record.is_file() and files.read_json(record) == recipe):
+        raise DataError(f"{folder / split} has other images, or of another size. Choose another folder as --out.")
+    files.write_json(record, recipe)
     for name in names:
         (folder / split / name).mkdir(parents=True, exist_ok=True)
     files.write_text(folder / "classes.txt", "\n".join([*names, ""]))

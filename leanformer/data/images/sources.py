@@ -74,12 +74,14 @@ def _scan_folders(root: Path, split: str) -> list[tuple[str, str]]:
 
 
 def _class_folders(folder: Path) -> list[str]:
-    """Return the folders in a folder that contain an image, sorted."""
+    """Return the folders in a folder that contain an image, sorted; warns of others that are not empty."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    found = []
+    found, others = [], []
     for name in names:
         with os.scandir(folder / name) as entries:
-            found += [name] if any(_is_image(entry.name) for entry in entries) else []
+            (found if any(_is_image(entry.name) for entry in entries) else others).append(name)
+    if others := [name for name in others if any((folder / name).iterdir())]:
+        warnings.warn(f"Left out of {folder}, without an image such as .jpg: {', '.join(others)}.", stacklevel=4)
     return found
 
 

@@ -19,7 +19,7 @@ from leanformer.data.text.tokenizer import FILE, Tokenizer, byte_tokenizer, pars
 from leanformer.errors import DataError
 
 
-VERSION = 2  # version of tokens and vocabularies, part of their folders' names: another version is made beside them
+VERSION = 3  # version of tokens and vocabularies, part of their folders' names: another version is made beside them
 CACHE = "~/.cache/leanformer/texts"
 PIECE_BYTES = 1 << 23  # of text tokenised at a time: some seconds on one core, and megabytes of tokens
 PIECES_PER_WORKER = 16  # minimum: minutes of work, for seconds to start it

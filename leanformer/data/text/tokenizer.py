@@ -2,8 +2,11 @@
 
 import functools
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from string import punctuation
 from typing import Any
 
 import numpy as np
@@ -125,11 +128,14 @@ def train_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 def train_wordpiece(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a WordPiece tokenizer on words in lower case without accents, as in BERT (Devlin et al. 2019).
 
-    The tokens of SPECIAL come first, followed by the others in alphabetical order, since the library numbers tokens
-    differently in every training.
+    The tokens of SPECIAL come first, followed by the others in alphabetical order: the library numbers tokens
+    differently in every training. It also prefers the pair of lower numbers among equally frequent ones, so letters
+    inside words are numbered first.
     """
-    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False)
     base = _wordpiece({token: number for number, token in enumerate(SPECIAL)})
+    inside = set().union(*(re.sub(r"(^|\s)\S", " ", base.normalizer.normalize_str(text)) for text in texts))
+    letters = [f"##{c}" for c in sorted(inside) if unicodedata.category(c)[0] not in "PZC" and c not in punctuation]
+    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=[*SPECIAL, *letters], show_progress=False)
     base.train_from_iterator(texts, trainer)
     learned = sorted(base.get_vocab().keys() - set(SPECIAL))
     _check_size("wordpiece", vocabulary, len(SPECIAL) + len(learned))
