@@ -16,7 +16,7 @@ COMMANDS = {  # module of each command, and what it does
     "plan": "list and rank the architectures that spend a budget",
     "sweep": "train a grid of configs, keys and seeds",
     "compare": "compare finished runs with confidence intervals",
-    "prepare": "check, build or shrink the data of a config",
+    "prepare": "check or build the data of a config",
     "convert": "export a run for other libraries, or convert weights",
     "keys": "list the keys of a config, with values and help",
 }

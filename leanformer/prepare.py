@@ -1,18 +1,15 @@
-"""Preparation of a config's data before training: check, build or shrink.
+"""Preparation of a config's data before training: check or build.
 
     python -m leanformer.prepare check --config=FILE     # checks that the data are present and complete
     python -m leanformer.prepare build --config=FILE     # generates listops: data; trains tokenizers and tokenises
                                                          # texts; downloads and prepares tfds: data (requires
                                                          # tensorflow once)
-    python -m leanformer.prepare shrink --config=FILE --short_side=288 --out=DIR    # writes a folder of smaller images
-                                                         # for training with --config.data.name=folder:DIR
 
 `check` also reads and preprocesses a few examples of each split, so that a wrong image size is detected early (training
 names corrupted files), and measures the number of training examples per second that one core prepares.
 """
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,7 @@ from leanformer import cli, data
 from leanformer.errors import ConfigError, DataError
 
 
-VERBS = ("check", "build", "shrink")
+VERBS = ("check", "build")
 EXAMPLES_READ = 8  # of each split
 EXAMPLES_TIMED = 16  # training examples with which the speed of one core is measured
 
@@ -71,41 +68,16 @@ def examples_per_core(config: ConfigDict, module: Any, train: Any) -> float:
     return EXAMPLES_TIMED / max(time.thread_time() - start, 1e-9)
 
 
-def write_smaller(config: ConfigDict, folder: Path, short_side: int) -> None:
-    """Write smaller training images, and the unchanged images of the evaluation split, to a folder."""
-
-    from leanformer import tasks
-    from leanformer.config.rules import image_sides
-    from leanformer.data.images.decoding import shrink_images
-
-    if "image_size" not in config.model or short_side < max(image_sides(config.model.image_size)):
-        raise ConfigError(f"--short_side={short_side}: prepare shrink requires images, of at most this image_size.")
-    train, held_out = tasks.open_data(tasks.build_task(config).data, config)
-    sources: dict[str, tuple[Any, int | None]] = {
-        config.data.train_split: (train, short_side),
-        config.data.eval_split: (held_out[""], None),
-    }
-    for split, (images, side) in sources.items():
-        options = {"short_side": side, "channels": config.model.channels, "workers": config.data.workers}
-        print(f"{folder / split}: {shrink_images(images, folder, split, **options):,} images")
-    print(f"To train on them, pass --config.data.name=folder:{folder}")
-
-
 @cli.command(
     cli.CONFIG,
-    cli.Flag("out", "Folder to write smaller images to (`shrink` only)."),
-    cli.Flag("short_side", "Short side of the smaller images in pixels (`shrink` only).", int, default=288),
     words=f"one of: {', '.join(VERBS)}",
 )
 def main(flags: cli.Values) -> None:
     from leanformer import tasks, text
 
     verb, config = " ".join(flags.words), flags.config
-    if verb not in VERBS or (verb == "shrink" and flags.out is None):
-        raise ConfigError(f"prepare {verb}: expected one of: {', '.join(VERBS)}; shrink requires --out=DIR.")
-    if verb == "shrink":
-        write_smaller(config, Path(flags.out).expanduser(), flags.short_side)
-        return
+    if verb not in VERBS:
+        raise ConfigError(f"prepare {verb}: expected one of: {', '.join(VERBS)}.")
     if verb == "build" and not tasks.build_task(config).data.build():
         print(f"{config.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(config).items():

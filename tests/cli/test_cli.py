@@ -19,7 +19,7 @@ BAD = {  # per command: arguments that it refuses, and the parts that its messag
     "evaluate": (["--workdir=DIR"], ["--workdir=DIR", "config.json"]),
     "probe": ([], ["--workdir", "--config"]),
     "cost": (["--config=configs/nope.py"], ["configs/nope.py"]),
-    "prepare": (["--config=configs/quickstart.py"], ["check", "build", "shrink"]),
+    "prepare": (["--config=configs/quickstart.py"], ["check", "build"]),
     "convert": (["--out=DIR"], ["--weights"]),
     "predict": (["--workdir=DIR"], ["--name=value"]),
     "compare": (["DIR"], ["DIR"]),

@@ -135,4 +135,4 @@ def test_prepare_check_reports_the_data(tmp_path):
     check_page("prepare_check", out)
     assert mentions(out, 10000, 2000)
     check_refused([*command("prepare", changes={"data.name": f"folder:{tmp_path}"}), "check"], tmp_path, "train")
-    check_refused(command("prepare"), "check", "build", "shrink")
+    check_refused(command("prepare"), "check", "build")

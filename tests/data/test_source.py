@@ -13,7 +13,6 @@ from tiny_tfds import prepare_tiny_images
 
 from leanformer import config, data, tasks
 from leanformer.data.images import open_images
-from leanformer.data.images.decoding import shrink_images
 from leanformer.data.images.sources import Folder, Idx, Synthetic
 from leanformer.data.source import RECORD, Source, make_dataset, read_record
 from leanformer.errors import ConfigError, DataError
@@ -83,31 +82,6 @@ def test_split_file_may_have_spaces(folder, line, file, label):
     (folder / "few.txt").write_text(line)
     source = Folder(folder, "few")
     assert (source.name(0), source.classes) == (str(folder / file), [label])
-
-
-def test_smaller_images_are_a_folder_of_the_same_classes(folder, rng):
-    """Larger images become JPEGs of the short side; others, and broken ones, keep their bytes."""
-    large = rng.integers(0, 256, (30, 60), dtype=np.uint8)
-    Image.fromarray(large).save(folder / "train" / "cat" / "large.png")
-    (folder / "train" / "cat" / "torn.png").write_bytes(make_png(1)[:40])
-    source, small = Folder(folder, "train"), folder / "small"
-    assert shrink_images(source, small, "train", short_side=12, channels=1, workers=0) == len(source) == 8
-    after = Folder(small, "train")
-    assert after.classes == source.classes
-    assert [after[i]["label"] for i in range(8)] == [source[i]["label"] for i in range(8)]
-    changed = [i for i in range(8) if after[i]["image"] != source[i]["image"]]
-    assert [source.name(i).rsplit("/", 1)[1] for i in changed] == ["large.png"]
-    expected = Image.fromarray(large).resize((24, 12), Image.Resampling.BICUBIC)
-    picture = Image.open(io.BytesIO(after[changed[0]]["image"]))
-    assert picture.format == "JPEG" and picture.size == (24, 12)
-    assert np.abs(np.asarray(picture, float) - np.asarray(expected, float)).mean() < 8
-    times = {path: path.stat().st_mtime_ns for path in small.glob("train/*/*")}
-    shrink_images(source, small, "train", short_side=12, channels=1, workers=0)  # as after a kill
-    assert {path: path.stat().st_mtime_ns for path in small.glob("train/*/*")} == times
-    with refuses("other images", error=DataError):
-        shrink_images(source, small, "train", short_side=11, channels=1, workers=0)
-    with refuses("pixels", error=DataError):
-        shrink_images(Synthetic("test", 8, 1, 3), small, "x", short_side=12, channels=1, workers=0)
 
 
 def test_split_file(folder):

@@ -3,8 +3,7 @@
 Transforms: images per second on one core, against plain Pillow decoding and resizing of the same JPEG files. The
 files are natural-like (1/f noise, quality 90). Every round runs every candidate, so that other load
 on the machine affects all equally; medians over rounds are shown. The goal of the training transform is 1.5 times
-Pillow at every size. Also measured: the same transform from files and from smaller ones (`leanformer.prepare
-shrink`), and the fraction of its time that a real training run waits for data.
+Pillow at every size. Also measured: the fraction of its time that a real training run waits for data.
 """
 
 import argparse
@@ -22,8 +21,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from leanformer.data import open_images
-from leanformer.data.images.decoding import shrink_images
 from leanformer.data.images.transforms import Augmentation, eval_transform, train_transform
 from leanformer.training import run_files
 from tools.speed import timing
@@ -33,7 +30,6 @@ ROOT = Path(__file__).parents[2]
 SIZES = ((500, 375, 15), (1024, 768, 9), (2048, 1536, 5))  # width, height, rounds; the first is typical of ImageNet
 FILES = 48
 CROP = 224
-SHORT_SIDE = 288  # of the smaller images
 
 
 def write_images(folder: Path, width: int, height: int) -> list[Path]:
@@ -104,34 +100,6 @@ def measure_transforms() -> list[dict]:
     return rows
 
 
-def measure_cache() -> dict:
-    """Return images/s of the training transform on one core, from JPEG files and from smaller ones, by CPU time."""
-    width, height, rounds = SIZES[0]
-    with tempfile.TemporaryDirectory() as temporary:
-        folder, name = Path(temporary), f"folder:{temporary}"
-        (folder / "train" / "one").mkdir(parents=True)
-        write_images(folder / "train" / "one", width, height)
-        shape = {"image_size": CROP, "channels": 3, "num_classes": 1}
-        files = open_images(name, "train", **shape)
-        shrink_images(files, folder / "small", "train", short_side=SHORT_SIDE, channels=3, workers=0)
-        sources = {"files": files, "small": open_images(f"folder:{folder / 'small'}", "train", **shape)}
-        train = functools.partial(train_transform, rng=np.random.default_rng(0), size=CROP, channels=3)
-        seconds = {name: [] for name in sources}
-        for _ in range(rounds):
-            for name, source in sources.items():
-                start = time.process_time()
-                for index in range(len(source)):
-                    train(source[index]["image"], augmentation=Augmentation(rand_magnitude=9.0))
-                seconds[name].append((time.process_time() - start) / len(source))
-        sizes = [
-            sum(path.stat().st_size for path in (root / "train" / "one").iterdir())
-            for root in (folder, folder / "small")
-        ]
-    ratio = statistics.median(a / b for a, b in zip(seconds["files"], seconds["small"], strict=True))
-    result = {f"{name} images/s": round(1 / statistics.median(values)) for name, values in seconds.items()}
-    return result | {"ratio": round(ratio, 2), "share of bytes": round(sizes[1] / sizes[0], 2)}
-
-
 def measure_data_wait() -> dict:
     """Return the fraction of time that a real run, the quickstart with its reader in a thread, waits for data."""
     with tempfile.TemporaryDirectory() as workdir:
@@ -150,8 +118,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with pin_to_one_core():
-        tables = [measure_transforms(), [measure_cache()]]
-    for rows in (*tables, [measure_data_wait()]):
+        transforms = measure_transforms()
+    for rows in (transforms, [measure_data_wait()]):
         timing.show(rows, as_json=args.json)
         print()
 

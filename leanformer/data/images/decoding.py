@@ -1,28 +1,18 @@
-"""Image decoding by OpenCV or Pillow, and folders of smaller images, which load faster than large originals."""
+"""Image decoding by OpenCV or Pillow."""
 
-import functools
-import hashlib
 import io
-import itertools
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from leanformer.data.loader import map_ordered
-from leanformer.errors import CorruptExample, DataError
-from leanformer.runtime import files
+from leanformer.errors import CorruptExample
 
 
 cv2.setNumThreads(0)  # worker processes already use all cores: threads inside OpenCV would only compete with them
 
 MODES = {1: "L", 3: "RGB"}  # of Pillow, by number of channels
 MAX_PIXELS = 89_478_485  # a larger claim is a decompression bomb; Pillow warns from here on
-QUALITY = 90  # JPEG quality of smaller images
-IMAGES_PER_CALL = 1024  # images that a worker process writes per call
 
 
 def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
@@ -93,56 +83,3 @@ def decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
     if pixels is None:
         raise CorruptExample(f"OpenCV cannot decode this JPEG of {len(data)} bytes")
     return pixels
-
-
-def shrink_images(source: Any, folder: Path, split: str, *, short_side: int | None, channels: int, workers: int) -> int:
-    """Write the images of a split to `<folder>/<split>/<class>/`, to be read as `folder:<folder>`; return their number.
-
-    Larger images are resized to `short_side`, bicubic as in Pillow, and stored as JPEGs of `channels`; others, and
-    unreadable ones, keep their bytes, as all do with `short_side=None`. Files that exist are kept, so a killed call can
-    be repeated; DataError if they are of other images or another size.
-    """
-    if not isinstance(source[0]["image"], bytes):
-        raise DataError("The data are pixels in memory, not encoded images: smaller ones would save no time.")
-    names = [name.replace("/", "_") for name in source.classes or map(str, range(source.num_classes or 0))]
-    listed = hashlib.sha256("\n".join(map(source.name, range(len(source)))).encode()).hexdigest()
-    recipe, record = {"images": listed, "short_side": short_side, "channels": channels}, folder / f"{split}.json"
-    if (folder / split).exists() and not (record.is_file() and files.read_json(record) == recipe):
-        raise DataError(f"{folder / split} has other images, or of another size. Choose another folder as --out.")
-    files.write_json(record, recipe)
-    for name in names:
-        (folder / split / name).mkdir(parents=True, exist_ok=True)
-    files.write_text(folder / "classes.txt", "\n".join([*names, ""]))
-    task = functools.partial(_write_some, source, [folder / split / name for name in names], short_side, channels)
-    groups = [list(group) for group in itertools.batched(range(len(source)), IMAGES_PER_CALL)]
-    return sum(map_ordered(task, groups, workers))
-
-
-def _write_some(
-    source: Any, folders: Sequence[Path], short_side: int | None, channels: int, indices: Sequence[int]
-) -> int:
-    for index in indices:
-        example = source[index]
-        path = folders[example["label"]] / f"{index:08d}"
-        if path.with_suffix(".jpg").exists() or path.with_suffix(".png").exists():
-            continue
-        image = example["image"] if short_side is None else _shrink(example["image"], short_side, channels)
-        with files.atomic_write(path.with_suffix(".png" if image.startswith(b"\x89PNG") else ".jpg")) as draft:
-            draft.write_bytes(image)
-    return len(indices)
-
-
-def _shrink(image: bytes, short_side: int, channels: int) -> bytes:
-    """Return the JPEG of a larger image; the bytes of one that is small or unreadable."""
-    try:
-        pixels = decode_whole(image, channels)
-    except CorruptExample:
-        return image
-    height, width = pixels.shape[:2]
-    if min(height, width) <= short_side:
-        return image
-    scale = short_side / min(height, width)
-    out = io.BytesIO()
-    smaller = Image.fromarray(pixels).resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
-    smaller.save(out, "JPEG", quality=QUALITY)
-    return out.getvalue()
