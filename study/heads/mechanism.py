@@ -101,6 +101,7 @@ ARMS = {  # in the order in which they are trained
     "32 given": Arm(32, given=1),
     "4 given": Arm(4, given=1),
     "4 low rank given": Arm(4, head_dim=4, given=1),
+    "32 given itself": Arm(32, given=0),  # the token itself: a sham
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
