@@ -31,6 +31,7 @@ SPLIT = {"32": 0.5, "4 low rank": -0.5, "32 wide": 0.5, "4": -0.5}
 INTERACTION = {"32": 1.0, "4 low rank": -1.0, "32 wide": -1.0, "4": 1.0}
 TAUGHT = {"32": 1.0, "32 taught at first": -1.0}
 GIVEN = GAP | {"32 given": -1.0, "4 given": 1.0}
+SHAM = {"32 given itself": 1.0, "32 given": -1.0}
 GIVEN_FEW = FEW | {"32 given": -1.0, "4 low rank given": 1.0}
 PARTS = (  # rules that something explains a gap: claim, gap, what closes a part of it
     ("Rank explains the lateness", GAP, {"32": 1.0, "32 rank": -1.0}),
@@ -44,6 +45,7 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("The split costs before step 700", FEW, {"32": 1.0, "32 tied until 700": -1.0}),
     ("The previous token's pattern explains the lateness", GAP, GIVEN),
     ("The previous token's pattern explains the split", FEW, GIVEN_FEW),
+    ("It is the previous token's pattern", {"32": 1.0, "32 given": -1.0}, SHAM),
     ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
 )
 LATER = {"32 rate", "32 rank", "32 wide", "4 low rank", "256: 4 low rank"}  # planned after the other arms' rows
