@@ -32,6 +32,8 @@ INTERACTION = {"32": 1.0, "4 low rank": -1.0, "32 wide": -1.0, "4": 1.0}
 TAUGHT = {"32": 1.0, "32 taught at first": -1.0}
 GIVEN = GAP | {"32 given": -1.0, "4 given": 1.0}
 SHAM = {"32 given itself": 1.0, "32 given": -1.0}
+ROTARY_GAP = {"rotary 32": 1.0, "rotary 4": -1.0}
+ROTARY_GIVEN = ROTARY_GAP | {"rotary 32 given": -1.0, "rotary 4 given": 1.0}
 GIVEN_FEW = FEW | {"32 given": -1.0, "4 low rank given": 1.0}
 PARTS = (  # rules that something explains a gap: claim, gap, what closes a part of it
     ("Rank explains the lateness", GAP, {"32": 1.0, "32 rank": -1.0}),
@@ -45,6 +47,7 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("The split costs before step 700", FEW, {"32": 1.0, "32 tied until 700": -1.0}),
     ("The previous token's pattern explains the lateness", GAP, GIVEN),
     ("The previous token's pattern explains the split", FEW, GIVEN_FEW),
+    ("The same with rotary positions", ROTARY_GAP, ROTARY_GIVEN),
     ("It is the previous token's pattern", {"32": 1.0, "32 given": -1.0}, SHAM),
     ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
 )
@@ -64,6 +67,9 @@ LATER |= {
     "4 given",
     "4 low rank given",
     "32 given itself",
+    "rotary 4",
+    "rotary 32 given",
+    "rotary 4 given",
 }
 EARLY = 3.5  # nats: a level that teaching reaches before it can harm
 LEVEL = 3.3  # nats of training loss at which the delay is read
@@ -272,7 +278,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the verdicts of the rules, and the delays, as text."""
     losses = losses_of(rows)
     learned = [name for name in losses if not name.startswith(("rotary", "256", "long")) and name not in LATER]
-    rotary = [name for name in losses if name.startswith("rotary")]
+    rotary = [name for name in losses if name.startswith("rotary") and name not in LATER]
     wide = [name for name in losses if name.startswith("256") and name not in LATER]
     lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
     lines += factor_rule(losses, "", "1", learned)
@@ -295,7 +301,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += factor_rule(losses, "256: ", None, wide)
     lines += ["", "Planned after the rows of width 128:", *rate_rule(losses, [*learned, "32 rate"])]
     for claim, gap, fall in PARTS:
-        arms = wide if "256: 32" in gap else learned
+        arms = wide if "256: 32" in gap else rotary if "rotary 32" in gap else learned
         lines += explains(losses, claim, gap, fall, None, [*arms, *(LATER & {*gap, *fall})])
     for claim, control, limit in (("narrow heads", "4", TAUGHT), ("split values", "4 low rank", FEW)):
         arms = [*learned, *(LATER & {*beyond_control(control)})]
