@@ -47,7 +47,7 @@ class Arm(NamedTuple):
         steps: length of the run and of its schedule.
         head_dim: dimension of a head's queries and keys; width / heads, as of its values, if None.
         taught: number of dimensions of values from which a head's queries and keys learn; see `teach`.
-        until: step until which they do, or until which heads are tied; to the end if None.
+        until: step until which they do, heads are tied or a pattern is given; to the end if None.
         patterns: number of groups of heads that start with the same queries and keys; see `begin_alike`.
         tied: True if they keep them; see `tie`.
         given: half of the heads attend to the key this many tokens before, from the start; see `give`.
@@ -102,6 +102,9 @@ ARMS = {  # in the order in which they are trained
     "4 given": Arm(4, given=1),
     "4 low rank given": Arm(4, head_dim=4, given=1),
     "32 given itself": Arm(32, given=0),  # the token itself: a sham
+    "4 given itself": Arm(4, given=0),
+    "32 given until 300": Arm(32, given=1, until=300),
+    "4 given until 300": Arm(4, given=1, until=300),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),

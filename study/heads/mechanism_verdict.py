@@ -31,6 +31,8 @@ SPLIT = {"32": 0.5, "4 low rank": -0.5, "32 wide": 0.5, "4": -0.5}
 INTERACTION = {"32": 1.0, "4 low rank": -1.0, "32 wide": -1.0, "4": 1.0}
 TAUGHT = {"32": 1.0, "32 taught at first": -1.0}
 GIVEN = GAP | {"32 given": -1.0, "4 given": 1.0}
+GIVEN_FIRST = GAP | {"32 given until 300": -1.0, "4 given until 300": 1.0}
+GIVEN_ITSELF = GAP | {"32 given itself": -1.0, "4 given itself": 1.0}
 SHAM = {"32 given itself": 1.0, "32 given": -1.0}
 ROTARY_GAP = {"rotary 32": 1.0, "rotary 4": -1.0}
 ROTARY_GIVEN = ROTARY_GAP | {"rotary 32 given": -1.0, "rotary 4 given": 1.0}
@@ -48,6 +50,8 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("The previous token's pattern explains the lateness", GAP, GIVEN),
     ("The previous token's pattern explains the split", FEW, GIVEN_FEW),
     ("The same with rotary positions", ROTARY_GAP, ROTARY_GIVEN),
+    ("The pattern until step 300 explains the lateness", GAP, GIVEN_FIRST),
+    ("The sham explains the lateness", GAP, GIVEN_ITSELF),
     ("It is the previous token's pattern", {"32": 1.0, "32 given": -1.0}, SHAM),
     ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
 )
@@ -67,6 +71,9 @@ LATER |= {
     "4 given",
     "4 low rank given",
     "32 given itself",
+    "4 given itself",
+    "32 given until 300",
+    "4 given until 300",
     "rotary 4",
     "rotary 32 given",
     "rotary 4 given",
