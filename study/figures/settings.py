@@ -27,14 +27,15 @@ SETTINGS = [
         r"section 3\.1|(?<= )\d\. (?=[A-Z])",  # items of a list
         r"(?:training loss of|steps to|reaches) \d\.\d nats|\| \d\.\d nats \|",  # losses that are reached
         r"(?:behind|minus|to|beats two|error|ViTs with) (?:of )?[24](?= on| heads| \(p| \||\.| with| instead| by)",
-        r"[Ss]tep (?:300|400|500|700)|steps 300, 500 and 700|32 different patterns|with 4 patterns",
+        r"[Ss]tep (?:300|400|500|700)|steps 300, 500 and 700|with 4 patterns",
         r"1,000 of 4,000|at 4,000\. GPTs|4,000, per|390 updates|390; 234|over 32 inputs|after 15 the lean",
         r"0\.01 nats per doubling|set before, 0\.03|rates? 0\.\d+|at 0\.\d+, 0\.\d+ and 0\.\d+|one, 0\.003",
         r"√(?:128|256)/d|(?:heads minus 4, )?1/√d|one head at 4e-3|the loss 3\.3 nats",  # factors of the logits
         r"(?:[qQ]ueries(?: and|,) keys|values|those|heads) of (?:4|8|32)\b|instead of 4 of 32|margin 0\.03",
         r"taught by all 4|only 4 of the 32|each of 4 patterns|values minus by 32|32 heads at 3\.5 nats",
         r"1/16 minus 1/√32|minus 4 after|those with 4 from step 50",
-        r"for the factor at 256|less, 32 with|steps 50, 100 and 400|at step 100(?=[,;])|at 32 and at 4",
+        r"the factor at 256|less, 32 with|at 32 and at 4|at step 1,200|by step 1,000|: 6 is added|among 128 equal",
+        r"per group of 8|keys of 4 minus 32|\) after 4, |heads minus 4, both",
         r"2\.38 times the rate|d = 4|queries, keys of 32 \| queries, keys of 4",
         r"(?:2,344|14,060) updates|\| error, % \| 2 heads \| 4 \| 8 \| 16 \| 16",
         r"prints 64 before|favour(?: of)? 64|at 120,000|layer of 2\.|two of 8\b|sixteen of 1|48: 1, 3, 12, 48",
