@@ -217,8 +217,9 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
     with timing.announce(f"Reading the data of {c.data.name}"):
         train = module.open(c.data.train_split, classes)
         held_out = {name: module.open(split, class_names(train)) for name, split in _eval_splits(c).items()}
-    tokenizer, facts = getattr(train, "tokenizer", None), {"classes": class_names(train)}
+    tokenizer, facts = getattr(train, "tokenizer", None), {}
     facts |= {f"examples of {name}": size(source) for name, source in by_split(c, train, held_out).items()}
+    facts["classes"] = class_names(train)
     facts["tokenizer"] = tokenizer and hashlib.sha256(tokenizer.json().encode()).hexdigest()
     first, *others = multihost.all_gather_host(facts)
     for process, other in enumerate(others, 1):
