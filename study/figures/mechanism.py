@@ -20,6 +20,7 @@ WIDE_GAP, WIDE_FALL = verdict.WIDE_GAP, {f"256: {name}": w for name, w in FALL.i
 RANK = {"32": 1.0, "32 rank": -1.0}
 CORNERS = {"few_wide": "4", "few_narrow": "4 low rank", "many_narrow": "32"}
 CORNERS |= {"few_given": "4 given", "low_given": "4 low rank given", "many_given": "32 given"}
+SPECIFIC = {"32 given itself": 1.0, "4 given itself": -1.0, "32 given": -1.0, "4 given": 1.0}
 CONTRASTS = {
     "gap": GAP,
     "fall": FALL,
@@ -46,7 +47,8 @@ CONTRASTS = {
     "four_gain": {"4": 1.0, "4 given": -1.0},
     "low_given": {"4 low rank given": 1.0, "4 given": -1.0},
     "sham": {"32": 1.0, "32 given itself": -1.0},
-    "specific": verdict.SHAM,
+    "sham_fall": verdict.GIVEN_ITSELF,
+    "first": verdict.GIVEN_FIRST,
     "rotary_gap": verdict.ROTARY_GAP,
     "rotary_given": verdict.ROTARY_GIVEN,
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
@@ -65,6 +67,9 @@ def factor_values() -> Mapping[str, Any]:
     }
     shares["given_share"] = verdict.share(losses, verdict.GIVEN, GAP)
     shares["given_few_share"] = verdict.share(losses, verdict.GIVEN_FEW, verdict.FEW)
+    shares["sham_share"] = verdict.share(losses, verdict.GIVEN_ITSELF, GAP)
+    shares["specific_share"] = verdict.share(losses, SPECIFIC, GAP)
+    shares["first_share"] = verdict.share(losses, verdict.GIVEN_FIRST, GAP)
     shares["rotary_share"] = verdict.share(losses, verdict.ROTARY_GIVEN, verdict.ROTARY_GAP)
     wide = {"wide_share": WIDE_FALL, "wide_few_share": verdict.WIDE_FEW}
     shares |= {name: verdict.share(losses, w, WIDE_GAP) for name, w in wide.items()}
@@ -124,7 +129,7 @@ PASSAGES = [
         factor_values,
         {
             README: [
-                "given it | {given_share.value:.0f} % ({given_share.low:.0f} to {given_share.high:.0f}) |",
+                "beyond a sham | {specific_share.value:.0f} % ({specific_share.low:.0f} to {specific_share.high:.0f}) |",
                 "Rotary positions: 32 heads end {long_wide.value:.3f} behind,",
             ],
             FINDINGS: [
@@ -136,7 +141,11 @@ PASSAGES = [
                 "{given_share.value:.0f} % ({given_share.low:.0f} to {given_share.high:.0f}), and the delay to a "
                 "training loss of {level} nats from {later:.0f steps} to {later_given:.0f}. Small queries and keys "
                 "cost nothing then, {low_given:.3f nats}.",
-                "a sham, 32 heads gain {sham:.3f nats}.",
+                "gains 32 heads {sham:.3f nats}, and shrinks the gap by {sham_share.value:.0f} % "
+                "({sham_share.low:.0f} to {sham_share.high:.0f}), which leaves {specific_share.value:.0f} % "
+                "({specific_share.low:.0f} to {specific_share.high:.0f}) to the pattern.",
+                "after step 300, it shrinks the gap by {first_share.value:.0f} % ({first_share.low:.0f} to "
+                "{first_share.high:.0f}).",
                 "the gap, {rotary_gap:.3f nats}, shrinks by {rotary_given:.3f}.",
                 "| the split of the values | {split_share.value:.0f} ({split_share.low:.0f} to "
                 "{split_share.high:.0f}) |",
@@ -168,6 +177,8 @@ PASSAGES = [
                 "| the same for 4 heads | {four_gain:+.3f} |",
                 "| 4 heads given it: queries and keys of 4 minus 32 | {low_given:+.3f} |",
                 "| 32 heads minus the same, given their own token, a sham | {sham:+.3f} |",
+                "| how far the gap falls by the sham, {sham_share.value:.0f} % | {sham_fall:+.3f} |",
+                "until step 300, {first_share.value:.0f} % | {first:+.3f} |",
                 "| rotary positions: 32 heads minus 4 | {rotary_gap:+.3f} | | how far it falls if both are given the "
                 "previous token, {rotary_share.value:.0f} % | {rotary_given:+.3f} |",
                 "32 heads reach a training loss of {level} nats {later:.0f steps} after 4, {later_given:.0f} given the "
