@@ -55,28 +55,9 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("It is the previous token's pattern", {"32": 1.0, "32 given": -1.0}, SHAM),
     ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
 )
-LATER = {"32 rate", "32 rank", "32 wide", "4 low rank", "256: 4 low rank"}  # planned after the other arms' rows
-LATER |= {
-    "4 low rank taught by 4",
-    "32 taught by 32",
-    "32 taught at first",
-    "4 taught at first",
-    "4 low rank taught at first",
-    "32 alike",
-    "32 wide alike",
-    "32 tied until 500",
-    "32 tied until 700",
-    "32 tied until 300",
-    "32 given",
-    "4 given",
-    "4 low rank given",
-    "32 given itself",
-    "4 given itself",
-    "32 given until 300",
-    "4 given until 300",
-    "rotary 4",
-    "rotary 32 given",
-    "rotary 4 given",
+PLANNED = {  # arms of the plan's first rules, whose residuals the pooled estimates share; a later arm adds its own
+    *("1", "1 fast", "4", "4 fast", "16", "16 fast", "32", "32 fast", "32 start", "32 half", "32 double"),
+    *("rotary 1", "rotary 32", "rotary 32 fast", "256: 4", "256: 4 fast", "256: 32", "256: 32 fast"),
 }
 EARLY = 3.5  # nats: a level that teaching reaches before it can harm
 LEVEL = 3.3  # nats of training loss at which the delay is read
@@ -284,9 +265,9 @@ def long_rule(losses: Losses, width: int, many: int) -> list[str]:
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the verdicts of the rules, and the delays, as text."""
     losses = losses_of(rows)
-    learned = [name for name in losses if not name.startswith(("rotary", "256", "long")) and name not in LATER]
-    rotary = [name for name in losses if name.startswith("rotary") and name not in LATER]
-    wide = [name for name in losses if name.startswith("256") and name not in LATER]
+    planned = [name for name in losses if name in PLANNED]
+    rotary, wide = ([name for name in planned if name.startswith(start)] for start in ("rotary", "256"))
+    learned = [name for name in planned if name not in (*rotary, *wide)]
     lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
     lines += factor_rule(losses, "", "1", learned)
 
@@ -309,9 +290,9 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += ["", "Planned after the rows of width 128:", *rate_rule(losses, [*learned, "32 rate"])]
     for claim, gap, fall in PARTS:
         arms = wide if "256: 32" in gap else rotary if "rotary 32" in gap else learned
-        lines += explains(losses, claim, gap, fall, None, [*arms, *(LATER & {*gap, *fall})])
+        lines += explains(losses, claim, gap, fall, None, [*arms, *({*gap, *fall} - PLANNED)])
     for claim, control, limit in (("narrow heads", "4", TAUGHT), ("split values", "4 low rank", FEW)):
-        arms = [*learned, *(LATER & {*beyond_control(control)})]
+        arms = [*learned, *(beyond_control(control).keys() - PLANNED)]
         lines += control_rule(losses, f"Teaching is for {claim}", control, limit, arms)
     lines += sum_rule(losses, [*learned, "4 low rank", "32 wide"])
     lines += ["", f"Share of the split in the delay to {LEVEL} nats, of 32 heads behind 4:"]
