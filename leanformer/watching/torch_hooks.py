@@ -345,7 +345,7 @@ def _read_mask(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
             values = to_numpy(mask)
             added = values.dtype.kind == "f" and (values.min() < 0 or not values.any())  # to logits
             valid = values > -1 if added else (values == 0) == padding
-            if len(valid) == 1 or not np.array_equal(valid, np.tri(len(valid))):  # which is causal
+            if len(valid) == 1 or not np.array_equal(valid, np.tri(len(valid))):  # a triangle is causal
                 return valid, ""
         return None, f"{name} of shape {tuple(mask.shape)} is not examples x tokens: padding counts without mask="
     return None, ""

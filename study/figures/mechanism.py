@@ -146,7 +146,7 @@ PASSAGES = [
                 "cost nothing then, {low_given:.3f nats}.",
                 "gains 32 heads {sham:.3f nats}, and shrinks the gap by {sham_share.value:.0f} % "
                 "({sham_share.low:.0f} to {sham_share.high:.0f}), which leaves {specific_share.value:.0f} % "
-                "({specific_share.low:.0f} to {specific_share.high:.0f}) to the pattern.",
+                "({specific_share.low:.0f} to {specific_share.high:.0f}) to the pattern",
                 "after step 300, it shrinks the gap by {first_share.value:.0f} % ({first_share.low:.0f} to "
                 "{first_share.high:.0f}).",
                 "the gap, {rotary_gap:.3f nats}, shrinks by {rotary_given:.3f}.",
@@ -224,8 +224,8 @@ PASSAGES = [
         {
             FINDINGS: [
                 "reaches {begun} later than with one head, by {tenth:.0f steps}, and is weaker at step 1,200: "
-                "{mass_32:.2f} instead of {mass_1:.2f}.",
-                "the largest attention of 32 heads reaches {mass_rotary_32:.2f} by itself, no effect",
+                "{mass_32:.2f} instead of {mass_1:.2f} (schedule",
+                "the largest attention of 32 heads reaches {mass_rotary_32:.2f} by itself,",
             ],
             RESULTS: [
                 "4,000 steps, {runs} runs:",
