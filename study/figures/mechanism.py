@@ -84,7 +84,8 @@ def factor_values() -> Mapping[str, Any]:
         "later": verdict.delay(rows, "32", "4"),
         "later_given": verdict.delay(rows, "32 given", "4 given"),
     }
-    dose = math.exp(mechanism.BONUS) / (math.exp(mechanism.BONUS) + mechanism.TOKENS - 1)
+    bonus = mechanism.Arm(4).bonus
+    dose = math.exp(bonus) / (math.exp(bonus) + mechanism.TOKENS - 1)
     found = {name: Estimate.of(x) for name, x in delays.items() if x} | {"level": verdict.LEVEL}
     return estimates | shares | corners | found | {"factor": mechanism.fast(32), "dose": dose}
 

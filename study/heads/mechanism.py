@@ -31,7 +31,6 @@ FIELDS = ("arm", "width", "num_heads", "head_dim", "logit_scale", "start_scale",
 FIELDS += ("loss", "tuning_loss", "entropy", "params", "date", "device", "curve")
 RATES, TUNING_SEED, SEEDS, BEYOND = (2e-3, 4e-3, 8e-3), 100, (0, 1, 2, 3, 4), 2
 DEPTH, TOKENS = 4, 128
-BONUS = 6.0  # added to a given key's logit: e⁶ is 3 times the 127 other keys at logit 0
 MICRO_BATCHES = 8  # on a processor: attention to 2 rows at a time stays in its cache
 
 
@@ -51,6 +50,7 @@ class Arm(NamedTuple):
         patterns: number of groups of heads that start with the same queries and keys; see `begin_alike`.
         tied: True if they keep them; see `tie`.
         given: half of the heads attend to the key this many tokens before, from the start; see `give`.
+        bonus: what is added to its logit; e⁶ is 3 times the 127 other keys at logit 0.
     """
 
     heads: int
@@ -65,6 +65,7 @@ class Arm(NamedTuple):
     patterns: int | None = None
     tied: bool = False
     given: int | None = None
+    bonus: float = 6.0
 
 
 def fast(heads: int, width: int = 128) -> float:
@@ -105,6 +106,8 @@ ARMS = {  # in the order in which they are trained
     "4 given itself": Arm(4, given=0),
     "32 given until 300": Arm(32, given=1, until=300),
     "4 given until 300": Arm(4, given=1, until=300),
+    "32 given weakly": Arm(32, given=1, bonus=3.0),
+    "4 given weakly": Arm(4, given=1, bonus=3.0),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -181,12 +184,12 @@ def tie(attend: Callable[..., jax.Array], groups: int, q: Any, k: Any, v: Any, *
     return attend(average(q), average(k), v, **options)
 
 
-def give(offset: int, q: Any, k: Any, v: Any, *, mask: Any, scale: float | None = None, **_: Any) -> jax.Array:
-    """Attend with BONUS added to the logit of the key `offset` tokens before a query, in half of the heads."""
+def give(offset: int, bonus: float, q: Any, k: Any, v: Any, *, mask: Any, scale: float | None = None, **_: Any) -> Any:
+    """Attend with `bonus` added to the logit of the key `offset` tokens before a query, in half of the heads."""
     logits = masks.logits(q, k, mask, scale)
     helped = jnp.arange(q.shape[2]) < q.shape[2] // 2
-    bonus = BONUS * jnp.einsum("n,ts->nts", helped, jnp.eye(q.shape[1], k=-offset))[None]
-    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits + bonus), v)
+    added = bonus * jnp.einsum("n,ts->nts", helped, jnp.eye(q.shape[1], k=-offset))[None]
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits + added), v)
 
 
 def teach(attend: Callable[..., jax.Array], dims: int, q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
@@ -241,7 +244,7 @@ def intervention(arm: Arm) -> Iterator[Callable[[int, Any], None]]:
     elif arm.taught:
         attend = functools.partial(teach, usual, arm.taught)
     elif arm.given is not None:
-        attend = functools.partial(give, arm.given)
+        attend = functools.partial(give, arm.given, arm.bonus)
 
     def end(step: int, _: Any) -> None:
         if step == arm.until:

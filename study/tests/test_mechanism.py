@@ -242,7 +242,7 @@ def test_tied_heads_that_began_alike_have_equal_gradients(rng):
 def test_half_of_the_heads_are_given_the_previous_token(rng):
     """With equal logits and 7 tokens it has e⁶ times the weight of any other key; the other heads average."""
     q, v = jnp.zeros((2, 7, 4, 3)), jnp.asarray(rng.normal(size=(2, 7, 4, 5)), jnp.float32)
-    out = mechanism.give(1, q, q, v, mask=Mask(causal=True))
+    out = mechanism.give(1, 6.0, q, q, v, mask=Mask(causal=True))
     v = np.asarray(v)
     helped, usual, count = v[:, :, :2], np.cumsum(v, 1) / np.arange(1, 8)[:, None, None], np.arange(1, 7)[:, None, None]
     weights = np.exp(6.0) / (np.exp(6.0) + count)
