@@ -112,6 +112,7 @@ ARMS = {  # in the order in which they are trained
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
     "rotary 4": Arm(4, rotary=True),
+    "rotary 4 low rank": Arm(4, rotary=True, head_dim=4),
     "rotary 32 given": Arm(32, rotary=True, given=1),
     "rotary 4 given": Arm(4, rotary=True, given=1),
     "256: 32": Arm(32, width=256),
@@ -125,6 +126,7 @@ for width, counts in ((64, (1, 4, 16)), (128, (1, 4, 32))):  # E7
         ARMS[f"long {width}: {count}"] = Arm(count, rotary=True, width=width, steps=4000)
         if count > 1:  # one head has the usual factor
             ARMS[f"long {width}: {count} fast"] = Arm(count, fast(count, width), rotary=True, width=width, steps=4000)
+ARMS["long 128: 4 low rank"] = Arm(4, rotary=True, steps=4000, head_dim=4)
 
 
 def get_config(arm: Arm, lr: float, seed: int, *, tiny: bool = False) -> config.ConfigDict:
