@@ -41,6 +41,9 @@ CONTRASTS = {
     "long": {"long 64: 16": 1.0, "long 64: 4": -1.0},
     "long_wide": {"long 128: 32": 1.0, "long 128: 4": -1.0},
     "given": verdict.GIVEN,
+    "weak": verdict.GIVEN_WEAKLY,
+    "weak_gap": {"32 given weakly": 1.0, "4 given weakly": -1.0},
+    "weak_gain": {"32": 1.0, "32 given weakly": -1.0},
     "given_gap": {"32 given": 1.0, "4 given": -1.0},
     "given_few": verdict.GIVEN_FEW,
     "gain": {"32": 1.0, "32 given": -1.0},
@@ -51,7 +54,26 @@ CONTRASTS = {
     "first": verdict.GIVEN_FIRST,
     "rotary_gap": verdict.ROTARY_GAP,
     "rotary_given": verdict.ROTARY_GIVEN,
+    "rotary_small": verdict.ROTARY_SMALL,
+    "rotary_few": verdict.ROTARY_FEW,
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
+}
+SHARES = {
+    "share": (FALL, GAP),
+    "rank_share": (RANK, GAP),
+    "split_share": (verdict.SPLIT, GAP),
+    "few_share": (verdict.FEW, GAP),
+    "logits_share": (CONTRASTS["logits"], GAP),
+    "given_share": (verdict.GIVEN, GAP),
+    "given_few_share": (verdict.GIVEN_FEW, verdict.FEW),
+    "weak_share": (verdict.GIVEN_WEAKLY, GAP),
+    "sham_share": (verdict.GIVEN_ITSELF, GAP),
+    "specific_share": (SPECIFIC, GAP),
+    "first_share": (verdict.GIVEN_FIRST, GAP),
+    "rotary_share": (verdict.ROTARY_GIVEN, verdict.ROTARY_GAP),
+    "rotary_small_share": (verdict.ROTARY_SMALL, verdict.ROTARY_GAP),
+    "wide_share": (WIDE_FALL, WIDE_GAP),
+    "wide_few_share": (verdict.WIDE_FEW, WIDE_GAP),
 }
 
 
@@ -61,18 +83,7 @@ def factor_values() -> Mapping[str, Any]:
     losses = verdict.losses_of(rows)
     found: dict[str, Difference | None] = {name: verdict.paired(losses, w) for name, w in CONTRASTS.items()}
     estimates = {name: Estimate.of(x) for name, x in found.items() if x}
-    parts = {"share": FALL, "rank_share": RANK, "split_share": verdict.SPLIT, "few_share": verdict.FEW}
-    shares = {
-        name: verdict.share(losses, w, GAP) for name, w in (parts | {"logits_share": CONTRASTS["logits"]}).items()
-    }
-    shares["given_share"] = verdict.share(losses, verdict.GIVEN, GAP)
-    shares["given_few_share"] = verdict.share(losses, verdict.GIVEN_FEW, verdict.FEW)
-    shares["sham_share"] = verdict.share(losses, verdict.GIVEN_ITSELF, GAP)
-    shares["specific_share"] = verdict.share(losses, SPECIFIC, GAP)
-    shares["first_share"] = verdict.share(losses, verdict.GIVEN_FIRST, GAP)
-    shares["rotary_share"] = verdict.share(losses, verdict.ROTARY_GIVEN, verdict.ROTARY_GAP)
-    wide = {"wide_share": WIDE_FALL, "wide_few_share": verdict.WIDE_FEW}
-    shares |= {name: verdict.share(losses, w, WIDE_GAP) for name, w in wide.items()}
+    shares = {name: verdict.share(losses, part, whole) for name, (part, whole) in SHARES.items()}
     steps = verdict.arrivals(rows)
     shares["late_share"] = verdict.share(steps, verdict.SPLIT, GAP)
     corners = {"corners": {name: np.mean([*losses[arm].values()]) for name, arm in CORNERS.items()}}
