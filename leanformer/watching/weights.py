@@ -158,6 +158,11 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
+def _stem(name: str) -> str:
+    """Return the stack of a layer: "decoder.h" of "decoder.h.0.attn"."""
+    return re.split(r"\.?\b\d+\b", name)[0]
+
+
 def find_role(name: str) -> tuple[str, str | None]:
     """Return the layer of a tensor, and its role there, a value of ROLES, or None.
 
@@ -193,9 +198,13 @@ class Layout:
         self.kind, self._given = published.get("model_type"), given
         self._towers = {name.removesuffix("_config"): x for name, x in published.items() if name.endswith("_config")}
         self._set_sizes(published)
-        packed = [members["packed"] for members in groups.values() if "packed" in members]
-        # The Conv1D of transformers' GPT-2 has inputs x outputs, all others have outputs x inputs.
-        self.turned = any(x.name.endswith("c_attn.weight") and x.shape[1] == 3 * x.shape[0] for x in packed)
+        packed = {name: members["packed"] for name, members in groups.items() if "packed" in members}
+        self.turned = False  # True for Conv1D of transformers' GPT-2: inputs x outputs, as in no other layer
+        self._conv1d = {
+            _stem(name)
+            for name, x in packed.items()
+            if x.name.endswith("c_attn.weight") and x.shape[1] == 3 * x.shape[0]
+        }
 
     def _set_sizes(self, published: Mapping[str, Any]) -> None:
         self.heads = self._given["heads"] or _find_size(published, HEADS)
@@ -209,10 +218,10 @@ class Layout:
         """Return the layout of a layer, with the sizes of its tower: those in "vision_config" for "vision_model.0"."""
         parts = ["vision" if part == "visual" else part for part in name.split(".")]
         own = [x for tower, x in self._towers.items() if any(part.startswith(tower) for part in parts)]
-        if not own or not isinstance(own[0], Mapping) or _find_size(own[0], HEADS) is None:
-            return self
         result = copy.copy(self)
-        result._set_sizes(own[0])
+        result.turned = _stem(name) in self._conv1d
+        if own and isinstance(own[0], Mapping) and _find_size(own[0], HEADS) is not None:
+            result._set_sizes(own[0])
         return result
 
     def object(self, layer: Layer, sentence: str) -> None:

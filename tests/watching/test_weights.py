@@ -128,8 +128,10 @@ def test_cross_attention_of_gpt2_has_queries_of_its_own(tmp_path):
     q, k, v, o, *_ = (x.T.copy() for x in square(None))
     parts = {"q_attn": q, "c_attn": np.concatenate([k, v], axis=1), "c_proj": o}
     own = {f"h.0.crossattention.{n}.weight": x for n, x in parts.items()}
-    save_file(gpt2() | own, tmp_path / "model.safetensors")
+    save_file(gpt2() | own | bert(), tmp_path / "model.safetensors")
     w = leanformer.watch_weights(tmp_path, heads=HEADS)
+    encoder = w.layers["bert.encoder.layer.0.attention"].total["query_weights_per_head"]  # inputs last, unlike GPT-2's
+    np.testing.assert_allclose(encoder.values[0, :, 0], expected(matrices())["query_weights_per_head"], rtol=1e-4)
     layer = w.layers["h.0.crossattention"]
     assert set(layer.names).isdisjoint({"key_weights", "value_weights"}) and "c_attn" in layer.status()
     values = layer.total["query_weights_per_head"].values[0, :, 0]
