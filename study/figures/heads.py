@@ -36,7 +36,7 @@ def values() -> Mapping[str, Any]:
         "conditioning": verdicts.conditioning_coincides,
     }
     single = {n: min(r["loss"] for r in rows if (r["block"], r["num_heads"]) == ("J", n)) for n in (4, 32)}
-    a, c, d = (losses[block] for block in "ACD")
+    a, d = (losses[block] for block in "AD")
     judged = {  # verdicts by width and head dimension after a doubling
         width: {width // many: word for (_, many), (_, word) in verdicts.doublings(losses[block]).items()}
         for block, width in ((block, BLOCKS[block].width) for block in "AFG")
@@ -48,7 +48,6 @@ def values() -> Mapping[str, Any]:
     return {
         "loss": {b: {BLOCKS[b].width // n: Estimate.mean(x) for n, x in losses[b].items()} for b in TRAINED},
         "from_4": minus(a[32], a[4]),
-        "from_4_rotary": minus(c[32], c[4]),
         "from_4_wide": minus(losses["G"][32], losses["G"][4]),
         "from_1_long": minus(d[32], d[1]),
         "narrow": minus(losses["F"][16], losses["F"][1]),

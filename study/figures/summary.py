@@ -61,7 +61,6 @@ PASSAGES = [
                 "held-out text and {ahead:.3f} ahead on the training text",
                 "the error by {surface[0]:+.1f %} at 120,000 and {surface[1]:+.1f %} at 270,000 parameters; "
                 "{gain} of {steps} direct steps",
-                "twice the heads give {added[lean, fixed width]:+.1f %}, pooled",
                 "added heads give {added_all:+.1f %}, pooled",
                 "the heads about {about:.0f} % of the error",
                 "over interventions {causes[one]:+.1f}.",
@@ -76,8 +75,6 @@ PASSAGES = [
             FINDINGS: [
                 "| held-out loss after 4,000 steps | {from_1_long:+.3f} |",
                 "32 heads end {single:.3f} behind 4 heads",
-                "32 heads of width 128 lose {from_4_rotary:.3f nats} to 4 with rotary, {from_4:.3f} with learned "
-                "positions.",
                 "heads of 32 instead of 64 are better at {better} width, and worse at one ({worse})",
             ],
         },
