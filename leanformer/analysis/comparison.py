@@ -86,7 +86,7 @@ class Trend:
     """Change of the score per doubling of a config key that has three or more values."""
 
     key: str
-    low: float  # smallest and largest value
+    low: float  # smallest and largest value of configurations that are equal in all else
     high: float
     slope: Difference  # change per doubling, with a level of its own for runs of one seed and of equal other keys
     moving: Mapping[str, tuple[Any, Any]]  # values of the keys that change with this one, at `low` and at `high`
@@ -266,9 +266,9 @@ def _find_trend(key: str, moving: Sequence[str], configurations: Sequence[Config
     slope = statistics.slope(np.array(x), np.array(y), blocks)
     if math.isnan(slope.value):
         return None
-    low, high = min(found), max(found)
-    alike = next(group for group in groups.values() if low in group)
-    first, last = alike[low], next(group[high] for group in (alike, *groups.values()) if high in group)
+    widest = max(groups.values(), key=lambda group: max(group) / min(group))  # costs of runs equal in all else
+    low, high = min(widest), max(widest)
+    first, last = widest[low], widest[high]
     params = last.runs[0].summary["params"] / first.runs[0].summary["params"]
     spent = [middles.median(run.summary["seconds"]["steps"] for run in one.runs) for one in (last, first)]
     changes = {other: (first.keys[other], last.keys[other]) for other in moving}

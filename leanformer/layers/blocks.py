@@ -199,6 +199,8 @@ def _tap_arrays(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
     """Return the arrays for a tap: padding set to zero, and the mask added if there is one."""
     if not mask.parts:
         return arrays
+    if mask.segments is not None:  # segment 0 of a packed row is padding
+        mask = dataclasses.replace(mask, keep=mask.segments > 0)
     real = mask.valid_tokens(arrays["tokens"].shape[1])
     if real is not None:
         for name in TOKEN_ARRAYS:

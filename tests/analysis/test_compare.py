@@ -114,8 +114,12 @@ def test_trend_is_the_slope_per_doubling_with_a_level_for_each_seed(tmp_path):
 
 
 def test_trend_in_a_grid_compares_runs_that_are_equal_in_other_keys(tmp_path):
-    folder = fake_runs.write_sweep(tmp_path / "s", heads=(2, 4, 8), spread=0.0)
-    (trend,) = comparison.compare(runs.read([str(folder)])).trends
+    """The better depth lacks 8 heads: parameters are compared at the other."""
+    for depth, n in ((4, 2), (4, 4), (4, 8), (12, 2), (12, 4)):
+        value, changes = 0.5 + 0.05 * np.log2(n) + 0.01 * depth, {"model.depth": depth, "model.num_heads": n}
+        for seed in range(3):
+            fake_runs.write_run(tmp_path / f"{depth},{n},{seed}", value, seed=seed, changes=changes)
+    (trend,) = comparison.compare(runs.read([str(tmp_path)])).trends
     assert trend.key == "model.num_heads" and trend.slope.value == pytest.approx(0.05) and trend.params == 4
 
 

@@ -303,12 +303,13 @@ def test_output_jacobian_is_not_squared(rng):
     np.testing.assert_allclose(result.condition_number, [1e6, 1e2], rtol=2e-2)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("reduce", [condition, pytest.param(with_spectrum, marks=pytest.mark.slow)])
-def test_padding_adds_no_singular_values(reduce):
+def test_padding_adds_no_singular_values(reduce, packed):
     """Rows shorter than the width, padded, have the condition numbers that they have alone."""
     sizes = {"vocabulary": 41, "max_length": 19, "num_classes": 2, "width": WIDTH, "depth": DEPTH}
     sizes |= {"num_heads": HEADS, "head_dim": HEAD_DIM, "mlp_dim": 29}
-    model = fill_weights(lambda: models.build("bert", **sizes, rngs=nnx.Rngs(0)))
+    model = fill_weights(lambda: models.build("bert", **sizes, packed=packed, rngs=nnx.Rngs(0)))
     lengths = jnp.array([5, 11, 19])
     tokens = jnp.asarray(np.random.default_rng(2).integers(1, 41, (3, 19)))
     matrices = ("attention_output", "head_output", "tokens", "block_output", "mlp_hidden")
@@ -317,12 +318,14 @@ def test_padding_adds_no_singular_values(reduce):
 
     @jax.jit
     def read(tokens, lengths):
-        values = by_name(model(tokens, lengths, tap=measured)[1], names)
+        segments = (jnp.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)  # 0 is padding
+        given = {"segments": segments} if packed else {"lengths": lengths}
+        values = by_name(model(tokens, **given, tap=measured)[1], names)
         return {name: x[1] if isinstance(x, tuple) else x for name, x in values.items()}
 
     padded = read(tokens, lengths)
     for i, length in enumerate(lengths.tolist()):
-        single = read(tokens[i : i + 1, :length], None)
+        single = read(tokens[i : i + 1, :length], lengths[i : i + 1])
         result, expected = padded["head_correlation"].value[:, i], single["head_correlation"].value[:, 0]
         np.testing.assert_allclose(result, expected, rtol=1e-4)
         for name in matrices:
