@@ -291,9 +291,10 @@ def _list_warnings(configurations: Sequence[Configuration]) -> list[str]:
             f"--by pools runs that differ in {', '.join(pooled)}: means and intervals are over these runs, not only "
             "over seeds. Add these keys to --by to separate them."
         )
-    sizes: dict[Any, set[Any]] = {}  # with another tokenizer the same text has another number of examples
+    sizes: dict[Any, set[Any]] = {}  # with these the same text has another number of examples
     for run in (run for one in configurations for run in one.runs):
-        sizes.setdefault(run.keys.get("data.tokenizer"), set()).add(run.summary["final"].get("examples"))
+        cut = tuple(run.keys.get(key) for key in ("data.tokenizer", "model.max_length", "model.packed"))
+        sizes.setdefault(cut, set()).add(run.summary["final"].get("examples"))
     for numbers in sizes.values():
         if len(numbers) > 1:
             notes.append(f"Runs were evaluated on different data: {' and '.join(map(str, numbers))} examples.")

@@ -134,6 +134,8 @@ def _check_comparable(runs: Sequence[Run], score: Score) -> None:
     task = first.keys.get("task")
     if task in BY_TOKENS and not score.name.endswith("bits_per_byte"):
         required += ("data.tokenizer",)
+    if task in BY_TOKENS and first.keys["eval.examples"]:  # rows of tokens
+        required += ("model.max_length", "model.packed", "data.tokenizer")
     if score.name.endswith("loss"):
         required += ("loss",)
     for key in required:

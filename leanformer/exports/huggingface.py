@@ -55,7 +55,7 @@ def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     kind, architecture = "vit", "ViTForImageClassification"
     if arguments["distilled"]:
         kind, architecture = "deit", "DeiTForImageClassificationWithTeacher"
-    fixed = plain_attention(arguments) | {"pool": "token"}
+    fixed = plain_attention(arguments) | {"pool": "token", "layer_scale": None}
     check_keys(arguments, {*published.VIT.values(), "num_classes", "distilled"}, fixed, NAME, architecture)
     config = _start(kind, architecture) | _translate(arguments, published.VIT) | VIT_CONSTANTS
     wide = arguments["num_heads"] * arguments["head_dim"] != arguments["width"]

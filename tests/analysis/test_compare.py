@@ -163,19 +163,22 @@ def test_lower_is_better_for_error_scores(tmp_path):
     [
         ("language", "data.tokenizer", "loss", ["data.tokenizer", "first", "second", "--metric=bits_per_byte:lower"]),
         ("language", "data.tokenizer", "bits_per_byte:lower", None),
+        ("language", "model.max_length", "bits_per_byte:lower", ["model.max_length", "first", "second"]),
         ("points", "data.dim", "loss", ["data.dim", "first", "second"]),
         ("images", "loss", "loss", ["loss", "first", "second"]),
         ("images", "loss", None, None),
     ],
 )
 def test_incomparable_metrics_are_refused(task, key, metric, parts, tmp_path):
-    """Nats per token depend on the tokenizer, errors on the size of sets, and losses on the loss function."""
+    """Nats per token depend on the tokenizer, errors on the size of sets, losses on the loss function, and 9
+    rows on their length."""
     score = "bits_per_byte" if metric == "bits_per_byte:lower" else "top1"
     for seed, value in enumerate(("first", "second")):
         workdir = fake_runs.write_run(tmp_path / f"run{seed}", 0.5, seed=seed, score=score)
         content = json.loads((workdir / "config.json").read_text())
         content["config"]["task"] = task
         content["config"]["data"]["tokenizer"] = "bpe:9"
+        content["config"]["eval"]["examples"] = 9 * (key == "model.max_length")
         section, _, name = key.rpartition(".")
         (content["config"][section] if section else content["config"])[name] = value
         (workdir / "config.json").write_text(json.dumps(content))

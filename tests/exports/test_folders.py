@@ -70,6 +70,7 @@ UNSUPPORTED = {
     "qwen3, epsilon": (TEXTS["llama"], {"qk_norm": "rmsnorm", "epsilon": 1e-5}, ["model.epsilon=1e-05"]),
     "mistral, biases": (TEXTS["llama"], LEAN | {"qkv_bias": True, "out_bias": True}, ["model.qkv_bias=True"]),
     "vit, mean": (VIT, {"pool": "mean"}, ["model.pool='mean'"]),
+    "vit, layer scale": (VIT, {"layer_scale": 0.0}, ["model.layer_scale=0.0"]),
     "vit, rotary": (VIT, {"rotary": 100.0}, ["model.rotary=100.0"]),
     "latent attention": (CASES["GPT, latent attention"], {}, ["model.attention='latent'"]),
     "xcit": (CASES["XCiT"], {}, ['model.name="xcit"', "--to=timm"]),
