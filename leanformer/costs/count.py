@@ -33,7 +33,8 @@ def flops(function: Any, *args: Any) -> int:
 
     They are counted on the traced program, so the count is valid for any model. The body of a scan counts once per
     iteration, unlike in XLA's estimate, and a condition counts as its most expensive branch. Element-wise operations
-    are not counted, as usual.
+    are not counted, as usual. Counted is what is computed: Nyström's means over padded rows and its convolution are
+    matmuls with zeros here, 6 to 22 % of the FLOPs; 3 x 3 depthwise convolutions are sums, not counted (below 1 %).
 
     Args:
         function: function that JAX can trace.
