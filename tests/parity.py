@@ -83,10 +83,6 @@ class Case:
         weights = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), self.weights)
         return split_model(self.family, self.arguments, dtype=jnp.float64, **overrides)[0], weights
 
-    def error(self, model, name="logits"):
-        """Return the largest difference from the reference logits, relative to the largest logit."""
-        return relative_difference(compute_outputs(model, self.arrays["input"])["logits"], self.arrays[name])
-
 
 @functools.cache
 def case(file, name):
