@@ -51,5 +51,4 @@ def wait_for_processes(running, timeout=200):
 
 def read_records_by_step(workdir, kind):
     """Return the metrics records of one kind in a workdir, by step."""
-    result = run_files.read_records(workdir / "metrics.jsonl")
-    return {record["step"]: record for record in result if record["kind"] == kind}
+    return {record["step"]: record for record in run_files.read_records(workdir, kind)}

@@ -155,8 +155,7 @@ def read_records(workdir, kind=None):
     """Return the records of a run, of one kind or all, without timings."""
     return [
         {key: value for key, value in record.items() if key not in run_files.TIMING}
-        for record in run_files.read_records(workdir / "metrics.jsonl")
-        if kind in (None, record["kind"])
+        for record in run_files.read_records(workdir, kind)
     ]
 
 

@@ -97,7 +97,7 @@ def run_and_hash(make_config: object) -> dict[str, object]:
         with Checkpoints(folder / "run" / "checkpoints") as saved:
             tensors = saved.restore_weights().tensors
         hashed = {name: hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest() for name, x in tensors.items()}
-        records = run_files.read_records(folder / "run" / "metrics.jsonl")
+        records = run_files.read_records(folder / "run")
     return {
         "weights": hashed,
         "records": [{key: value for key, value in r.items() if key not in run_files.TIMING} for r in records],

@@ -117,7 +117,7 @@ class Run:
     def records(self) -> list[dict]:
         """Return the records of the run, or of the run of a sweep with most records."""
         folders = [self.workdir] if self.training else sorted(self.workdir.glob("*/"))
-        rows = [run_files.read_records(folder / "metrics.jsonl") for folder in folders]
+        rows = [run_files.read_records(folder) for folder in folders]
         return max(rows, key=len, default=[])
 
     def is_running(self) -> bool:
@@ -283,7 +283,7 @@ def read_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     with Checkpoints(workdir / "checkpoints") as saved:
         state = saved.restore(abstract).state
         best = saved.best()
-    records = run_files.read_records(workdir / "metrics.jsonl")
+    records = run_files.read_records(workdir)
     return state, [{k: v for k, v in r.items() if k not in run_files.TIMING} for r in records], best
 
 

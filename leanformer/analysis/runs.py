@@ -124,7 +124,7 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     config, header = run_files.load_config(workdir), files.read_json(workdir / "config.json")
     keys = {name: item for name, item in iterate_keys(config) if not (name in IGNORED_KEYS or is_run_only(name))}
     devices = ", ".join(" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"])
-    records = run_files.read_records(workdir / "metrics.jsonl")
+    records = run_files.read_records(workdir)
     return Run(workdir, config.seed, keys, f"commit {header.get('git')}, {devices}", summary, records, value)
 
 

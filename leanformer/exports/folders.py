@@ -46,8 +46,7 @@ class Origin:
     def of_run(cls, workdir: Path, config: Any, step: int) -> "Origin":
         """Return the facts in a run's folder, with the scores at a step."""
         path = workdir / our_tokenizers.FILE
-        records = files.read_lines(workdir / "metrics.jsonl")
-        values = next((r for r in records if r["kind"] == "eval" and r["step"] == step), {})
+        values = next((r for r in run_files.read_records(workdir, "eval") if r["step"] == step), {})
         scores = {key: x for key, x in values.items() if key not in NOT_SCORES and isinstance(x, int | float)}
         facts = {"task": config.task, "data": config.data.name, "step": step} | scores
         tokenizer = our_tokenizers.read(path).json() if path.is_file() else None

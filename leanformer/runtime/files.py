@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leanformer.errors import ConfigError, WorkdirError, first_line
+from leanformer.errors import ConfigError, first_line
 
 
 MANIFEST = "files.json"  # list of the checksums in a folder
@@ -70,23 +70,6 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in a JSON-lines file, without an unterminated last line; [] without a file."""
-    if not path.is_file():
-        return []
-    objects = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], 1):
-        try:
-            content = json.loads(line) if line else None
-        except ValueError:
-            content = line
-        if isinstance(content, dict):
-            objects.append(content)
-        elif line:
-            raise WorkdirError(f"{path}, line {number} is not a JSON object: {line[:60]!r}. Fix or delete this line.")
-    return objects
 
 
 def check_same(path: Path, settings: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ NUMERICS = (  # variables that may change the numbers of a run
 )
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "leanformer")
 KEPT = ("task", "model.name", "data.eval_split", "eval.examples", "data.crop_fraction")  # of a run, to its end
-CLASSES, TOKENIZER = "classes.json", "tokenizer.json"
+CLASSES, TOKENIZER, METRICS = "classes.json", "tokenizer.json", "metrics.jsonl"
 EXPORTED = "exported"  # key of config.json in a folder of `export`
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")  # keys of records that differ between equal runs
 
@@ -228,15 +228,22 @@ def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:
     write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance(), **more})
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl as dictionaries, without an unterminated last line; [] without a file."""
-    return files.read_lines(path)
+def read_records(workdir: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Return the records of a run, of one kind or all, without an unterminated last line; [] without a file."""
+    path, records = workdir / METRICS, []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            records += [json.loads(line)] if line else []
+        except ValueError as error:
+            message = f"{path}, line {number} is not a JSON object: {line[:60]!r}. Fix or delete this line."
+            raise WorkdirError(message) from error
+    return [record for record in records if kind in (None, record["kind"])]
 
 
 def read_scores(workdir: Path, name: str) -> dict[int, float]:
     """Return {step: value} of a metric in the records of kind "eval" of a run; NaN for a value that was not finite."""
-    records = read_records(workdir / "metrics.jsonl")
-    scores = {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
+    scores = {record["step"]: record[name] for record in read_records(workdir, "eval") if name in record}
     return {step: math.nan if value is None else value for step, value in scores.items()}
 
 
@@ -248,7 +255,7 @@ class Recorder:
     """
 
     def __init__(self, workdir: Path, *, start: int, total: int, make_logger: Callable[[], LoggerGroup] = LoggerGroup):
-        self.path = workdir / "metrics.jsonl"
+        self.path = workdir / METRICS
         self.records: list[dict[str, Any]] = []  # of the run so far, in process 0
         self._make_logger = make_logger
         self._file: IO[bytes] | None = None
@@ -262,7 +269,7 @@ class Recorder:
                     f"{self.path} is missing: it has the run's records, and the scores by which the best checkpoint is "
                     "kept. Restore it, or create an empty file to continue without them."
                 )
-            self.records += [record for record in read_records(self.path) if record["step"] <= start]
+            self.records += [record for record in read_records(workdir) if record["step"] <= start]
         elif (workdir / "summary.json").is_file():
             raise WorkdirError(
                 f"{workdir} has results of a finished run without checkpoints. Choose another folder, or delete it."

@@ -89,7 +89,7 @@ def run(condition: str, out: Path) -> list[dict[str, Any]]:
 def make_row(condition: str, lr: float, seed: int, workdir: Path) -> dict[str, Any]:
     """Return the row of a finished run: log10 κ of the median image, averaged over layers."""
     summary = files.read_json(workdir / "summary.json")
-    probe = [r for r in run_files.read_records(workdir / "metrics.jsonl") if r["kind"] == "probe"][-1]
+    probe = run_files.read_records(workdir, "probe")[-1]
     output, entropy = probe["attention_output"], probe["relative_attention_entropy"]
     return {
         **{"block": condition, "params": summary["params"], "lr": lr, "seed": seed},

@@ -32,8 +32,7 @@ BLOCK, RATE = "D", 4e-3  # the best rate of all numbers of heads but 4
 
 def read_curve(workdir: Path) -> dict[int, float]:
     """Return the training loss of a run by step; {} without a run."""
-    records = run_files.read_records(workdir / "metrics.jsonl")
-    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+    return {record["step"]: record["loss"] for record in run_files.read_records(workdir, "train")}
 
 
 def collect(runs: Path) -> list[dict[str, Any]]:

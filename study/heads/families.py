@@ -213,7 +213,7 @@ def read_condition(workdir: Path) -> dict[str, str]:
 
     Inner layers of TNT, whose matrices have one row per pixel of a patch, are left out.
     """
-    probed = [r for r in run_files.read_records(workdir / "metrics.jsonl") if r["kind"] == "probe"][-1]
+    probed = run_files.read_records(workdir, "probe")[-1]
     layers = [
         median
         for name, values in probed.items()

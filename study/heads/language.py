@@ -183,7 +183,7 @@ def run(arm: Arm, lr: float, seed: int, out: Path) -> dict[str, Any]:
 def train(c: config.ConfigDict, workdir: Path) -> dict[str, Any]:
     """Train a config, or read its run if it is finished, and return the columns of a row that do not need the model."""
     summary = common.train(c, workdir)
-    training = [r["loss"] for r in run_files.read_records(workdir / "metrics.jsonl") if r["kind"] == "train"][-1]
+    training = run_files.read_records(workdir, "train")[-1]["loss"]
     return {
         **{"params": summary["params"], "steps": c.total_steps, "lr": c.optim.lr, "seed": c.seed},
         **{"loss": f"{summary['final']['loss']:.5f}", "train_loss": f"{training:.5f}"},

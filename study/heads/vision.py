@@ -88,14 +88,14 @@ def run(
     c = get_config(name, width, epochs, lr, seed, images)
     workdir = out / f"{name}-width={width}-epochs={epochs:g}-lr={lr:g}-seed={seed}".replace(", ", "-").replace(" ", "-")
     trained, m = language.train(c, workdir), c.model
-    records = run_files.read_records(workdir / "metrics.jsonl")
-    top1 = [r["top1"] for r in records if r["kind"] == "eval"][-1]
-    output = [r["attention_output"] for r in records if r["kind"] == "probe"][-1]
+    last = run_files.read_records(workdir, "eval")[-1]
+    output = run_files.read_records(workdir, "probe")[-1]["attention_output"]
     bounds = sum(output["singular"]) / (c.probe.examples * len(output["singular"]))
+    log10 = math.log10(float(np.median(output["median"])))
     return {
         **{"block": arm.block, "num_heads": arm.heads, "width": width, "depth": m.depth, "head_dim": m.head_dim},
-        **{"mlp_dim": m.mlp_dim, "epochs": f"{epochs:g}", **trained, "steps": records[-1]["step"]},
-        **{"error": f"{1 - top1:.5f}", "log10_condition": f"{math.log10(float(np.median(output['median']))):.4f}"},
+        **{"mlp_dim": m.mlp_dim, "epochs": f"{epochs:g}", **trained, "steps": last["step"]},
+        **{"error": f"{1 - last['top1']:.5f}", "log10_condition": f"{log10:.4f}"},
         "bounds": f"{bounds:.4f}",
     }
 

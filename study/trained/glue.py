@@ -55,9 +55,8 @@ def read(folder: Path) -> Scores:
         name = common.parse_run_name(path.parent)
         task, seed = name["task"], int(name["seed"])
         scores.setdefault(task, {})[seed] = files.read_json(path)["score"]["score"]
-        records = run_files.read_records(path.with_name("metrics.jsonl"))
-        if mismatched := [record["accuracy"] for record in records if record["kind"] == "eval mm"]:
-            scores.setdefault(SECOND, {})[seed] = mismatched[-1]
+        if mismatched := run_files.read_records(path.parent, "eval mm"):
+            scores.setdefault(SECOND, {})[seed] = mismatched[-1]["accuracy"]
     return {column: scores[column] for column in (ORDER[0], SECOND, *ORDER[1:]) if column in scores}
 
 

@@ -113,7 +113,7 @@ def test_nan_aborts_with_step_and_leaf(tmp_path):
     status, _, err = run(command("train", tmp_path, changes))
     assert status == 2
     assert mentions(err, 3) and "Traceback" not in err
-    last = run_files.read_records(tmp_path / "metrics.jsonl")[-1]
+    last = run_files.read_records(tmp_path)[-1]
     assert last["kind"] == "abort" and last["skipped_in_row"] == 3 and last["leaf"] in err
 
 

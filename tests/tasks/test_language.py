@@ -75,7 +75,7 @@ def loaded_model(finished_run):
 def test_run_records_its_metrics(finished_run):
     workdir, out = finished_run
     assert mentions(out, "max_length 24", 270)
-    records = {record["kind"]: record for record in run_files.read_records(workdir / "metrics.jsonl")}
+    records = {record["kind"]: record for record in run_files.read_records(workdir)}
     assert 0 < records["eval"]["bits_per_byte"] < records["eval"]["loss"] / math.log(2) < 1.1 * math.log2(270)
     assert "attention_entropy" in records["probe"]
     assert records["train"]["tokens_seen"] == 24 * records["train"]["examples_seen"]

@@ -105,7 +105,7 @@ def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, mes
     """The first run is evaluated and predicts; the second has its tokenizer, its weights, and a new head."""
     first = tmp_path / "first"
     assert train.train(make_mrpc_config(download, wordpiece), first) == 0
-    last = next(r for r in run_files.read_records(first / "metrics.jsonl") if r["kind"] == "eval")
+    last = run_files.read_records(first, "eval")[0]
     assert evaluate.main([f"--workdir={first}"]) == 0
     again = json.loads((first / "evaluation.json").read_text())
     assert again["f1"] == pytest.approx(last["f1"])

@@ -37,7 +37,7 @@ def test_evaluator_recipe_works_from_a_config_file(tmp_path):
     changes |= {"model.mlp_dim": 8, "optim.warmup_steps": 1}
     status, _, err = run(command("train", tmp_path / "run", changes, config=path))
     assert status == 0, err
-    records = [r for r in run_files.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "norm"]
+    records = run_files.read_records(tmp_path / "run", "norm")
     assert [record["step"] for record in records] == [2, 4, 5] and all(record["l2"] > 0 for record in records)
     assert "norm" not in json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
 

@@ -91,7 +91,7 @@ def test_logger_that_fails_is_dropped_with_one_warning(tmp_path, tiny, capsys):
             record.write(at, "train", {"loss": 1.0})
     assert failing.logged == [1, 2]
     assert mentions(capsys.readouterr().err, "Failing", "broken")
-    assert [r["step"] for r in run_files.read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [r["step"] for r in run_files.read_records(tmp_path)] == [1, 2, 3]
 
 
 def test_unknown_logger_is_refused(tiny):

@@ -23,7 +23,7 @@ def test_resume_drops_records_after_the_restored_step(tmp_path):
     with run_files.Recorder(tmp_path, start=4, total=9) as record:
         assert record.has(4, "train") and not record.has(6, "train") and not record.has(4, "eval")
         record.write(6, "train", {"loss": 0.5})
-    result = run_files.read_records(tmp_path / "metrics.jsonl")
+    result = run_files.read_records(tmp_path)
     assert [(r["step"], r["loss"]) for r in result] == [(2, 2), (4, 4), (6, 0.5)]
 
 
@@ -33,7 +33,7 @@ def test_start_from_scratch_keeps_no_record(tmp_path):
     with run_files.Recorder(tmp_path, start=0, total=9) as record:
         assert not record.has(0, "probe")
         record.begin()
-    assert run_files.read_records(tmp_path / "metrics.jsonl") == []
+    assert run_files.read_records(tmp_path) == []
 
 
 def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, meshes):

@@ -46,6 +46,5 @@ def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypat
     steps = steps_in(tmp_path / "checkpoints")
     assert max(steps, default=None) == PHASES[phase] and mentions(capsys.readouterr().err, "SIGTERM")
     assert train.train(short, tmp_path) == 0
-    records = run_files.read_records(tmp_path / "metrics.jsonl")
     for kind, expected in (("train", range(1, 7)), ("eval", (2, 4, 6)), ("probe", (0, 2, 4, 6))):
-        assert [record["step"] for record in records if record["kind"] == kind] == [*expected], kind
+        assert [record["step"] for record in run_files.read_records(tmp_path, kind)] == [*expected], kind

@@ -56,9 +56,8 @@ def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_pat
 
 
 def test_partial_line_of_records_is_ignored(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1, "kind": "eval", "top1": 0.5}\n\n{"step": 2, "kind": "ev\xc3')
-    assert run_files.read_records(path) == [{"step": 1, "kind": "eval", "top1": 0.5}]
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "kind": "eval", "top1": 0.5}\n\n{"step": 2, "kind": "ev\xc3')
+    assert run_files.read_records(tmp_path) == [{"step": 1, "kind": "eval", "top1": 0.5}]
 
 
 def test_resuming_needs_whole_records(tmp_path):

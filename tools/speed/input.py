@@ -106,9 +106,9 @@ def measure_data_wait() -> dict:
         words = ["--config=configs/quickstart.py", "--config.total_epochs=4.0", "--config.eval.every=0"]
         command = [sys.executable, "-m", "leanformer.train", *words, f"--workdir={workdir}"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        records = run_files.read_records(Path(workdir) / "metrics.jsonl")
-    waits = [record["data_wait"] for record in records if record["kind"] == "train"]
-    rates = [record["examples_per_s"] for record in records if record["kind"] == "train"]
+        records = run_files.read_records(Path(workdir), "train")
+    waits = [record["data_wait"] for record in records]
+    rates = [record["examples_per_s"] for record in records]
     shares = {"quickstart waits for data": statistics.median(waits), "at most": max(waits)}
     return shares | {"examples/s": round(statistics.median(rates))}
 
