@@ -1,9 +1,6 @@
 """Tolerances for rounding: gradients and losses of small float32 models from two programs that compute the same."""
 
-import jax
 import numpy as np
-
-from leanformer.runtime.mesh import leaf_names
 
 
 # Float32 rounds each operation by at most u = 6e-8. Two programs may add the terms of a sum in different orders. A
@@ -13,11 +10,6 @@ from leanformer.runtime.mesh import leaf_names
 # the key bias's, keep the rounding error of the other leaves: sqrt(n) u = 1e-6 of the norm of all leaves.
 LEAF_TOLERANCE, TOTAL_TOLERANCE = 2e-4, 2e-6
 LOSS_TOLERANCE = 1e-5  # relative: a mean over examples of results of about ten sums each, 10 sqrt(n) u
-
-
-def leaves_by_name(tree):
-    """Return a tree's leaves by their dotted names."""
-    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
 
 
 def global_norm(leaves):

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from leanformer import config
 from leanformer.errors import ConfigError
 from leanformer.exports import folders, verification
-from leanformer.runtime.mesh import leaf_names
+from leanformer.runtime.mesh import flatten_names
 from leanformer.training import model_setup
 from leanformer.training.model_setup import ModelSetup
 
@@ -105,7 +105,7 @@ def random_weights(model: ModelSetup) -> Any:
 
     trees = []
     for tree in model.weights:
-        leaves = [draw(name, leaf) for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)]
+        leaves = [draw(name, leaf) for name, leaf in flatten_names(tree).items()]
         trees.append(jax.tree.unflatten(jax.tree.structure(tree), leaves))
     return tuple(trees)
 

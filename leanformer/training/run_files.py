@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import jax
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from leanformer.data import Source
@@ -49,14 +50,6 @@ def _tuples(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _tuples(item) for name, item in tree.items()}
     return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
-
-
-def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested dicts by dotted keys, each after `prefix`: {"a": {"b": 1}} becomes {"a.b": 1}."""
-    values = {}
-    for key, value in tree.items():
-        values |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return values
 
 
 def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
@@ -189,7 +182,7 @@ def _environment() -> dict[str, str]:
 
 def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """Return {dotted key: (value in the config.json of `workdir`, value in `config`)} for the keys that differ."""
-    before, after = (flatten_keys(json.loads(c.to_json())) for c in (load_config(workdir), config))
+    before, after = (flatten_dict(json.loads(c.to_json()), sep=".") for c in (load_config(workdir), config))
     return _differences(before, after)
 
 

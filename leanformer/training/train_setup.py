@@ -22,7 +22,7 @@ from leanformer.costs import devices
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import multihost
-from leanformer.runtime.mesh import leaf_names
+from leanformer.runtime.mesh import flatten_names
 from leanformer.tasks import Task
 from leanformer.training import model_setup, optimizers
 from leanformer.training import step as steps
@@ -211,7 +211,7 @@ def select_frozen(params: Any, patterns: Sequence[str]) -> Freezing:
     The last matching one decides. Raises ConfigError if one matches nothing, or nothing is left to train.
     """
     trained, all_names = [], set()
-    for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
+    for name, leaf in flatten_names(params).items():
         names = _layer_names(name, leaf)
         all_names |= set().union(*names)
         trains = [not _is_frozen(patterns, names_of_layer) for names_of_layer in names]

@@ -15,7 +15,7 @@ from leanformer.layers.masks import Context
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.pretrained import layouts
-from leanformer.runtime.mesh import leaf_names
+from leanformer.runtime.mesh import flatten_names
 from leanformer.training import model_setup, train_setup
 from leanformer.training.optimizers import decay_mask
 
@@ -139,7 +139,7 @@ def test_only_kernels_have_weight_decay(tiny, meshes):
     c = tiny.copy_and_resolve_references().unlock()
     c.model.update(ALL_INTERVENTIONS)
     run = train_setup.set_up_training(c, examples=64, mesh=meshes(1, 1))
-    flags = dict(zip(leaf_names(run.state.params), jax.tree.leaves(decay_mask(run.state.params)), strict=True))
+    flags = flatten_names(decay_mask(run.state.params))
     assert {name.rpartition(".")[2] for name, decays in flags.items() if name.startswith("blocks") and decays} == {
         "kernel"
     }

@@ -18,7 +18,7 @@ from leanformer.layers.masks import Context
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack, list_groups
 from leanformer.pretrained import layouts
-from leanformer.runtime.mesh import leaf_names
+from leanformer.runtime.mesh import flatten_names
 from leanformer.training import model_setup, train_setup
 from leanformer.training.step import probe_record
 
@@ -159,16 +159,15 @@ def test_gpt_with_unequal_layers_matches_a_plain_numpy_model(rng):
     tokens, model = rng.integers(13, size=(3, 11)), build(**GPT)
     graphdef, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
-    names = leaf_names(params)
 
     def loss(params):
         logits = jax.nn.log_softmax(nnx.merge(graphdef, params)(jnp.asarray(tokens))[0][:, :-1])
         return -jnp.take_along_axis(logits, jnp.asarray(tokens)[:, 1:, None], -1).mean()
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
-    plain = {name: np.asarray(x, np.float64) for name, x in zip(names, jax.tree.leaves(params), strict=True)}
+    plain = {name: np.asarray(x, np.float64) for name, x in flatten_names(params).items()}
     np.testing.assert_allclose(value, plain_loss(dict(plain), tokens, GPT), rtol=1e-5)
-    for name, grad in zip(names, jax.tree.leaves(grads), strict=True):
+    for name, grad in flatten_names(grads).items():
         direction, step = rng.standard_normal(grad.shape), 1e-5
         moved = [plain_loss(plain | {name: plain[name] + s * direction}, tokens, GPT) for s in (step, -step)]
         expected, size = (moved[0] - moved[1]) / (2 * step), np.linalg.norm(grad) * np.linalg.norm(direction)
@@ -181,7 +180,7 @@ def test_freezing_uses_the_index_in_the_whole_stack():
         c.model.update({**GPT, "dropout": 0.0})
     *_, (params, _) = model_setup.abstract_model(c)
     made = train_setup.select_frozen(params, ("blocks.layers.[13]", "blocks.layers.norm1"))
-    trained = dict(zip(leaf_names(params), jax.tree.leaves(made.trained), strict=True))
+    trained = flatten_names(made.trained)
     up = np.concatenate([trained[f"blocks.layers.from{first}.mlp.up.kernel"] for first in FIRSTS])
     assert up.tolist() == [1, 0, 1, 0]
     assert trained["embed"] == 1 and not any(trained[f"blocks.layers.from{i}.norm1.scale"].any() for i in FIRSTS)

@@ -8,13 +8,12 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from rounding import leaves_by_name
 from small_runs import make_image_batch
 
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
-from leanformer.runtime.mesh import REPLICATED, over_hidden
+from leanformer.runtime.mesh import REPLICATED, flatten_names, over_hidden
 from leanformer.training import model_setup, train_setup
 
 
@@ -57,7 +56,7 @@ def shardable(tiny, monkeypatch):
 
 
 def get_specs(tree):
-    return {name: leaf.sharding.spec for name, leaf in leaves_by_name(tree).items()}
+    return {name: leaf.sharding.spec for name, leaf in flatten_names(tree).items()}
 
 
 @pytest.mark.parametrize(("shape", "column"), [((8, 1, 1), None), ((1, 8, 1), 0), ((2, 2, 2), 1)])

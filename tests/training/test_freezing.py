@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from messages import refuses
-from rounding import global_norm, leaves_by_name
+from rounding import global_norm
 from small_runs import make_image_batch, make_initial_state
 
 from leanformer.runtime import mesh as sharding
-from leanformer.runtime.mesh import leaf_names
+from leanformer.runtime.mesh import flatten_names, leaf_names
 from leanformer.training import model_setup, optimizers, train_setup
 
 
@@ -42,7 +42,7 @@ FROZEN = [
 
 @pytest.mark.parametrize(("patterns", "names"), FROZEN, ids=["prefix", "all but the head", "its bias too", "wildcard"])
 def test_freeze_patterns_match_parameters_and_modules(params, patterns, names):
-    result = leaves_by_name(train_setup.select_frozen(params, patterns).trained)
+    result = flatten_names(train_setup.select_frozen(params, patterns).trained)
     all_names = result.keys()
     names = names or {
         n for n in all_names if not n.startswith("head") or (n == "head.bias" and "head.bias" in patterns)
@@ -53,11 +53,11 @@ def test_freeze_patterns_match_parameters_and_modules(params, patterns, names):
 
 def test_layers_of_a_stack_are_frozen_individually(params):
     result = train_setup.select_frozen(params, ("blocks.layers.[01]", "!blocks.layers.1.mlp"))
-    shares = leaves_by_name(result.trained)
+    shares = flatten_names(result.trained)
     assert shares["blocks.layers.attention.query.kernel"].tolist() == [0, 0, 1]
     assert shares["blocks.layers.mlp.up.kernel"].tolist() == [0, 1, 1]
     assert shares["patch_embed.kernel"].tolist() == 1
-    sizes = {name: leaf.size for name, leaf in leaves_by_name(params).items()}
+    sizes = {name: leaf.size for name, leaf in flatten_names(params).items()}
     layers = sum(size for name, size in sizes.items() if "layers" in name)
     mlp = sum(size for name, size in sizes.items() if "mlp" in name)
     assert result.count(params) == sum(sizes.values()) - 2 * layers // 3 + mlp // 3
@@ -80,10 +80,10 @@ def test_frozen_parameters_have_no_moments_or_gradient_norm(plain, meshes):
     """The second layer, `patch_embed` and `pos_embed` are frozen, with weight decay and EMA on."""
     plain.optim.update(freeze=("patch_embed", "pos_embed", "blocks.layers.1"), lr=0.1, clip_norm=0.0)
     run, (before, first, after), (metrics, _) = run_steps(plain, meshes(1, 1), 2)
-    old, new = leaves_by_name(before.params), leaves_by_name(after.params)
+    old, new = flatten_names(before.params), flatten_names(after.params)
     for name in ("patch_embed.kernel", "patch_embed.bias", "pos_embed"):
         np.testing.assert_array_equal(new[name], old[name])
-        np.testing.assert_array_equal(leaves_by_name(after.ema[0])[name], old[name])
+        np.testing.assert_array_equal(flatten_names(after.ema[0])[name], old[name])
         assert not [moment for moment in leaf_names(after.moments) if moment.endswith(name)]
     for name in (n for n in old if "layers" in n):
         np.testing.assert_array_equal(new[name][1], old[name][1], err_msg=name)
@@ -93,7 +93,7 @@ def test_frozen_parameters_have_no_moments_or_gradient_norm(plain, meshes):
     trained = run.freezing.count(run.state.params)
     assert 0 < trained < total
     # After one step the first moment is (1 - b1) times the gradient, which gives the norm of the gradient.
-    moments = {name: x for name, x in leaves_by_name(first.moments).items() if ".mu." in name}
+    moments = {name: x for name, x in flatten_names(first.moments).items() if ".mu." in name}
     grad_norm = global_norm(moments) / (1 - plain.optim.b1)
     np.testing.assert_allclose(metrics["grad_norm"], grad_norm, rtol=1e-5)
 
@@ -113,7 +113,7 @@ def test_every_optimizer_leaves_frozen_parameters_unchanged(name):
     grads = jax.tree.map(lambda x: jnp.arange(1.0, x.size + 1).reshape(x.shape), params)
     direction, new_state = jax.jit(scaled.update)(grads, state, params, finite=True, b1=0.9)
     unscaled, _ = jax.jit(rule.update)(grads, rule.init(params), params, finite=True, b1=0.9)
-    updates, expected = leaves_by_name(direction), leaves_by_name(unscaled)
+    updates, expected = flatten_names(direction), flatten_names(unscaled)
     assert not updates["blocks.layers.mlp.down.kernel"].any()
     assert jax.tree.structure(new_state) == jax.tree.structure(state)
     for leaf in ("blocks.layers.mlp.up.kernel", "blocks.layers.mlp.up.bias"):

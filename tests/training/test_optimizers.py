@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rounding import leaves_by_name
+from flax.traverse_util import unflatten_dict
 
 from leanformer.models.vit import Model
-from leanformer.runtime.mesh import leaf_names
+from leanformer.runtime.mesh import flatten_names, leaf_names
 from leanformer.training import model_setup, optimizers
 
 
@@ -39,14 +39,8 @@ AS_MATRICES = {
 
 
 def nest(flat):
-    tree = {}
-    for name, leaf in flat.items():
-        *parents, last = name.split(".")
-        node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = leaf if isinstance(leaf, bool) else jnp.asarray(leaf)
-    return tree
+    leaves = {name: leaf if isinstance(leaf, bool) else jnp.asarray(leaf) for name, leaf in flat.items()}
+    return unflatten_dict(leaves, sep=".")
 
 
 @pytest.fixture
@@ -64,7 +58,7 @@ def compute_directions(name, gradients, **changes):
     state, result, update = rule.init(params), [], jax.jit(rule.update)
     for step in gradients:
         direction, state = update(nest(step), state, params)
-        result.append(leaves_by_name(direction))
+        result.append(flatten_names(direction))
     return result
 
 
@@ -105,7 +99,7 @@ def test_all_kernels_except_depthwise_are_matrices(config):
     c = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]()
     m = c.model
     *_, (params, _) = model_setup.abstract_model(c)
-    for name, leaf in leaves_by_name(params).items():
+    for name, leaf in flatten_names(params).items():
         result = optimizers.matrix(name, leaf.ndim)
         if not name.endswith("kernel") or (leaf.shape[-3:-1] == (3, 3) and leaf.ndim - ("layers" in name) == 3):
             assert result is None, name
@@ -152,9 +146,9 @@ def test_decay_is_decoupled_and_skipped_steps_keep_moments(name, gradients):
     for step in gradients[:2]:
         without, _ = update_plain(nest(step), state, params, finite=True, b1=0.9)
         direction, state = update(nest(step), state, params, finite=True, b1=0.9)
-        for leaf, x in leaves_by_name(direction).items():
+        for leaf, x in flatten_names(direction).items():
             extra = 1.5 if leaf.endswith("kernel") else 0.0
-            np.testing.assert_allclose(x - leaves_by_name(without)[leaf], extra, atol=1e-5, err_msg=leaf)
+            np.testing.assert_allclose(x - flatten_names(without)[leaf], extra, atol=1e-5, err_msg=leaf)
     bad = nest({leaf: np.full(shape, np.nan, np.float32) for leaf, shape in SHAPES.items()})
     _, after = update(bad, state, params, finite=False, b1=0.9)
     jax.tree.map(np.testing.assert_array_equal, after, state)

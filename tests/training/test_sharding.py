@@ -9,11 +9,12 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from rounding import LEAF_TOLERANCE, LOSS_TOLERANCE, check_gradients, difference_norm, global_norm, leaves_by_name
+from rounding import LEAF_TOLERANCE, LOSS_TOLERANCE, check_gradients, difference_norm, global_norm
 from small_runs import CONFIG_MAKERS, lower_eval_step, make_initial_state, make_small_config
 
 from leanformer import data, tasks
 from leanformer.runtime import mesh as sharding
+from leanformer.runtime.mesh import flatten_names
 from leanformer.training import optimizers, train_setup
 
 
@@ -45,7 +46,7 @@ def run_step(run, step, batch):
     """
     state, metrics = step(make_initial_state(run), run.put(batch), run.run_key())
     gradient, statistics = jax.device_get((state.moments[0].mu, state.statistics))
-    return float(metrics["loss"]), leaves_by_name(gradient), leaves_by_name(statistics), state
+    return float(metrics["loss"]), flatten_names(gradient), flatten_names(statistics), state
 
 
 TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name != "images")) for name in CONFIG_MAKERS]  # 15 to 40 s each
@@ -85,7 +86,7 @@ def test_every_process_can_read_all_values_of_an_evaluation(build_run):
 
 
 def read_specs(tree):
-    return {name: leaf.sharding.spec for name, leaf in leaves_by_name(tree).items()}
+    return {name: leaf.sharding.spec for name, leaf in flatten_names(tree).items()}
 
 
 MOMENTS = {"adamw": 2, "muon": 1, "sgd": 1}  # number of moments of a matrix in a stack
@@ -94,11 +95,11 @@ MOMENTS = {"adamw": 2, "muon": 1, "sgd": 1}  # number of moments of a matrix in 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_moments_are_sharded_like_their_parameters(build_run, name):
     run, _ = build_run("images", 2, 2, 2, name=name)
-    parameters = {key: (leaf.shape, leaf.sharding.spec) for key, leaf in leaves_by_name(run.state.params).items()}
+    parameters = {key: (leaf.shape, leaf.sharding.spec) for key, leaf in flatten_names(run.state.params).items()}
     query = "blocks.layers.attention.query.kernel"
     assert parameters[query][1] == P(None, "fsdp", "tensor")
     query_specs = {}
-    for key, leaf in leaves_by_name(run.state.moments).items():
+    for key, leaf in flatten_names(run.state.moments).items():
         parameter = next((other for other in parameters if key.endswith(f".{other}")), None)
         if parameter and leaf.shape == parameters[parameter][0]:
             assert leaf.sharding.spec == parameters[parameter][1], key

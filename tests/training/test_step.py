@@ -10,12 +10,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from rounding import LOSS_TOLERANCE, check_gradients, difference_norm, global_norm, leaves_by_name
+from rounding import LOSS_TOLERANCE, check_gradients, difference_norm, global_norm
 from small_runs import make_image_batch, make_initial_state
 
 from leanformer import config
 from leanformer.layers.convolution import BatchNorm
 from leanformer.runtime import mesh as sharding
+from leanformer.runtime.mesh import flatten_names
 from leanformer.training import step as steps
 from leanformer.training import train_setup
 from leanformer.training.step import init_state
@@ -58,7 +59,7 @@ def test_accumulation_equals_one_big_batch(tiny, meshes, batches, no_shape_check
     def gradient(accumulate):
         tiny.accumulate = accumulate
         (metrics,), state = run_steps(tiny, meshes(1, 1), batches[:1])
-        return metrics, leaves_by_name(state.moments[0].mu)  # after one step (1 - b1) times the clipped gradient
+        return metrics, flatten_names(state.moments[0].mu)  # after one step (1 - b1) times the clipped gradient
 
     (one, big), (four, small) = gradient(1), gradient(4)
     assert float(four["loss"]) == pytest.approx(float(one["loss"]), rel=LOSS_TOLERANCE)
@@ -67,7 +68,7 @@ def test_accumulation_equals_one_big_batch(tiny, meshes, batches, no_shape_check
     # A wrong sum, mean or order of draws exceeds rounding by far, as other examples in half of the batch do.
     half = {name: np.concatenate([batches[0][name][:8], batches[1][name][8:]]) for name in batches[0]}
     _, state = run_steps(tiny, meshes(1, 1), [half])
-    assert difference_norm(leaves_by_name(state.moments[0].mu), big) > 0.1 * global_norm(big)
+    assert difference_norm(flatten_names(state.moments[0].mu), big) > 0.1 * global_norm(big)
 
 
 class NormAndScale(nnx.Module):
@@ -122,7 +123,7 @@ def test_gradients_are_clipped_only_above_the_limit(rng, no_shape_checks):
         step, state = make_sgd_step(clip_norm)
         after, metrics = step(state, batch, jax.random.key(0))
         updates[clip_norm] = {
-            name: value - leaves_by_name(after.params)[name] for name, value in leaves_by_name(state.params).items()
+            name: value - flatten_names(after.params)[name] for name, value in flatten_names(state.params).items()
         }
     unclipped = 0.1 * float(metrics["grad_norm"])
     # For normalised x, the gradients of the factors and of BatchNorm's scale are 2 mean(x²) = 2 per channel.
@@ -172,7 +173,7 @@ def test_clipping_and_float32_weights_with_bfloat16(plain, meshes, batches):
     # bfloat16 rounds by 2^-9 = 0.002: about ten such errors, averaged over 16 examples.
     np.testing.assert_allclose(rough["loss"], exact["loss"], rtol=2e-2)
     assert rough["loss"] != exact["loss"]
-    clipped = global_norm(leaves_by_name(state.moments[0].mu)) / (1 - plain.optim.b1)
+    clipped = global_norm(flatten_names(state.moments[0].mu)) / (1 - plain.optim.b1)
     np.testing.assert_allclose(clipped, 1e-3, rtol=1e-4)
     assert float(rough["grad_norm"]) > 0.01  # the norm before clipping
 
