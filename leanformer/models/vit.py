@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -20,6 +19,7 @@ from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.convolution import PatchConv, check_sides, patch_grid
 from leanformer.layers.masks import Context, Tap
 from leanformer.layers.model_base import Family
+from leanformer.layers.positions import prepend
 from leanformer.layers.stack import Stack
 
 
@@ -53,11 +53,9 @@ class Model(Family):
     ) -> tuple[dict[str, Float[Array, "b v"]], Any]:
         """Return {"class": logits B V, "distilled": if the model has the second head}, and {"blocks": tap results}."""
         check_sides(images, self.sides)
-        x = self.patch_embed(images.astype(self.dtype))
-        x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])
-        names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]
-        tokens = [jnp.broadcast_to(getattr(self, name)[...], (x.shape[0], 1, x.shape[-1])) for name in names]
-        x = jnp.concatenate([*(token.astype(self.dtype) for token in tokens), x], axis=1)
+        x = jax.lax.collapse(self.patch_embed(images.astype(self.dtype)), 1, -1)
+        for name in ("dist_token", "cls_token"):  # the class token comes first
+            x = prepend(getattr(self, name), x) if hasattr(self, name) else x
         x = x + self.pos_embed[...].astype(self.dtype)
         x, taps = self.blocks(x, Context(key=key, tap=tap))
         first = self.norm(x.mean(axis=1) if self.pool == "mean" else x[:, 0])
