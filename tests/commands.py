@@ -30,19 +30,32 @@ def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
     return words + [f"--config.{key}={value}" for key, value in dict(changes).items()]
 
 
-def subprocess_environment():
-    """Return the environment of a subprocess: CPU, fast compilation, and the compilation cache of the tests."""
-    cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["LEANFORMER_TEST_CACHE"]}
-    cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return os.environ | cache | {"XLA_FLAGS": FAST_COMPILE_FLAGS, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+def subprocess_environment(cache=os.environ["LEANFORMER_TEST_CACHE"], **variables):
+    """Return the environment of a subprocess outside any cluster job: CPU, fast compilation, a compilation cache."""
+    result = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
+    result |= {"JAX_COMPILATION_CACHE_DIR": str(cache)} if cache else {}
+    result |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return result | {"XLA_FLAGS": FAST_COMPILE_FLAGS, "TF_CPP_MIN_LOG_LEVEL": "2"} | variables
 
 
-def run(words, timeout=300, env=None, **options):
-    """Run a command in a subprocess; return its exit status, standard output and standard error."""
-    result = subprocess.run(
-        words, cwd=ROOT, env=env or subprocess_environment(), capture_output=True, text=True, timeout=timeout, **options
-    )
+def start(words, env=None):
+    """Start a program, whose outputs are pipes."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*map(str, words)], cwd=ROOT, env=env or subprocess_environment(), **pipes)
+
+
+def run(words, timeout=300, env=None, cwd=ROOT):
+    """Run a program; return its exit status, standard output and standard error."""
+    options = {"cwd": cwd, "env": env or subprocess_environment(), "timeout": timeout}
+    result = subprocess.run([*map(str, words)], capture_output=True, text=True, **options)
     return result.returncode, result.stdout, result.stderr
+
+
+def run_python(*words, **options):
+    """Run Python, which must end with status 0; return its standard output."""
+    status, out, err = run([sys.executable, *words], **options)
+    assert status == 0, out + err
+    return out
 
 
 def use_one_device(make_mesh=mesh.make_mesh):

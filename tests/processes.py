@@ -1,11 +1,9 @@
 """Helpers that run leanformer commands in one or several subprocesses."""
 
-import os
 import socket
-import subprocess
 import sys
 
-from commands import FAST_COMPILE_FLAGS, ROOT
+from commands import start, subprocess_environment
 
 from leanformer.training import run_files
 
@@ -16,27 +14,17 @@ def find_free_port():
         return s.getsockname()[1]
 
 
-def make_environment(cache):
-    """Return the environment of a CPU process outside any cluster job, with `cache` as compilation cache."""
-    result = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
-    result |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILE_FLAGS, "JAX_COMPILATION_CACHE_DIR": str(cache)}
-    return result | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-
 def start_processes(module, workdir, cache, processes=1, *, config, extra=(), last=()):
     """Start a command in `processes` connected processes; `last` are additional flags of the last one."""
     words = [sys.executable, "-m", f"leanformer.{module}", f"--workdir={workdir}", *extra]
     words += ["--config=configs/quickstart.py"] if config else []
     words += [f"--config.{key}={value}" for key, value in config.items()]
     connection = [f"--coordinator=localhost:{find_free_port()}", f"--processes={processes}"] if processes > 1 else []
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     flags_by_process = [
         [*connection, f"--process={i}", *(last if i == processes - 1 else ())] if connection else []
         for i in range(processes)
     ]
-    return [
-        subprocess.Popen([*words, *flags], cwd=ROOT, env=make_environment(cache), **pipes) for flags in flags_by_process
-    ]
+    return [start([*words, *flags], subprocess_environment(cache)) for flags in flags_by_process]
 
 
 def wait_for_processes(running, timeout=200):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from commands import ROOT, start, subprocess_environment
 from messages import mentions
-from processes import FAST_COMPILE_FLAGS, ROOT, read_records_by_step
+from processes import read_records_by_step
 
 
 LAUNCH = ROOT / "launch"
@@ -32,17 +33,9 @@ def test_shellcheck_finds_nothing(script):
     assert completed.returncode == 0, completed.stdout
 
 
-def launch(*words, **environ):
+def launch(*words, **variables):
     """Start a script outside any cluster job, with additional environment variables."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
-    inherited |= {
-        "PYTHON": sys.executable,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": FAST_COMPILE_FLAGS,
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*map(str, words)], cwd=ROOT, env=inherited | environ, **pipes)
+    return start(words, subprocess_environment(cache=None, **{"PYTHON": sys.executable} | variables))
 
 
 @pytest.mark.slow

@@ -4,12 +4,11 @@ import ast
 import functools
 import graphlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+from commands import ROOT, run_python
 
-ROOT = Path(__file__).parents[1]
+
 LAYERS = [  # a module imports only from its own package and from packages above it in this list
     ["errors", "text"],
     ["stored"],
@@ -87,14 +86,12 @@ def test_data_package_does_not_import_jax():
 
 def test_command_lines_do_not_wait_for_jax():
     program = "import sys, leanformer.cli, leanformer.config; leanformer.config.base(); print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    imported = {*result.stdout.split()}
+    imported = {*run_python("-c", program).split()}
     assert "leanformer.config.declare" in imported and not {"jax", "flax", "optax"} & imported
 
 
 def test_watching_needs_nothing_of_training():
     """Whoever watches a model has NumPy, array-api-compat, safetensors and the library of the model."""
     program = "import sys, leanformer.watching.flax, leanformer.watching.weights; print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    imported = {name.split(".")[1] for name in result.stdout.split() if name.startswith("leanformer.")}
+    imported = {name.split(".")[1] for name in run_python("-c", program).split() if name.startswith("leanformer.")}
     assert imported == {"conditioning", "errors", "stored", "text", "watching"}

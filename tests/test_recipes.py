@@ -3,11 +3,9 @@ attention are trained by the train command, and the attention is used in an exis
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
-from commands import ROOT, subprocess_environment
+from commands import ROOT, run_python
 
 
 ATTENTION = '''
@@ -145,20 +143,12 @@ def package_copy(tmp_path_factory):
     return folder
 
 
-def run_python(folder, *words):
-    """Run Python in a folder; return the last line of its standard output."""
-    result = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=subprocess_environment(), capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()[-1]
-
-
 @pytest.mark.slow
 def test_extensions_train_with_the_train_command(package_copy, tmp_path):
     """Guessing gets half of the labels right; a trained model gets all."""
-    run_python(package_copy, "-m", "leanformer.train", "--config=configs/plain_stripes.py", f"--workdir={tmp_path}")
+    words = ["-m", "leanformer.train", "--config=configs/plain_stripes.py", f"--workdir={tmp_path}"]
+    run_python(*words, cwd=package_copy)
     summary, names = (json.loads((tmp_path / name).read_text()) for name in ("summary.json", "classes.json"))
     assert summary["final"]["top1"] == 1.0 and "lying" in str(names) and "standing" in str(names)
     program = f"import leanformer; print(type(leanformer.load({str(tmp_path)!r}).model).__module__)"
-    assert run_python(package_copy, "-c", program) == "leanformer.models.plain"
+    assert run_python("-c", program, cwd=package_copy).splitlines()[-1] == "leanformer.models.plain"

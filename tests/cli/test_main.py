@@ -1,22 +1,20 @@
 """The command `leanformer`: what is imported before the command line is parsed, and by data workers."""
 
 import re
-import subprocess
 import sys
 
+import commands
 import pytest
-from commands import ROOT, subprocess_environment
+from commands import ROOT, run_python
 from messages import mentions
 
 from leanformer.__main__ import COMMANDS
 
 
 def run(*words):
-    process = subprocess.run(
-        [sys.executable, "-X", "importtime", *words], env=subprocess_environment(), capture_output=True, text=True
-    )
-    imported = set(re.findall(r"\| +(\w+)$", process.stderr, re.MULTILINE))
-    return process.returncode, process.stdout, process.stderr, imported
+    """Run Python; return its status, its outputs, and the names of the modules that it imports."""
+    status, out, err = commands.run([sys.executable, "-X", "importtime", *words])
+    return status, out, err, set(re.findall(r"\| +(\w+)$", err, re.MULTILINE))
 
 
 def test_help_lists_the_commands():
@@ -28,8 +26,7 @@ def test_help_lists_the_commands():
 
 def test_public_names_are_imported_on_first_access():
     code = "import leanformer, sys; assert 'jax' not in sys.modules; print(leanformer.conditioning.condition.__name__)"
-    process = subprocess.run([sys.executable, "-c", code], env=subprocess_environment(), capture_output=True, text=True)
-    assert (process.stdout, process.returncode) == ("condition\n", 0)
+    assert run_python("-c", code) == "condition\n"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Batches: order and augmentation depend on (seed, step) alone."""
 
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from commands import run
 from messages import mentions, refuses
 
 from leanformer.data.loader import MAX_UNREADABLE, Batches, CorruptLog, batches
@@ -218,12 +218,10 @@ def test_workers_do_not_change_batches(tmp_path):
     assert run_program(tmp_path, WORKER_SCRIPT) == (0, "the same\n", "")
 
 
-def run_program(folder, text, **options):
-    """Run a program in its own process, since worker processes import it, and return its status and outputs."""
+def run_program(folder, text):
+    """Run a program in a file, since worker processes import it, and return its status and outputs."""
     (folder / "program.py").write_text(text)
-    command = [sys.executable, str(folder / "program.py")]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=200, **options)
-    return process.returncode, process.stdout, process.stderr
+    return run([sys.executable, folder / "program.py"])
 
 
 POOL_SCRIPT = """

@@ -6,13 +6,12 @@ LEANFORMER_PEER_PYTHON is the Python of an environment with torch, timm, transfo
 import json
 import os
 import re
-import subprocess
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT, subprocess_environment
+from commands import ROOT, run, subprocess_environment
 
 from leanformer import tasks
 from leanformer.data.text.tokenizer import train_bpe, train_wordpiece
@@ -29,16 +28,9 @@ pytestmark = [
 
 
 def run_peer(*words, cwd=ROOT):
-    process = subprocess.run(
-        [PEER, *words],
-        cwd=cwd,
-        env=subprocess_environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    status, out, err = run([PEER, *words], cwd=cwd, env=subprocess_environment(PYTHONPATH=str(ROOT)), timeout=900)
+    assert status == 0, err
+    return out
 
 
 def test_every_format_of_every_model_has_equal_logits():

@@ -1,12 +1,11 @@
 """Seconds by phase with a clock that the tests move; the watchdog ends a hung run, not one that makes progress."""
 
-import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
+from commands import run
 from messages import mentions
 
 from leanformer.runtime import timing
@@ -22,17 +21,6 @@ timer = Timer()
 """
 
 
-def run_program(program):
-    process = subprocess.run(
-        [sys.executable, "-c", SETUP + textwrap.dedent(program)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    return process.returncode, process.stderr
-
-
 def test_hang_shows_every_thread_and_the_current_activity():
     program = """
         def elsewhere():
@@ -44,7 +32,7 @@ def test_hang_shows_every_thread_and_the_current_activity():
             timer.touch("data wait")
             time.sleep(100)
     """
-    status, errors = run_program(program)
+    status, _, errors = run([sys.executable, "-c", SETUP + textwrap.dedent(program)])
     assert status == 70, errors
     assert mentions(errors, "step 8", "data wait", "elsewhere", "_watch")  # stacks of all threads
 

@@ -10,9 +10,9 @@ import time
 
 import fake_runs
 import pytest
-from commands import run_in_process, subprocess_environment
+from commands import ROOT, run_in_process, start, subprocess_environment
 from messages import mentions, refuses
-from processes import FAST_COMPILE_FLAGS, ROOT, read_records_by_step
+from processes import read_records_by_step
 
 from leanformer import sweep
 from leanformer.config import iterate_keys
@@ -216,14 +216,10 @@ def test_sweep_ends_with_a_comparison_of_its_runs(tmp_path, capsys):
     assert mentions(capsys.readouterr().out, "data.name", "'bundled:fashion_mnist'", "'synthetic'")
 
 
-def start(folder, configs, *more):
+def start_sweep(folder, configs, *more):
     fixed = [f"--set={key}={value}" for key, value in SMALL.items()]
     words = [sys.executable, "-m", "leanformer.sweep", f"--config={','.join(configs)}", f"--workdir={folder}"]
-    quick = {"XLA_FLAGS": FAST_COMPILE_FLAGS, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    environment = subprocess_environment() | quick
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*words, *fixed, *more], cwd=ROOT, env=environment, **pipes)
+    return start([*words, *fixed, *more], subprocess_environment(cache=None))  # the runs have a cache of their own
 
 
 @pytest.mark.slow
@@ -234,7 +230,7 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     finished = fake_runs.write_run(
         earlier_run.workdir, changes=[(k, v) for k, v in iterate_keys(earlier_run.config) if k != "eval.more"]
     )
-    first_sweep = start(tmp_path, CONFIGS, "--seeds=2")
+    first_sweep = start_sweep(tmp_path, CONFIGS, "--seeds=2")
     second_run = tmp_path / "quickstart,seed=1"
     end = time.monotonic() + 240
     while len(read_records_by_step(second_run, "train")) < 5 and time.monotonic() < end and first_sweep.poll() is None:
@@ -248,7 +244,7 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     saved = max(int(path.name) for path in (second_run / "checkpoints").glob("*") if path.name.isdecimal())
     assert saved == max(read_records_by_step(second_run, "train")) < SMALL["total_steps"]
 
-    second_sweep = start(tmp_path, CONFIGS, "--seeds=2")
+    second_sweep = start_sweep(tmp_path, CONFIGS, "--seeds=2")
     out, err = second_sweep.communicate(timeout=400)
     assert second_sweep.returncode == 0, err
     assert mentions(out, "4 runs", "2 already finished")
@@ -261,7 +257,7 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
 
 @pytest.mark.slow
 def test_failed_run_is_listed_with_its_log(tmp_path):
-    process = start(tmp_path, CONFIGS[:1], "--over=data.name=folder:/no/such/place")
+    process = start_sweep(tmp_path, CONFIGS[:1], "--over=data.name=folder:/no/such/place")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1 and mentions(err, "FAILED", "/no/such/place")
     assert len(json.loads((tmp_path / "sweep.json").read_text())["failed"]) == 1

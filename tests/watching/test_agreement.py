@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT, subprocess_environment
+from commands import ROOT, run, subprocess_environment
 
 from leanformer import conditioning
 from leanformer.exports import folders
@@ -86,15 +85,10 @@ def cases(tmp_path_factory):
     root = tmp_path_factory.mktemp("agreement")
     made = {name: make_case(root, name) for name in AGREE}
     (root / "jobs.json").write_text(json.dumps([job for job, _ in made.values()]))
-    process = subprocess.run(
-        [TORCH, Path(__file__).parent / "torch_peer.py", root / "jobs.json"],
-        env=subprocess_environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert process.returncode == 0, process.stderr
-    results = json.loads(process.stdout.splitlines()[-1])
+    words = [TORCH, Path(__file__).parent / "torch_peer.py", root / "jobs.json"]
+    status, out, err = run(words, env=subprocess_environment(PYTHONPATH=str(ROOT)), timeout=600)
+    assert status == 0, err
+    results = json.loads(out.splitlines()[-1])
     return {name: (result, ours) for (name, (_, ours)), result in zip(made.items(), results, strict=True)}
 
 
