@@ -1,20 +1,15 @@
-"""The `train` command: refused configs, and long runs that are killed, stopped and resumed."""
+"""The `train` command: refused configs and data, and a run that is killed and resumed."""
 
 import json
 import random
-import shutil
-import signal
-import subprocess
 import time
 
 import numpy as np
 import pytest
-from commands import ROOT, check_refused, command, run, subprocess_environment
+from commands import check_refused, command, run, start
 from messages import mentions
 from PIL import Image
 from small_runs import assert_same_run, read_records
-
-from leanformer.training import run_files
 
 
 TINY = {  # a real run with everything random switched on: mixup, cutmix, erasing, drop path, EMA, accumulation
@@ -32,89 +27,24 @@ TINY = {  # a real run with everything random switched on: mixup, cutmix, erasin
 }
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("undisturbed")
-    status, out, err = run(command("train", workdir, TINY))
-    assert status == 0, err
-    return workdir, out
-
-
 @pytest.mark.slow
-def test_records_are_written_when_due(uninterrupted):
-    workdir, _ = uninterrupted
-    steps = {kind: [r["step"] for r in read_records(workdir, kind)] for kind in ("train", "eval", "probe")}
-    assert steps == {"train": [*range(5, 41, 5)], "eval": [10, 20, 30, 40], "probe": [0, 10, 20, 30, 40]}
-
-
-@pytest.mark.slow
-def test_killed_run_resumes_bit_exactly(uninterrupted, tmp_path):
+def test_killed_run_resumes_bit_exactly(tmp_path):
     """Three times kill -9 at random moments of training, saving and evaluating; the same command resumes the run."""
-    generator = random.Random(20505)
+    generator, killed, whole = random.Random(20505), tmp_path / "killed", tmp_path / "whole"
     for _ in range(3):
-        count = len(read_records(tmp_path))
-        process = subprocess.Popen(
-            command("train", tmp_path, TINY),
-            cwd=ROOT,
-            env=subprocess_environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        count = len(read_records(killed))
+        process = start(command("train", killed, TINY))
         deadline = time.monotonic() + 200
-        while process.poll() is None and time.monotonic() < deadline and len(read_records(tmp_path)) < count + 2:
+        while process.poll() is None and time.monotonic() < deadline and len(read_records(killed)) < count + 2:
             time.sleep(0.01)
         time.sleep(generator.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert 0 < len(read_records(tmp_path)) < 12
-    status, _, err = run(command("train", tmp_path, TINY))
-    assert status == 0, err
-    assert_same_run(tmp_path, uninterrupted[0], 40)
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_and_prints_how_to_resume(uninterrupted, tmp_path):
-    process = subprocess.Popen(
-        command("train", tmp_path, TINY),
-        cwd=ROOT,
-        env=subprocess_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 200
-    while process.poll() is None and time.monotonic() < deadline and len(read_records(tmp_path)) < 2:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 130, err
-    assert mentions(out, f"--workdir={tmp_path}") and mentions(err, "SIGINT")
-    status, _, err = run(command("train", tmp_path, TINY))
-    assert status == 0, err
-    assert_same_run(tmp_path, uninterrupted[0], 40)
-
-
-@pytest.mark.slow
-def test_run_killed_before_its_summary_writes_it_on_resume(uninterrupted, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(uninterrupted[0], workdir)
-    (workdir / "summary.json").unlink()
-    lines = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (workdir / "metrics.jsonl").write_text("".join(lines[:-2]))  # without the last evaluation and probe
-    status, _, err = run(command("train", workdir, TINY))
-    assert status == 0, err
-    assert json.loads((workdir / "summary.json").read_text())["final"]["step"] == 40
-    assert_same_run(workdir, uninterrupted[0], 40)
-
-
-@pytest.mark.slow
-def test_nan_aborts_with_step_and_leaf(tmp_path):
-    changes = TINY | {"optim.lr": 1e30, "optim.clip_norm": 0.0, "optim.max_skipped": 3, "optim.warmup_epochs": 0.0}
-    status, _, err = run(command("train", tmp_path, changes))
-    assert status == 2
-    assert mentions(err, 3) and "Traceback" not in err
-    last = run_files.read_records(tmp_path)[-1]
-    assert last["kind"] == "abort" and last["skipped_in_row"] == 3 and last["leaf"] in err
+        process.kill()
+        process.communicate()
+    assert 0 < len(read_records(killed)) < 12
+    for workdir in (killed, whole):
+        status, _, err = run(command("train", workdir, TINY))
+        assert status == 0, err
+    assert_same_run(killed, whole, 40)
 
 
 BAD = [

@@ -102,17 +102,20 @@ def test_steps_are_checked_late_and_all_at_once(tiny, tmp_path, capfd):
         assert monitor.skipped == 0
 
 
-def test_abort_names_the_step_to_resume_from(tiny, tmp_path, capfd):
+@pytest.mark.parametrize(("leaf", "name"), [(-1, None), (1, "head.kernel")])
+def test_abort_names_the_step_to_resume_from(tiny, tmp_path, leaf, name):
     """Step 7 has the first bad loss: the update of step 6 may have caused it, the update of step 4 cannot have."""
     monitor, checkpoints, records = make_monitor(tiny, tmp_path, steps=(2, 4, 6))
     folder = checkpoints.folder
     with checkpoints:
         for step, in_row in ((6, 0), (7, 1), (8, 2), (9, 3)):
-            monitor.on_step(step, make_metrics(in_row, 1e7 if in_row else 2.0))
-        with refuses(3, "step 7", "1e+07", "step 4", f"delete 6 in {folder}", "optim.lr", 0.003, error=TrainingError):
+            monitor.on_step(step, make_metrics(in_row, 1e7 if in_row else 2.0, leaf))
+        with refuses(
+            3, "step 7", name or "1e+07", "step 4", f"delete 6 in {folder}", "optim.lr", 0.003, error=TrainingError
+        ):
             monitor.check_pending_steps()
         assert checkpoints.steps == [2, 4, 6]  # nothing saved is lost
-    assert records == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3})]
+    assert records == [(9, "abort", {"first_bad_step": 7, "leaf": name, "skipped_in_row": 3})]
 
 
 @pytest.mark.parametrize("values", [{"loss": 1e9}, {"loss": 2.0, "ema_loss": np.inf}], ids=str)

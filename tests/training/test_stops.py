@@ -42,9 +42,10 @@ def short(plain):
 @pytest.mark.parametrize("phase", [p if p == "checkpoint" else pytest.param(p, marks=pytest.mark.slow) for p in PHASES])
 def test_signal_in_any_phase_saves_and_resumes(phase, short, tmp_path, monkeypatch, one_device, capsys):
     sent = signal_in(phase, monkeypatch)
-    assert train.train(short, tmp_path) == 75 and len(sent) == 1
-    steps = steps_in(tmp_path / "checkpoints")
-    assert max(steps, default=None) == PHASES[phase] and mentions(capsys.readouterr().err, "SIGTERM")
+    assert train.train(short, tmp_path, resume_command="train --again") == 75 and len(sent) == 1
+    assert max(steps_in(tmp_path / "checkpoints"), default=None) == PHASES[phase]
+    out, err = capsys.readouterr()
+    assert mentions(out, f"step {PHASES[phase]}", "train --again") and mentions(err, "SIGTERM")
     assert train.train(short, tmp_path) == 0
     for kind, expected in (("train", range(1, 7)), ("eval", (2, 4, 6)), ("probe", (0, 2, 4, 6))):
         assert [record["step"] for record in run_files.read_records(tmp_path, kind)] == [*expected], kind

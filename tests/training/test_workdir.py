@@ -70,8 +70,9 @@ def test_resuming_needs_whole_records(tmp_path):
 
 
 @pytest.mark.slow
-def test_run_longer_than_its_config_is_evaluated_where_it_is(two_steps, tmp_path, capfd):
-    """Otherwise an older score, or none, would be that of its last step."""
+@pytest.mark.parametrize("total", [4, 2])
+def test_run_that_was_killed_before_its_summary_is_evaluated_where_it_is(two_steps, tmp_path, capfd, total):
+    """Also one longer than its config: otherwise an older score, or none, would be that of its last step."""
     two_steps.total_steps = 4
     two_steps.checkpoint.every = 3
     assert train(two_steps, tmp_path) == 0
@@ -79,7 +80,8 @@ def test_run_longer_than_its_config_is_evaluated_where_it_is(two_steps, tmp_path
     (tmp_path / "summary.json").unlink()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(line for line in lines if '"eval"' not in line))
-    two_steps.total_steps = 2
-    assert train(two_steps, tmp_path) == 0 and mentions(capfd.readouterr().out, "4 steps", 2, "not trained")
+    two_steps.total_steps = total
+    assert train(two_steps, tmp_path) == 0
+    assert mentions(capfd.readouterr().out, "4 steps", 2, "not trained") == (total == 2)
     again = files.read_json(tmp_path / "summary.json")
     assert again["steps"] == again["final"]["step"] == 4 and again["final"]["loss"] == summary["final"]["loss"]
