@@ -4,12 +4,14 @@ runs leave behind."""
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from random_weights import fill_weights
 
 from leanformer import config
 from leanformer.data.sequences import build_sequences
 from leanformer.runtime.mesh import make_mesh
+from leanformer.tasks import Score
 from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -149,6 +151,24 @@ def make_initial_state(run, seed=0):
     params, statistics = fill_weights(run.state.weights, seed)
     ema = None if run.state.ema is None else fill_weights(run.state.ema, seed)
     return dataclasses.replace(zeros, params=params, statistics=statistics, ema=ema)
+
+
+def write_run(workdir, config, mesh, *steps):
+    """Write a run with a checkpoint at each of `steps`, as training leaves it; return its setup and its states by step.
+
+    Every state has weights of its own, and EMA weights that differ from them.
+    """
+    run = train_setup.set_up_training(config.copy_and_resolve_references(), examples=64, mesh=mesh)
+    run_files.write_config(workdir, config)
+    states = {}
+    with Checkpoints(workdir / "checkpoints", len(steps), score=Score("top1")) as checkpoints:
+        for step in steps:
+            state = make_initial_state(run, seed=step)
+            ema = jax.tree.map(lambda x: 0.7 * x, state.ema)
+            states[step] = dataclasses.replace(state, step=jnp.int32(step), ema=ema)
+            checkpoints.save(step, states[step])
+            checkpoints.wait()
+    return run, states
 
 
 def read_records(workdir, kind=None):

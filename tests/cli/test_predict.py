@@ -3,48 +3,30 @@
 import csv
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from commands import check_refused, run_in_process
 from messages import mentions
 from PIL import Image
-from small_runs import make_initial_state
+from small_runs import write_run
 
 import leanformer
 from leanformer import predict
-from leanformer.tasks import Score
-from leanformer.training import run_files, train_setup
-from leanformer.training.checkpoint import Checkpoints
+from leanformer.training import run_files
 from leanformer.training.inference import LoadedModel
 
 
 CLASSES = ("ant", "bee", "cat, small", "dog", "elk")
 
 
-class NoImages:
-    """Empty dataset with class names."""
-
-    classes = CLASSES
-
-    def __len__(self):
-        return 0
-
-    def __getitem__(self, index):
-        raise IndexError(index)
-
-    def name(self, index):
-        return str(index)
-
-
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory, make_tiny, meshes):
-    """Write a run that was saved before its first step, and return its folder."""
-    folder, c = tmp_path_factory.mktemp("predict") / "run", make_tiny()
-    run_files.write_config(folder, c)
-    run_files.save_classes_and_tokenizer(folder, NoImages())
-    with Checkpoints(folder / "checkpoints", score=Score("top1")) as checkpoints:
-        checkpoints.save(6, make_initial_state(train_setup.set_up_training(c, examples=64, mesh=meshes(1, 1))))
+    """The folder of a run with class names and a checkpoint of step 6."""
+    folder = tmp_path_factory.mktemp("predict") / "run"
+    write_run(folder, make_tiny(), meshes(1, 1), 6)
+    run_files.save_classes_and_tokenizer(folder, SimpleNamespace(classes=CLASSES))
     return folder
 
 

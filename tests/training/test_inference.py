@@ -1,6 +1,5 @@
 """Models of runs: `leanformer.load`, `init_from`, `convert` and `evaluate` on the folder of a run."""
 
-import dataclasses
 import json
 import shutil
 
@@ -12,46 +11,29 @@ from commands import check_refused, run_in_process
 from flax import nnx
 from messages import refuses
 from rounding import LOSS_TOLERANCE
-from small_runs import make_initial_state
+from small_runs import write_run
 
 import leanformer
 from leanformer import conditioning
 from leanformer.data.sequences import encode
 from leanformer.errors import CheckpointError, CorruptExample, DataError, WeightsError
-from leanformer.tasks import Score
-from leanformer.training import run_files, train_setup
-from leanformer.training.checkpoint import Checkpoints
-
-
-def set_step(state, step):
-    """Return the state with this step number, and with EMA weights that differ from its weights."""
-    ema = jax.tree.map(lambda x: 0.7 * x, state.ema)
-    return dataclasses.replace(state, step=jnp.int32(step), ema=ema)
+from leanformer.training import train_setup
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    """List of the folder that `saved_run` copies and, after its first use, of the run and the states."""
-    return [tmp_path_factory.mktemp("original")]
+def original(tmp_path_factory, make_tiny, meshes):
+    """A run with checkpoints of steps 1, 2 (best) and 3: its folder, its setup and its states by step."""
+    folder = tmp_path_factory.mktemp("original")
+    records = [{"step": step, "kind": "eval", "top1": value} for step, value in {2: 0.9, 3: 0.1}.items()]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return folder, *write_run(folder, make_tiny(), meshes(1, 1), 1, 2, 3)
 
 
 @pytest.fixture
-def saved_run(template, tmp_path, tiny, meshes):
-    """A workdir with checkpoints of steps 1, 2 (best) and 3, as training leaves it; its run and its states by step."""
-    folder, *content = template
-    if not content:
-        run = train_setup.set_up_training(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
-        states = {step: set_step(make_initial_state(run, seed=step), step) for step in (1, 2, 3)}
-        run_files.write_config(folder, tiny)
-        records = [{"step": step, "kind": "eval", "top1": value} for step, value in {2: 0.9, 3: 0.1}.items()]
-        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-        with Checkpoints(folder / "checkpoints", keep=3, score=Score("top1")) as checkpoints:
-            for step, state in states.items():
-                checkpoints.save(step, state)
-                checkpoints.wait()
-        template += [run, states]
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    return tmp_path, *template[1:]
+def saved_run(original, tmp_path):
+    """A copy of `original`, which a test may modify."""
+    shutil.copytree(original[0], tmp_path, dirs_exist_ok=True)
+    return tmp_path, *original[1:]
 
 
 def make_images(rng):

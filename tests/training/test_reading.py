@@ -9,7 +9,7 @@ import pytest
 from commands import run_in_process
 from messages import mentions, refuses
 from PIL import Image
-from small_runs import make_initial_state
+from small_runs import write_run
 
 import leanformer
 from leanformer.errors import CorruptExample, DataError, WeightsError
@@ -19,26 +19,19 @@ from leanformer.training.checkpoint import Checkpoints
 
 
 @pytest.fixture(scope="module")
-def shared_folder(tmp_path_factory):
-    """The folder of a run that `workdir` builds on first use and copies."""
-    return tmp_path_factory.mktemp("made")
+def original(tmp_path_factory, make_tiny, meshes):
+    """The folder of a run with checkpoints of steps 1 and 2."""
+    folder, c = tmp_path_factory.mktemp("original"), make_tiny()
+    c.model.depth, c.eval.examples = 1, 16
+    c.probe.update(examples=8, measures=("tokens",))
+    write_run(folder, c, meshes(1, 1), 1, 2)
+    return folder
 
 
 @pytest.fixture
-def workdir(shared_folder, tmp_path, plain, meshes):
-    """A run with checkpoints of steps 1 and 2, as training leaves it."""
-    plain.model.depth, plain.data.name, plain.eval.examples = 1, "synthetic", 16
-    plain.probe.update(examples=8, measures=("tokens",))
-    folder = shared_folder / "run"
-    if not folder.exists():
-        run = train_setup.set_up_training(plain.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
-        run_files.write_config(folder, plain)
-        with Checkpoints(folder / "checkpoints", score=Score("top1")) as checkpoints:
-            for step in (1, 2):
-                checkpoints.save(step, dataclasses.replace(make_initial_state(run), step=jnp.int32(step)))
-                checkpoints.wait()
-    shutil.copytree(folder, tmp_path / "run")
-    return tmp_path / "run"
+def workdir(original, tmp_path):
+    """A copy of `original`, which a test may modify."""
+    return shutil.copytree(original, tmp_path / "run")
 
 
 def save_non_finite(workdir, meshes):
