@@ -87,16 +87,31 @@ def run(module, x, lengths=None):
     return jax.jit(lambda p, x, lengths: nnx.merge(graphdef, p)(x, make_context(lengths))[0])(params, x, lengths)
 
 
+GAPS = np.random.default_rng(0).random((B, T)) < 0.6
+SHORT = np.array([3, 20, T - 1])
+
+
 @pytest.mark.parametrize(
-    ("tokens", "backend", "convolution"),  # not a multiple of the landmarks, and 4 times as many
-    [(T, "xla", TAPS), (T, "naive", 0), (4 * M, "xla", 0)],
+    ("tokens", "padding", "options"),
+    [
+        (T, None, {}),  # not a multiple of the landmarks
+        (T, None, {"backend": "naive", "convolution": 0}),
+        (4 * M, None, {"convolution": 0}),
+        (T, LENGTHS, {}),
+        (T, LENGTHS, {"backend": "naive"}),
+        (T, GAPS, {"convolution": 0}),  # a convolution depends on distance, so gaps change it
+        (T, SHORT, {"landmarks": T}),  # attention over this many tokens without padding is exact
+        (T + 3, SHORT, {"landmarks": T}),
+    ],
 )
-def test_output_matches_the_three_matrices(rng, x, tokens, backend, convolution):
-    module = make_attention(rng, backend=backend, convolution=convolution)
-    result = run(module, x[:, :tokens])
+def test_output_matches_the_three_matrices(rng, tokens, padding, options):
+    module, x = make_attention(rng, **options), jnp.asarray(rng.standard_normal((B, tokens, D)), jnp.float32)
+    lengths = np.full(B, tokens) if padding is None else padding
+    valid = GAPS if padding is GAPS else np.arange(tokens) < lengths[:, None]
+    result = run(module, x, padding)
     for i in range(B):
-        expected = reference(module, np.float64(x[i, :tokens]))
-        np.testing.assert_allclose(result[i], expected, atol=1e-5 * np.abs(expected).max())
+        expected = reference(module, np.float64(x[i])[valid[i]])
+        np.testing.assert_allclose(result[i][valid[i]], expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_attention_in_tests_is_neither_uniform_nor_exact(rng, x):
@@ -105,27 +120,6 @@ def test_attention_in_tests_is_neither_uniform_nor_exact(rng, x):
     assert np.abs(arrays["landmark_probabilities"] - 1 / M).max() > 0.3
     q, k, v = (getattr(module, name)(x) for name in ("query", "key", "value"))
     assert np.abs(arrays["out"] - attend(q, k, v)).max() > 0.05 * np.abs(arrays["out"]).max()
-
-
-@pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_padded_batch_matches_single_examples(rng, x, backend):
-    module = make_attention(rng, backend=backend)
-    result = run(module, x, jnp.asarray(LENGTHS))
-    for i, n in enumerate(LENGTHS):
-        expected = reference(module, np.float64(x[i, :n]))
-        np.testing.assert_allclose(result[i, :n], expected, atol=1e-5 * np.abs(expected).max())
-        if n >= M:
-            single = run(module, x[i : i + 1, :n])
-            np.testing.assert_allclose(result[i, :n], single[0], atol=1e-5 * np.abs(expected).max())
-
-
-def test_padding_between_tokens_is_ignored(rng, x):
-    module = make_attention(rng, convolution=0)  # a convolution depends on distance, so gaps change it
-    valid = rng.random((B, T)) < 0.6
-    result = run(module, x, jnp.asarray(valid))
-    for i in range(B):
-        expected = reference(module, np.float64(x[i])[valid[i]])
-        np.testing.assert_allclose(result[i][valid[i]], expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_padding_affects_neither_output_nor_gradient(rng, x):
@@ -164,17 +158,6 @@ def test_as_many_landmarks_as_tokens_is_exact_attention(rng, x):
             result, expected = (jnp.where(valid, run(m, x, lengths), 0) for m in (module, exact))
             np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     assert set(nnx.eval_shape(lambda module, x: module(x)[1], module, x)) == {"v", "out"}
-
-
-def test_length_that_rows_are_padded_to_has_no_effect(rng, x):
-    """Also if it is the number of landmarks, with which attention without padding is exact."""
-    module, lengths = make_attention(rng, landmarks=T), jnp.array([3, 20, T - 1])
-    result = run(module, x, lengths)
-    longer = run(module, jnp.pad(x, ((0, 0), (0, 3), (0, 0)), constant_values=5.0), lengths)
-    for i, n in enumerate(lengths.tolist()):
-        expected = reference(module, np.float64(x[i, :n]))
-        for row in (result[i, :n], longer[i, :n]):
-            np.testing.assert_allclose(row, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("tokens, taps", [(29, 11), (3, 35), (64, 35), (200, 35), (130, 67), (5, 1)])
