@@ -70,17 +70,19 @@ def test_reduced_decoding_crops_the_same_region():
         (67, 67, 32, 0.875, (36, 36), 2, 2),
         (20, 31, 32, 0.875, (36, 55), 2, 12),  # 11.5
         (36, 77, 32, 0.875, (36, 77), 2, 22),  # no resize; 22.5
+        (131, 97, (35, 21), 0.9, (51, 38), 15, 2),  # ResizeKeepRatio of timm: the height of the crop decides
+        (30, 60, (35, 21), 0.9, (23, 46), 1, 6),  # its width
     ],
 )
 @pytest.mark.parametrize("channels", [1, 3])
 def test_eval_equals_pillow(width, height, size, fraction, resized, left, top, channels):
-    pixels = make_natural_picture(height, width)
+    pixels, (rows, columns) = make_natural_picture(height, width), np.broadcast_to(size, 2)
     for data in (encode(pixels), encode(pixels, "PNG"), pixels):
         picture = Image.open(io.BytesIO(data)) if isinstance(data, bytes) else Image.fromarray(data)
         picture = picture.convert("L" if channels == 1 else "RGB").resize(resized, BICUBIC)
-        expected = np.asarray(picture.crop((left, top, left + size, top + size)))
+        expected = np.asarray(picture.crop((left, top, left + columns, top + rows)))
         ours = apply_eval_transform(data, size=size, channels=channels, crop_fraction=fraction)
-        np.testing.assert_array_equal(ours, expected.reshape(size, size, channels))
+        np.testing.assert_array_equal(ours, expected.reshape(rows, columns, channels))
 
 
 RED = (200, 30, 90)

@@ -1,11 +1,7 @@
-"""Non-square images: from a config and the command line, cropped as by timm."""
-
-import math
+"""Non-square images: from a config and the command line."""
 
 import numpy as np
-import pytest
 from messages import refuses
-from PIL import Image
 
 from leanformer import cli, pretrained
 from leanformer.data.images import transforms as image
@@ -22,20 +18,6 @@ def test_image_size_from_the_command_line(tmp_path):
         assert result[-1].model.image_size == (224, 160)
     params = train_setup.set_up_training(result[-1], examples=10**6, mesh=None).state.params
     assert params["pos_embed"].shape == (1, 14 * 10 + 1, 768)
-
-
-@pytest.mark.parametrize("shape", [(97, 131), (131, 97), (40, 300), (60, 30)])
-def test_evaluation_resizes_and_crops_as_timm(rng, shape):
-    """ResizeKeepRatio to the smallest size that covers the crop, then the centre; expected pixels are Pillow's."""
-    pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
-    result = image.eval_transform(pixels, size=(35, 21), channels=3, crop_fraction=0.9)
-    rows, columns = math.floor(35 / 0.9), math.floor(21 / 0.9)
-    scale = min(shape[0] / rows, shape[1] / columns)
-    height, width = round(shape[0] / scale), round(shape[1] / scale)
-    assert height >= rows and width >= columns and (height == rows or width == columns)
-    resized = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
-    top, left = round((height - 35) / 2), round((width - 21) / 2)
-    np.testing.assert_array_equal(result, resized[top : top + 35, left : left + 21])
 
 
 def test_training_views_have_shape_and_extent_of_the_crop(rng):
