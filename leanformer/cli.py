@@ -190,12 +190,10 @@ class Command:
         return "\n".join(lines)
 
 
-def command(
-    *flags: Flag, words: str = "", optional_words: bool = False, multi_process: bool = False, validated: bool = True
-) -> Callable[[Body], Command]:
-    """Return a decorator that turns a function into a `Command` with these attributes."""
-    flags = (*flags, *MULTIHOST_FLAGS) if multi_process else flags
-    return lambda body: Command(body, flags, words, optional_words, multi_process, validated)
+def command(*flags: Flag, **attributes: Any) -> Callable[[Body], Command]:
+    """Return a decorator that turns a function into a `Command` with these flags and attributes."""
+    flags = (*flags, *MULTIHOST_FLAGS) if attributes.get("multi_process") else flags
+    return lambda body: Command(body, flags, **attributes)
 
 
 def validate(config: ConfigDict) -> None:

@@ -35,7 +35,6 @@ def check_reference(model: Any, weights: Any, reference: Mapping[str, np.ndarray
 
     Raises WeightsError if they differ by more than rounding.
     """
-
     import jax.numpy as jnp
 
     from leanformer.exports import verification
@@ -53,7 +52,6 @@ def check_reference(model: Any, weights: Any, reference: Mapping[str, np.ndarray
 
 def _find_source(flags: cli.Values) -> tuple[str, Path | None]:
     """Return the path of the weights, and the folder of the run if it is one."""
-
     from leanformer.training import checkpoint, inference, run_files
 
     if len(flags.words) + (flags.weights is not None) != 1:

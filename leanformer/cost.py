@@ -25,7 +25,6 @@ def cost(config: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
     Raises:
         ConfigError: the config does not fit the devices.
     """
-
     from leanformer.analysis import shapes
     from leanformer.costs import count
     from leanformer.costs.devices import peak_memory

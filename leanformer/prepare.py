@@ -29,7 +29,6 @@ def check(config: ConfigDict) -> dict[str, dict[str, Any]]:
 
     Raises DataError if data are missing or unreadable, or do not fit the model.
     """
-
     from leanformer import tasks
 
     module = tasks.build_task(config).data

@@ -24,7 +24,6 @@ from leanformer.errors import ConfigError
 
 def iterate_models(model: Any, workdir: Path | None, flags: cli.Values) -> Iterator[tuple[int, str, Any]]:
     """Yield (step, description, weights) of each checkpoint to probe, or of the initial or external weights."""
-
     from leanformer.training import inference
     from leanformer.training.checkpoint import is_run, steps_in
 
@@ -42,7 +41,6 @@ def iterate_models(model: Any, workdir: Path | None, flags: cli.Values) -> Itera
 
 def probe_weights(flags: cli.Values) -> None:
     """Print the measures of the matrices in --weights, a file or folder, and write probe.json and by_layer.png."""
-
     from leanformer.training import run_files
     from leanformer.watching.weights import watch_weights
 
@@ -60,7 +58,6 @@ def draw(
     out: Path, snapshots: Sequence[dict[str, Any]], spectra: dict[str, Any], swept: Any, title: str | None
 ) -> list[str]:
     """Write the plots for which there are data, and return the names of their files."""
-
     from leanformer.conditioning import charts
 
     last, steps = snapshots[-1], [snapshot["step"] for snapshot in snapshots]

@@ -26,7 +26,6 @@ from leanformer.errors import ConfigError
 
 def compare_finished(folder: Path, members: Sequence[Any]) -> None:
     """Compare the finished runs and write the report, or print the reason if they cannot be compared."""
-
     from leanformer.analysis import comparison, runs
     from leanformer.reports import comparison as report
 

@@ -94,7 +94,6 @@ def precision(dtype: str, device: Any) -> str:
 
 def dry_run(setup: Setup, workdir: Path) -> str:
     """Return the page of a dry run. All processes must call it; each contributes its host and devices."""
-
     config, model, local = setup.config, setup.model, jax.local_devices()
     mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
     steps = steps_in(workdir / "checkpoints")

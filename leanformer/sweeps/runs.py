@@ -222,7 +222,7 @@ def _run_as_array(pending: Sequence[SweepRun], logs: Path, environment: Mapping[
 
 def _run_here(pending: Sequence[SweepRun], logs: Path, environment: Mapping[str, str], flags: cli.Values) -> None:
     """Execute runs on this machine. After a stop signal, let the active runs save, then raise KeyboardInterrupt."""
-    free, waiting, begun = divide_gpus(environment, flags.parallel), [*pending], time.monotonic()
+    free, waiting, begun = environments(environment, flags.parallel), [*pending], time.monotonic()
     running: dict[subprocess.Popen[bytes], tuple[SweepRun, dict[str, str]]] = {}
     for number in stopping.handled():
         signal.signal(number, _stop)
@@ -260,7 +260,7 @@ def _forget_summary(member: SweepRun) -> None:
     (member.workdir / "summary.json").unlink(missing_ok=True)
 
 
-def divide_gpus(environment: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
+def environments(environment: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
     """Return the environments of `parallel` runs, with an equal share of CUDA_VISIBLE_DEVICES if there are enough."""
     gpus = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     count = len(gpus) // parallel

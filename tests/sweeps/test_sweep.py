@@ -186,7 +186,7 @@ def test_refused_array_keeps_finished_runs(fake_sweep_runs, sbatch, tmp_path, ma
 def test_gpus_are_divided_among_parallel_runs():
     cases = {"4,5,6,7": ["4,5", "6,7"], "1,2,3": ["1", "2"], "": ["", ""], "5": ["5", "5"]}
     for visible, shares in cases.items():
-        result = runs.divide_gpus({"HOME": "/", "CUDA_VISIBLE_DEVICES": visible}, 2)
+        result = runs.environments({"HOME": "/", "CUDA_VISIBLE_DEVICES": visible}, 2)
         assert [environment["CUDA_VISIBLE_DEVICES"] for environment in result] == shares
 
 
