@@ -4,7 +4,7 @@ Command:   python -m leanformer.train --config=configs/quickstart_gpt.py --workd
            then python -m leanformer.generate --workdir=runs/quickstart_gpt --prompt="It is a truth"
 Data:      five novels by Jane Austen, 2.8 MB to train on and 0.3 MB to evaluate on, every tenth chapter; BPE of 512
            tokens, trained on them. All in the package.
-Hardware:  two CPU cores, about 2 minutes.
+Hardware:  two CPU cores, 2 to 5 minutes.
 Expected:  2.81 to 2.87 nats/token, 1.80 to 1.84 bits/byte, on the chapters held out; three seeds. A bigram model of
            the same tokens, smoothed by what is best there, has 3.53 and 2.26 (study/heads/bigram.py).
 Counts:    478,720 parameters.

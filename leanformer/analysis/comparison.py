@@ -291,6 +291,8 @@ def _list_warnings(configurations: Sequence[Configuration]) -> list[str]:
             f"--by pools runs that differ in {', '.join(pooled)}: means and intervals are over these runs, not only "
             "over seeds. Add these keys to --by to separate them."
         )
+    if len({frozenset(one.by_block) for one in configurations}) > 1:
+        notes.append("Configurations with other seeds are compared as independent runs, by Welch's test.")
     sizes: dict[Any, set[Any]] = {}  # with these the same text has another number of examples
     for run in (run for one in configurations for run in one.runs):
         cut = tuple(run.keys.get(key) for key in ("data.tokenizer", "model.max_length", "model.packed"))

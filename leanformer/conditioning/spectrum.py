@@ -202,7 +202,7 @@ def summarise(s: Any, shape: tuple[int, int], floor: float = FLOOR, rows: Any = 
 
 def beyond_float32(count: int, layers: int) -> str:
     """Return words for condition numbers of layers that float32 does not resolve."""
-    return f"at least {1 / FLOOR:.1e}, more than float32 resolves, in {count} of {layers} layers"
+    return f"at least {1 / FLOOR:.3e}, more than float32 resolves, in {count} of {layers} layers"
 
 
 def condition(x: Any) -> Summary:

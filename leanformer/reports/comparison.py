@@ -57,7 +57,6 @@ Table = tuple[list[str], list[list[str]]]  # head and rows
 def write_and_print(result: Comparison, out: Path) -> None:
     """Print a comparison, and write compare.html, compare.json and the plots as PNG to the folder `out`."""
     measures = frontier.list_conditioning(result)
-    print(format_text(result, measures))
     files.write_json(out / "compare.json", to_plain(result, measures))
     drawn, names = charts.draw_all(result, measures), ["compare.json"]
     for name, (figures, _) in drawn.items():
@@ -65,6 +64,7 @@ def write_and_print(result: Comparison, out: Path) -> None:
             names.append(f"{name}_{i}.png" if len(figures) > 1 else f"{name}.png")
             figure.savefig(out / names[-1])
     files.write_text(out / "compare.html", make_page(result, measures, drawn))
+    print(format_text(result, measures))
     print(f"Page: {out / 'compare.html'}")
     print(text.wrap(f"Also written: {', '.join(names)}"))
 
@@ -188,7 +188,9 @@ def describe_pair(result: Comparison, pair: Pair) -> str:
     if pair.better:
         return f"{better} beats {other} by {amount}."
     if pair.same == SAME:
-        return f"{better} and {other} are equivalent within ±{show(result.margin)}{unit}: they differ by {amount}."
+        return (
+            f"{better} and {other} are equivalent within ±{show(result.margin)}{unit}: the first is ahead by {amount}."
+        )
     number_of = pair.runs_to_differ
     needed = f" About {number_of} runs of each would show a difference of this size." if number_of else ""
     if pair.interval.contains(0):

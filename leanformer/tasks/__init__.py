@@ -258,9 +258,9 @@ def check_names(c: Any, source: Source) -> None:
     """Raise DataError if the training split names fewer than two classes, or not one per output of the model."""
     named = class_names(source)
     if named is not None and not 2 <= len(named) == c.model.num_classes:
+        fix = f"Set --config.model.num_classes={len(named)}" if len(named) > 1 else "At least 2 are needed"
         raise DataError(
-            f'data.name="{c.data.name}", split "{c.data.train_split}" has the classes '
-            f"{quote(named)}, but model.num_classes={c.model.num_classes}. At least 2 are needed. Set "
-            f"--config.model.num_classes={len(named)}, or, if the names cover more classes, list all in classes.txt "
+            f'The classes of data.name="{c.data.name}", split "{c.data.train_split}": {quote(named)}, but '
+            f"model.num_classes={c.model.num_classes}. {fix}, or, if there are more, list all in classes.txt "
             "beside the splits."
         )

@@ -82,7 +82,7 @@ class SentenceData(DataModule):
         """Tokenise a UTF-8 text, or two separated by a tab: `tokens`, and `tokens2` of the second, int32 (n,)."""
         texts = [text.strip() for text in decode(raw).strip().split("\t")]
         if not all(texts) or len(texts) > 2:
-            raise DataError("Expected one text, or two separated by a tab, none of them empty.")
+            raise DataError("A file is one text, or two separated by a tab, none of them empty; not a table.")
         return dict(zip(("tokens", "tokens2"), self._tokenizer.encode(texts), strict=False))
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

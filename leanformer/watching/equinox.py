@@ -62,7 +62,7 @@ def attach(watch: Watch) -> Callable[[], None]:
             "leanformer.conditioning.condition(array) measures any array."
         )
     for name, layer in places:
-        watch.add_layer(name, layer.num_heads)
+        watch.add_layer(name, layer.num_heads).unseen["tokens",] = "blocks of Equinox are not seen"
 
     def wrap(path: Any, x: Any) -> Any:  # by path, since a layer may be at several places
         return Measured(x, name_of(path), arrivals) if is_attention(x) else x

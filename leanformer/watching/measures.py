@@ -241,7 +241,7 @@ class Layer:
             wanted = [name for name in self.names if name in AVAILABLE and AVAILABLE[name].needs == needs]
             if missing := [name for name in wanted if name not in self.total]:
                 if all(AVAILABLE[name].whole for name in missing):
-                    reason = "there is padding" if len(missing) < len(wanted) else f"{reason}, or there is padding"
+                    reason = f"{reason}, or there is padding"
                 notes.append(f"{', '.join(missing)} not measured: {reason}")
         return "; ".join(notes) or "ok"
 

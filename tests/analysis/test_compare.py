@@ -198,6 +198,15 @@ def test_condition_numbers_are_correlated_with_the_score(tmp_path):
     assert measured.interval.low == -1 and -0.5 < measured.interval.high < 0  # five configurations say little
 
 
+def test_runs_with_other_further_splits_and_seeds(tmp_path):
+    for seed, more in enumerate(({}, {"own": {"split": "train", "every": 9}})):
+        fake_runs.write_run(tmp_path / f"{seed}", seed=seed, changes={"eval.more": more})
+    result = comparison.compare(runs.read([str(tmp_path)]))
+    written = [json.dumps(one["keys"]["eval.more"]) for one in report.to_plain(result, [])["configurations"]]
+    assert sorted(written) == ["null", "{}"]
+    assert mentions(" ".join(result.notes), "other seeds")
+
+
 def test_all_files_are_written_and_need_no_network(folder, tmp_path):
     status, out, err = run_compare(folder, f"--out={tmp_path / 'out'}", "--margin=0.02")
     assert (status, err) == (0, "") and mentions(out, tmp_path / "out" / "compare.html")

@@ -69,7 +69,9 @@ def _scan_folders(root: Path, split: str) -> list[tuple[str, str]]:
             f"{' '.join(IMAGE_SUFFIXES)}, or a split file {split}.txt."
         )
     if ignored:
-        warnings.warn(f"Ignored in {root / split}: {ignored} files that are not images by their names.", stacklevel=3)
+        warnings.warn(
+            f"Ignored in {root / split}: {ignored} files. Images end in {' '.join(IMAGE_SUFFIXES)}.", stacklevel=3
+        )
     return pairs
 
 
