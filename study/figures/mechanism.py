@@ -18,15 +18,12 @@ GAP, BEGUN = verdict.GAP, 0.1  # a largest attention to the previous token
 FALL = GAP | {"32 fast": -1.0, "4 fast": 1.0}
 WIDE_GAP, WIDE_FALL = verdict.WIDE_GAP, {f"256: {name}": w for name, w in FALL.items()}
 RANK = {"32": 1.0, "32 rank": -1.0}
-CORNERS = {"few_wide": "4", "few_narrow": "4 low rank", "many_narrow": "32"}
-CORNERS |= {"few_given": "4 given", "low_given": "4 low rank given", "many_given": "32 given"}
 SPECIFIC = {"32 given itself": 1.0, "4 given itself": -1.0, "32 given": -1.0, "4 given": 1.0}
 CONTRASTS = {
     "gap": GAP,
     "fall": FALL,
     "wide_gap": WIDE_GAP,
     "wide_fall": WIDE_FALL,
-    "wide_gain": {"256: 32": 0.5, "256: 32 fast": -0.5, "256: 4": 0.5, "256: 4 fast": -0.5},
     "rank": RANK,
     "few": verdict.FEW,
     "many": {"32 wide": 1.0, "4": -1.0},
@@ -43,7 +40,9 @@ CONTRASTS = {
     "given": verdict.GIVEN,
     "weak": verdict.GIVEN_WEAKLY,
     "weak_gap": {"32 given weakly": 1.0, "4 given weakly": -1.0},
-    "weak_gain": {"32": 1.0, "32 given weakly": -1.0},
+    "sham_gap": {"32 given itself": 1.0, "4 given itself": -1.0},
+    "first_gap": {"32 given until 300": 1.0, "4 given until 300": -1.0},
+    "rotary_given_gap": {"rotary 32 given": 1.0, "rotary 4 given": -1.0},
     "given_gap": {"32 given": 1.0, "4 given": -1.0},
     "given_few": verdict.GIVEN_FEW,
     "gain": {"32": 1.0, "32 given": -1.0},
@@ -72,6 +71,7 @@ SHARES = {
     "first_share": (verdict.GIVEN_FIRST, GAP),
     "rotary_share": (verdict.ROTARY_GIVEN, verdict.ROTARY_GAP),
     "rotary_small_share": (verdict.ROTARY_SMALL, verdict.ROTARY_GAP),
+    "rotary_few_share": (verdict.ROTARY_FEW, verdict.ROTARY_GAP),
     "wide_share": (WIDE_FALL, WIDE_GAP),
     "wide_few_share": (verdict.WIDE_FEW, WIDE_GAP),
 }
@@ -86,19 +86,25 @@ def factor_values() -> Mapping[str, Any]:
     shares = {name: verdict.share(losses, part, whole) for name, (part, whole) in SHARES.items()}
     steps = verdict.arrivals(rows)
     shares["late_share"] = verdict.share(steps, verdict.SPLIT, GAP)
-    corners = {"corners": {name: np.mean([*losses[arm].values()]) for name, arm in CORNERS.items()}}
     params = {row["arm"]: row["params"] for row in rows}
-    corners |= {"more": params["32 wide"] - params["32"], "fewer": params["4"] - params["4 low rank"]}
+    sizes = {"more": params["32 wide"] - params["32"], "fewer": params["4"] - params["4 low rank"]}
     delays = {
         "few_late": verdict.delay(rows, "4 low rank", "4"),
         "many_late": verdict.delay(rows, "32 wide", "4"),
         "later": verdict.delay(rows, "32", "4"),
         "later_given": verdict.delay(rows, "32 given", "4 given"),
     }
-    bonus = mechanism.Arm(4).bonus
-    dose = math.exp(bonus) / (math.exp(bonus) + mechanism.TOKENS - 1)
+    doses = {
+        "dose": attention(mechanism.ARMS["32 given"].bonus),
+        "weak": attention(mechanism.ARMS["32 given weakly"].bonus),
+    }
     found = {name: Estimate.of(x) for name, x in delays.items() if x} | {"level": verdict.LEVEL}
-    return estimates | shares | corners | found | {"factor": mechanism.fast(32), "dose": dose}
+    return estimates | shares | sizes | found | {"factor": mechanism.fast(32), "doses": doses}
+
+
+def attention(bonus: float) -> float:
+    """Return the attention to a token whose logit is larger by `bonus` than equal others, mean over positions."""
+    return float(np.mean(math.exp(bonus) / (math.exp(bonus) + np.arange(1, mechanism.TOKENS))))
 
 
 def growth_values() -> Mapping[str, Any]:
@@ -122,12 +128,10 @@ def late_values() -> Mapping[str, Any]:
         for kind, prefix in (("learned", ""), ("rotary", "rotary "))
         for name in ("previous", "loss")
     }
-    steps = {arm: [rows_of(rows, arm, seed) for seed in late.SEEDS] for arm in ("32", "1", "rotary 32")}
+    steps = {arm: [rows_of(rows, arm, seed) for seed in late.SEEDS] for arm in ("32", "1")}
     tenth = ([late.first_step(*run, BEGUN) for run in steps[arm]] for arm in ("32", "1"))
     delays["tenth"] = statistics.paired(*map(np.array, tenth))
-    masses = {
-        f"mass_{arm.replace(' ', '_')}": np.mean([masses[-1] for _, masses in runs]) for arm, runs in steps.items()
-    }
+    masses = {f"mass_{arm}": np.mean([masses[-1] for _, masses in runs]) for arm, runs in steps.items()}
     ranks = {kind or "all": late.correlation(found, "previous", kind)[0] for kind in (None, "learned", "rotary")}
     return {name: Estimate.of(x) for name, x in delays.items() if x} | {
         "rank": ranks,
@@ -136,6 +140,12 @@ def late_values() -> Mapping[str, Any]:
         "begun": BEGUN,
         **masses,
     }
+
+
+def _share(change: str, gap: str, share: str = "") -> str:
+    """Return a row of the table of gaps: what is changed, the gap that stays, and the share that goes."""
+    share = f"{share or gap}_share"
+    return f"| {change} | {{{gap}_gap:.3f}} | {{{share}.value:.0f}} ({{{share}.low:.0f}} to {{{share}.high:.0f}}) |"
 
 
 PASSAGES = [
@@ -148,38 +158,36 @@ PASSAGES = [
                 "Rotary positions: 32 heads end {long_wide.value:.3f} behind,",
             ],
             FINDINGS: [
-                "| 4 heads of 32 | {corners[few_wide]:.3f} | {corners[few_given]:.3f} |",
-                "| the same, queries and keys of 4 | {corners[few_narrow]:.3f} | {corners[low_given]:.3f} |",
-                "| 32 heads of 4 | {corners[many_narrow]:.3f} | {corners[many_given]:.3f} |",
-                "any of these heads has by itself: {dose:.2f} among",
-                "All gain, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}. The gap between them shrinks by "
-                "{given_share.value:.0f} % ({given_share.low:.0f} to {given_share.high:.0f}), and the delay to a "
-                "training loss of {level} nats from {later:.0f steps} to {later_given:.0f}. Small queries and keys "
-                "cost nothing then, {low_given:.3f nats}.",
-                "gains 32 heads {sham:.3f nats}, and shrinks the gap by {sham_share.value:.0f} % "
-                "({sham_share.low:.0f} to {sham_share.high:.0f}), which leaves {specific_share.value:.0f} % "
-                "({specific_share.low:.0f} to {specific_share.high:.0f}) to the pattern",
-                "after step 300, it shrinks the gap by {first_share.value:.0f} % ({first_share.low:.0f} to "
-                "{first_share.high:.0f}).",
-                "the gap, {rotary_gap:.3f nats}, shrinks by {rotary_given:.3f}.",
+                "makes {doses[dose]:.2f} or {doses[weak]:.2f} of their attention,",
+                "| as usual | {gap:.3f} | |",
+                _share("given the previous token", "given"),
+                _share("given it weakly", "weak"),
+                _share("given it until step 300", "first"),
+                _share("given the token itself, a sham", "sham"),
+                "| rotary positions | {rotary_gap:.3f} | |",
+                _share("rotary positions, given the previous token", "rotary_given", "rotary"),
+                "Both gain, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay to a training loss of {level} "
+                "nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and keys then cost nothing, "
+                "{low_given:.3f nats}. The sham leaves {specific_share.value:.0f} % ({specific_share.low:.0f} to "
+                "{specific_share.high:.0f}) of the gap",
                 "| the split of the values | {split_share.value:.0f} ({split_share.low:.0f} to "
                 "{split_share.high:.0f}) |",
                 "queries and keys of 8 | {wide_few_share.value:.1f} ({wide_few_share.low:.1f} to "
                 "{wide_few_share.high:.1f}) |",
-                "| larger logits at equal shape, 32 heads | {logits_share.value:.0f} ({logits_share.low:.0f} to "
-                "{logits_share.high:.0f}) |",
-                "at logits as small, 32 heads | {rank_share.value:.0f} ({rank_share.low:.0f} to "
-                "{rank_share.high:.0f}) |",
+                "small ones make {rotary_small_share.value:.0f} % of the gap,",
+                "small queries and keys | {rotary_small_share.value:.0f} ({rotary_small_share.low:.0f} to "
+                "{rotary_small_share.high:.0f}) |",
+                "positions: the split of the values | {rotary_few_share.value:.0f} ({rotary_few_share.low:.0f} to "
+                "{rotary_few_share.high:.0f}) |",
                 "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
                 "√256/d at width 256 | {wide_share.value:.0f} ({wide_share.low:.0f} to {wide_share.high:.0f}) |",
                 "a training loss of {level} nats by {few_late.value:.0f} steps, the split alone by "
                 "{many_late.value:.0f}.",
                 "split's cost, {few:.3f nats} with queries and keys of 4,",
-                "until step 300 end {tied_300:.3f nats} lower, until step 500 {tied_500:.3f}.",
+                "until step 300 end {tied_300:.3f nats} lower.",
                 "not shown to help: {alike:.3f}.",
                 "`model.logit_scale={factor:.2f}` for d = 4",
-                "at width 256 both gain {wide_gain.value:.2f} nats, and with rotary positions they cost 32 heads "
-                "{rotary.value:.3f} nats.",
+                "with rotary positions they cost 32 heads {rotary.value:.3f} nats.",
                 "| width 64, 16 heads minus 4 | {long:+.3f} |",
                 "| width 128, 32 heads minus 4 | {long_wide:+.3f} |",
             ],
@@ -187,7 +195,8 @@ PASSAGES = [
                 "given it, {given_share.value:.0f} % of the gap between 4 and 32 heads after",
                 "| 32 heads minus 4, 1/√d | {gap:+.3f} |",
                 "| how far it falls if both are given the previous token, {given_share.value:.0f} % | {given:+.3f} |",
-                "| what stays of it | {given_gap:+.3f} |",
+                "| the same with 3 instead of 6, {weak_share.value:.0f} % | {weak:+.3f} |",
+                "| what stays of it with 6 | {given_gap:+.3f} |",
                 "| 32 heads minus the same, given the previous token | {gain:+.3f} |",
                 "| the same for 4 heads | {four_gain:+.3f} |",
                 "| 4 heads given it: queries and keys of 4 minus 32 | {low_given:+.3f} |",
@@ -196,6 +205,8 @@ PASSAGES = [
                 "until step 300, {first_share.value:.0f} % | {first:+.3f} |",
                 "| rotary positions: 32 heads minus 4 | {rotary_gap:+.3f} | | how far it falls if both are given the "
                 "previous token, {rotary_share.value:.0f} % | {rotary_given:+.3f} |",
+                "queries and keys of 4 minus 32, {rotary_small_share.value:.0f} % | {rotary_small:+.3f} |",
+                "both with queries and keys of 4, {rotary_few_share.value:.0f} % | {rotary_few:+.3f} |",
                 "32 heads reach a training loss of {level} nats {later:.0f steps} after 4, {later_given:.0f} given the "
                 "previous token.",
                 "| 32 heads minus 4, both with queries and keys of 4, {few_share.value:.0f} % | {few:+.3f} |",
@@ -237,7 +248,6 @@ PASSAGES = [
             FINDINGS: [
                 "reaches {begun} later than with one head, by {tenth:.0f steps}, and is weaker at step 1,200: "
                 "{mass_32:.2f} instead of {mass_1:.2f} (schedule",
-                "the largest attention of 32 heads reaches {mass_rotary_32:.2f} by itself,",
             ],
             RESULTS: [
                 "4,000 steps, {runs} runs:",

@@ -78,11 +78,11 @@ PASSAGES = [
     Passage(
         length,
         {
-            README: ["error of 16 heads instead of 2 at equal total width | {change[2344]:+.1f %} |"],
-            FINDINGS: [f"| {name} updates | {{change[{n}]:+.1f %}} |" for name, n in (("390", 390), ("2,344", 2344))],
+            README: ["error of 16 heads instead of 2 at equal total width | {change[14060]:+.1f %} |"],
+            FINDINGS: [f"| {n:,} updates | {{change[{n}]:+.1f %}} |" for n in (390, 2344, 14060)],
             RESULTS: [
-                f"| {name} updates | {LENGTH.replace('STEPS', str(n))} | {{change[{n}]:+.1f}} |"
-                for name, n in (("390", 390), ("2,344", 2344))
+                *(f"| {n:,} updates | {LENGTH.replace('STEPS', str(n))} | {{change[{n}]:+.1f}} |" for n in (390, 2344)),
+                "| 14,060 updates | {error[14060][2]:.2f} | | | {error[14060][16]:.2f} | {change[14060]:+.1f} |",
             ],
         },
     ),
