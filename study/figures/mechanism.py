@@ -166,19 +166,17 @@ PASSAGES = [
                 _share("given the token itself, a sham", "sham"),
                 "| rotary positions | {rotary_gap:.3f} | |",
                 _share("rotary positions, given the previous token", "rotary_given", "rotary"),
-                "Both gain, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay to a training loss of {level} "
+                "Both gain by the stronger one, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay to a training loss of {level} "
                 "nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and keys then cost nothing, "
-                "{low_given:.3f nats}. The sham leaves {specific_share.value:.0f} % ({specific_share.low:.0f} to "
-                "{specific_share.high:.0f}) of the gap",
-                "| the split of the values | {split_share.value:.0f} ({split_share.low:.0f} to "
+                "{low_given:.3f nats}. Beyond the sham the pattern closes {specific_share.value:.0f} % "
+                "({specific_share.low:.0f} to {specific_share.high:.0f}),",
+                "the rest is of small queries and keys | {split_share.value:.0f} ({split_share.low:.0f} to "
                 "{split_share.high:.0f}) |",
                 "queries and keys of 8 | {wide_few_share.value:.1f} ({wide_few_share.low:.1f} to "
                 "{wide_few_share.high:.1f}) |",
-                "small ones make {rotary_small_share.value:.0f} % of the gap,",
-                "small queries and keys | {rotary_small_share.value:.0f} ({rotary_small_share.low:.0f} to "
+                "small ones alone make {rotary_small_share.value:.0f} % of the gap at",
+                "with rotary positions | {rotary_small_share.value:.0f} ({rotary_small_share.low:.0f} to "
                 "{rotary_small_share.high:.0f}) |",
-                "positions: the split of the values | {rotary_few_share.value:.0f} ({rotary_few_share.low:.0f} to "
-                "{rotary_few_share.high:.0f}) |",
                 "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
                 "√256/d at width 256 | {wide_share.value:.0f} ({wide_share.low:.0f} to {wide_share.high:.0f}) |",
                 "a training loss of {level} nats by {few_late.value:.0f} steps, the split alone by "
