@@ -166,8 +166,8 @@ PASSAGES = [
                 _share("given the token itself, a sham", "sham"),
                 "| rotary positions | {rotary_gap:.3f} | |",
                 _share("rotary positions, given the previous token", "rotary_given", "rotary"),
-                "Both gain by the stronger one, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay to a training loss of {level} "
-                "nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and keys then cost nothing, "
+                "Both gain by the stronger one, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay to a "
+                "training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and keys then cost nothing, "
                 "{low_given:.3f nats}. Beyond the sham the pattern closes {specific_share.value:.0f} % "
                 "({specific_share.low:.0f} to {specific_share.high:.0f}),",
                 "the rest is of small queries and keys | {split_share.value:.0f} ({split_share.low:.0f} to "
