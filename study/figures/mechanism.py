@@ -9,7 +9,7 @@ import numpy as np
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference
 from study.figures.passages import FINDINGS, README, RESULTS, Passage
-from study.heads import growth, language, late, mechanism
+from study.heads import growth, language, late, mechanism, patterns
 from study.heads import mechanism_verdict as verdict
 from study.tables import Estimate
 
@@ -113,6 +113,20 @@ def growth_values() -> Mapping[str, Any]:
     return {"small": [growth.ratio(rows, step) / growth.ratio(rows, step, "32 rank") for step in (50, growth.STOP)]}
 
 
+def pattern_values() -> Mapping[str, Any]:
+    """Return means over runs at the last step by arm, and the cosine of heads that began alike at step 200."""
+    rows = language.read_rows(patterns.ROWS)
+
+    def mean(arm: str, step: int, name: str) -> float:
+        return float(np.mean([r[name] for r in rows if (r["arm"], r["step"]) == (arm, step)]))
+
+    ends = {
+        key: {name: mean(arm, 1000, name) for name in ("first", "mean", "within")}
+        for key, arm in zip(("split", "few", "tied", "alike"), patterns.NAMES, strict=True)
+    }
+    return {"end": ends, "begun": mean("32 alike", 200, "within"), "equal": np.mean(1 / np.arange(2, 129))}
+
+
 def rows_of(rows: Sequence[Mapping[str, Any]], arm: str, seed: int) -> tuple[list[int], list[float]]:
     """Return the steps of a run of part E2, and the largest previous-token masses of a head."""
     of_run = sorted((r for r in rows if (r["arm"], r["seed"]) == (arm, seed)), key=lambda r: r["step"])
@@ -167,9 +181,9 @@ PASSAGES = [
                 "| rotary positions | {rotary_gap:.3f} | |",
                 _share("rotary positions, given the previous token", "rotary_given", "rotary"),
                 "Both gain by the stronger one, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay to a "
-                "training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and keys then cost nothing, "
-                "{low_given:.3f nats}. Beyond the sham the pattern closes {specific_share.value:.0f} % "
-                "({specific_share.low:.0f} to {specific_share.high:.0f}),",
+                "training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and "
+                "keys then cost nothing, {low_given:.3f nats}. Beyond the sham the pattern closes "
+                "{specific_share.value:.0f} % ({specific_share.low:.0f} to {specific_share.high:.0f}),",
                 "the rest is of small queries and keys | {split_share.value:.0f} ({split_share.low:.0f} to "
                 "{split_share.high:.0f}) |",
                 "queries and keys of 8 | {wide_few_share.value:.1f} ({wide_few_share.low:.1f} to "
@@ -183,7 +197,7 @@ PASSAGES = [
                 "{many_late.value:.0f}.",
                 "split's cost, {few:.3f nats} with queries and keys of 4,",
                 "until step 300 end {tied_300:.3f nats} lower.",
-                "not shown to help: {alike:.3f}.",
+                "not shown to help, {alike:.3f}:",
                 "`model.logit_scale={factor:.2f}` for d = 4",
                 "with rotary positions they cost 32 heads {rotary.value:.3f} nats.",
                 "| width 64, 16 heads minus 4 | {long:+.3f} |",
@@ -229,6 +243,24 @@ PASSAGES = [
                 "rotary positions: √128/d minus 1/√d | {rotary:+.3f} |",
                 "| width 64: 16 heads minus 4 | {long:+.3f} |",
                 "| width 128: 32 heads minus 4 | {long_wide:+.3f} |",
+            ],
+        },
+    ),
+    Passage(
+        pattern_values,
+        {
+            FINDINGS: ["stay alike (cosine of W_Q W_Kᵀ {end[tied][within]:.2f})", "unlike ({begun:.2f})"],
+            RESULTS: [
+                *(
+                    f"| {name} | {{end[{arm}][first]:.2f}} | {{end[{arm}][mean]:.2f}} | {{end[{arm}][within]:.2f}} |"
+                    for name, arm in (
+                        ("32 heads", "split"),
+                        ("32, tied until step 500", "tied"),
+                        ("32, started alike", "alike"),
+                    )
+                ),
+                "queries and keys of 4 | {end[few][first]:.2f} | {end[few][mean]:.2f} | - |",
+                "equal attention, {equal:.3f}, is about half of the mean",
             ],
         },
     ),

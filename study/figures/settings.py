@@ -27,7 +27,7 @@ SETTINGS = [
         r"section 3\.1|(?<= )\d\. (?=[A-Z])",  # items of a list
         r"(?:training loss of|steps to|reaches) \d\.\d nats|\| \d\.\d nats \|",  # losses that are reached
         r"(?:behind|minus|to|beats two|error|ViTs with) (?:of )?[24](?= on| heads| \(p| \||\.| with| instead| by)",
-        r"[Ss]tep (?:300|400|500|700)|steps 300, 500 and 700|with 4 patterns",
+        r"[Ss]tep (?:200|300|400|500|700|1,000 \|)|steps 300, 500 and 700|with 4 patterns",
         r"1,000 of 4,000|at 4,000\. GPTs|4,000, per|390 updates|390; 234|over 32 inputs|after 15 the lean",
         r"0\.01 nats per doubling|set before, 0\.03|rates? 0\.\d+|at 0\.\d+, 0\.\d+ and 0\.\d+|one, 0\.003",
         r"√(?:128|256)/d|(?:heads minus 4, )?1/√d|one head at 4e-3|the loss 3\.3 nats",  # factors of the logits
@@ -35,7 +35,7 @@ SETTINGS = [
         r"taught by all 4|only 4 of the 32|each of 4 patterns|values minus by 32|32 heads at 3\.5 nats",
         r"1/16 minus 1/√32|minus 4 after|those with 4 from step 50",
         r"the factor at 256|less, 32 with|at 32 and at 4|at step 1,200|by step 1,000",
-        r": 6 is added|: 6, or weakly 3,|3 instead of 6|the same with 3;|of it with 6",
+        r"\| (?:32, (?:tied|started)|4, queries)|: 6 is added|: 6, or weakly 3,|3 instead of 6|the same with 3;|of it with 6",
         r"per group of 8|keys of 4 minus 32|\) after 4, |heads minus 4, both",
         r"2\.38 times the rate|d = 4|queries, keys of 32 \| queries, keys of 4",
         r"(?:2,344|14,060) updates|\| error, % \| 2 heads \| 4 \| 8 \| 16 \| 16",
