@@ -84,6 +84,11 @@ def factor_values() -> Mapping[str, Any]:
     found: dict[str, Difference | None] = {name: verdict.paired(losses, w) for name, w in CONTRASTS.items()}
     estimates = {name: Estimate.of(x) for name, x in found.items() if x}
     shares = {name: verdict.share(losses, part, whole) for name, (part, whole) in SHARES.items()}
+    steady = losses | {"rotary 32 given": verdict.over_seeds(rows, "rotary 32 given")}
+    shares["steady_share"] = verdict.share(steady, verdict.ROTARY_GIVEN, verdict.ROTARY_GAP)
+    for name, weights in (("steady", verdict.ROTARY_GIVEN), ("steady_gap", CONTRASTS["rotary_given_gap"])):
+        if found_steady := verdict.paired(steady, weights):
+            estimates[name] = Estimate.of(found_steady)
     steps = verdict.arrivals(rows)
     shares["late_share"] = verdict.share(steps, verdict.SPLIT, GAP)
     params = {row["arm"]: row["params"] for row in rows}
@@ -180,6 +185,7 @@ PASSAGES = [
                 _share("given the token itself, a sham", "sham"),
                 "| rotary positions | {rotary_gap:.3f} | |",
                 _share("rotary positions, given the previous token", "rotary_given", "rotary"),
+                _share("the same at a rate chosen over five seeds", "steady"),
                 "Both gain by the stronger one, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay to a "
                 "training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and "
                 "keys then cost nothing, {low_given:.3f nats}. Beyond the sham the pattern closes "
@@ -217,6 +223,7 @@ PASSAGES = [
                 "until step 300, {first_share.value:.0f} % | {first:+.3f} |",
                 "| rotary positions: 32 heads minus 4 | {rotary_gap:+.3f} | | how far it falls if both are given the "
                 "previous token, {rotary_share.value:.0f} % | {rotary_given:+.3f} |",
+                "five seeds, {steady_share.value:.0f} % | {steady:+.3f} |",
                 "queries and keys of 4 minus 32, {rotary_small_share.value:.0f} % | {rotary_small:+.3f} |",
                 "both with queries and keys of 4, {rotary_few_share.value:.0f} % | {rotary_few:+.3f} |",
                 "32 heads reach a training loss of {level} nats {later:.0f steps} after 4, {later_given:.0f} given the "
@@ -260,7 +267,7 @@ PASSAGES = [
                     )
                 ),
                 "queries and keys of 4 | {end[few][first]:.2f} | {end[few][mean]:.2f} | - |",
-                "equal attention, {equal:.3f}, is about half of the mean",
+                "equal attention, {equal:.3f}, is nearly half of the mean",
             ],
         },
     ),

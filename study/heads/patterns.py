@@ -10,7 +10,6 @@ over layers and pairs within a group of heads / 4, and of different groups.
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -85,10 +84,7 @@ def run(name: str, seed: int, *, tiny: bool = False) -> list[dict[str, Any]]:
 
 
 def spans(rows: Sequence[dict[str, Any]], arm: str) -> dict[int, float]:
-    """Return by seed the steps from half of the last mass of the first head to half of the last mean over heads.
-
-    NaN if the mean is above that half from the start, which is equal attention.
-    """
+    """Return by seed the steps from half of the last mass of the first head to half of the last mean over heads."""
     result = {}
     for seed in SEEDS:
         of_run = sorted((r for r in rows if (r["arm"], r["seed"]) == (arm, seed)), key=lambda r: r["step"])
@@ -97,8 +93,7 @@ def spans(rows: Sequence[dict[str, Any]], arm: str) -> dict[int, float]:
             first, mean = (
                 late.first_step(steps, [r[name] for r in of_run], of_run[-1][name] / 2) for name in ("first", "mean")
             )
-            begun = of_run[0]["mean"] > of_run[-1]["mean"] / 2  # by equal attention
-            result[seed] = math.nan if begun else mean - first
+            result[seed] = mean - first
     return result
 
 
@@ -125,8 +120,6 @@ def verdict(rule: statistics.Difference | None) -> str:
     """Return "holds" if the interval is above 0, "refuted" if it is below 25 steps."""
     if rule is None:
         return "not run"
-    if math.isnan(rule.value):
-        return "cannot tell, equal attention is above half of the last mean"
     interval = rule.interval()
     return "holds" if interval.low > 0 else "refuted" if interval.high < trainer.WINDOW else "undecided"
 

@@ -18,7 +18,7 @@ def test_cosines_are_those_of_the_products(rng):
     assert np.isnan(patterns.cosines(query[:, :, :4], key[:, :, :4])["within"])
 
 
-@pytest.mark.parametrize(("later", "expected"), [(100, "holds"), (0, "refuted"), (None, "not run"), (-400, "mean")])
+@pytest.mark.parametrize(("later", "expected"), [(100, "holds"), (0, "refuted"), (None, "not run")])
 def test_verdict_on_heads_one_after_the_other(later, expected):
     """The first head passes half of its mass at step 300, the mean over heads at 400, in a split `later` still."""
     rows = []
@@ -28,4 +28,4 @@ def test_verdict_on_heads_one_after_the_other(later, expected):
                 first, mean = (1 / (1 + np.exp(-(step - at) / 5)) for at in (300, 400 + shift + (seed - 1) * len(arm)))
                 about = {"train_loss": 3.0, "within": 0.0, "between": 0.0}
                 rows.append({"arm": arm, "seed": seed, "step": step, "first": first, "mean": mean} | about)
-    assert [*patterns.report(rows)][-1].endswith(expected)
+    assert [*patterns.report(rows)][-1].endswith(f": {expected}")
