@@ -283,9 +283,13 @@ def _move_together(values: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def _list_warnings(configurations: Sequence[Configuration]) -> list[str]:
     notes = []
-    made_by = {run.made_by for one in configurations for run in one.runs}
+    runs = [run for one in configurations for run in one.runs]
+    made_by = {run.made_by for run in runs}
     if len(made_by) > 1:
         notes.append(f"Runs differ in commit or devices ({'; '.join(sorted(made_by))}): seconds may not be comparable.")
+    if changed := [f"{', '.join(run.changed)} of {run.workdir.name}" for run in runs if run.changed]:
+        listed = "; ".join(changed)
+        notes.append(f"Changed after the start, so a run may differ from one that had the value throughout: {listed}.")
     if pooled := _list_pooled_keys([one.runs for one in configurations]):
         notes.append(
             f"--by pools runs that differ in {', '.join(pooled)}: means and intervals are over these runs, not only "
@@ -294,7 +298,7 @@ def _list_warnings(configurations: Sequence[Configuration]) -> list[str]:
     if len({frozenset(one.by_block) for one in configurations}) > 1:
         notes.append("Configurations with other seeds are compared as independent runs, by Welch's test.")
     sizes: dict[Any, set[Any]] = {}  # with these the same text has another number of examples
-    for run in (run for one in configurations for run in one.runs):
+    for run in runs:
         cut = tuple(run.keys.get(key) for key in ("data.tokenizer", "model.max_length", "model.packed"))
         sizes.setdefault(cut, set()).add(run.summary["final"].get("examples"))
     for numbers in sizes.values():

@@ -33,6 +33,7 @@ class Run:
     workdir: Path
     seed: int
     keys: Mapping[str, Any]  # flat config, {"model.depth": 3, ...}, without IGNORED_KEYS and keys that change no result
+    changed: Sequence[str]  # of these keys, those that were changed after the first step
     made_by: str  # commit and devices, for messages
     summary: Mapping[str, Any]  # summary.json
     records: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
@@ -124,8 +125,9 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     config, header = run_files.load_config(workdir), files.read_json(workdir / "config.json")
     keys = {name: item for name, item in iterate_keys(config) if not (name in IGNORED_KEYS or is_run_only(name))}
     devices = ", ".join(" ".join(dict.fromkeys(name.split())) for name in header.get("devices") or ["unknown devices"])
+    changed = [key for key in header.get("changed", ()) if key in keys]
     records = run_files.read_records(workdir)
-    return Run(workdir, config.seed, keys, f"commit {header.get('git')}, {devices}", summary, records, value)
+    return Run(workdir, config.seed, keys, changed, f"commit {header.get('git')}, {devices}", summary, records, value)
 
 
 def _check_comparable(runs: Sequence[Run], score: Score) -> None:

@@ -209,11 +209,15 @@ def warn_changes(workdir: Path, config: ConfigDict, examples: Mapping[str, int |
         print(f"WARNING: changed since this run was started: {key}: {was} -> {now}", file=sys.stderr, flush=True)
 
 
-def begin(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None]) -> None:
-    """Write config.json with the numbers of examples by split, and delete summary.json; only process 0 does so."""
-    if multihost.is_primary():
-        (workdir / "summary.json").unlink(missing_ok=True)
-    write_config(workdir, config, examples=dict(examples))
+def begin(workdir: Path, config: ConfigDict, examples: Mapping[str, int | None], first_step: int) -> None:
+    """Write config.json with the examples by split and the keys changed since step 0; delete summary.json."""
+    if not multihost.is_primary():
+        return
+    changed: set[str] = set()
+    if first_step and (workdir / "config.json").is_file():
+        changed = {*files.read_json(workdir / "config.json").get("changed", ()), *config_changes(workdir, config)}
+    (workdir / "summary.json").unlink(missing_ok=True)
+    write_config(workdir, config, examples=dict(examples), changed=sorted(changed))
 
 
 def write_config(workdir: Path, config: ConfigDict, **more: Any) -> None:

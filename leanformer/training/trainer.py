@@ -148,7 +148,7 @@ class Trainer:
         one that is stopped before, does not overwrite them.
         """
         sizes = split_sizes(self.setup.config, self.source, self.held_out)
-        run_files.begin(self.workdir, self.setup.config, sizes)
+        run_files.begin(self.workdir, self.setup.config, sizes, self.first_step)
         run_files.save_classes_and_tokenizer(self.workdir, self.source)
         self.recorder.begin()
 

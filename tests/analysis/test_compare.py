@@ -15,6 +15,7 @@ from scipy import stats
 from leanformer.analysis import comparison, frontier, runs
 from leanformer.analysis.comparison import Configuration
 from leanformer.reports import comparison as report
+from leanformer.runtime import files
 
 
 def run_compare(*words):
@@ -205,6 +206,14 @@ def test_runs_with_other_further_splits_and_seeds(tmp_path):
     written = [json.dumps(one["keys"]["eval.more"]) for one in report.to_plain(result, [])["configurations"]]
     assert sorted(written) == ["null", "{}"]
     assert mentions(" ".join(result.notes), "other seeds")
+
+
+def test_run_that_was_extended_is_named(tmp_path):
+    for seed in range(2):
+        fake_runs.write_run(tmp_path / f"run{seed}", seed=seed)
+    files.write_json(file := tmp_path / "run1" / "config.json", files.read_json(file) | {"changed": ["total_epochs"]})
+    (note,) = comparison.compare(runs.read([str(tmp_path)])).notes
+    assert mentions(note, "run1", "total_epochs") and "run0" not in note
 
 
 def test_all_files_are_written_and_need_no_network(folder, tmp_path):

@@ -25,7 +25,8 @@ def two_steps(plain, one_device):
 @pytest.mark.slow
 def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypatch, capfd):
     """Otherwise readers of finished runs would use the summary of the shorter run. The new learning rate is told."""
-    assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 2
+    assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "config.json")["changed"] == []
+    assert files.read_json(tmp_path / "summary.json")["steps"] == 2
 
     def request_stop(self):
         self.status = 75
@@ -38,6 +39,7 @@ def test_extended_run_has_no_summary_until_it_ends(two_steps, tmp_path, monkeypa
     assert mentions(capfd.readouterr().out, "learning rate", "schedule of 5 steps")
     assert not (tmp_path / "summary.json").exists() and run_files.load_config(tmp_path).total_steps == 5
     assert train(two_steps, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 5
+    assert files.read_json(tmp_path / "config.json")["changed"] == ["total_steps"]
 
 
 def test_run_of_another_task_or_architecture_is_refused_without_warnings(tmp_path, capfd):
