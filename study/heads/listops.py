@@ -6,9 +6,6 @@
 Expressions of 100 to 200 symbols on CPUs; with --published the size of *Leaner Transformers* (500 to 2,000 symbols,
 5,000 steps of 32), for a GPU. Attention is exact. Every finished run is a row of study/data/listops_controls.csv, or of
 --rows: the best checkpoint by the validation split, scored on the test split.
-
-2026-11-21, short, three seeds, whose runs are not in the table: test top-1 of 1x4 is 42.3 ± 1.3 %, of 2x2 37.6 ± 0.1
-%, +4.7 points (1.6 to 7.8); 17 % is chance.
 """
 
 import datetime
@@ -22,6 +19,7 @@ import numpy as np
 
 from leanformer import cli, config, evaluate
 from leanformer.analysis import statistics
+from leanformer.analysis.statistics import Difference
 from leanformer.data import sequences
 from study import common
 from study.heads import language
@@ -30,7 +28,9 @@ from study.heads import language
 ROWS = language.ROWS.with_name("listops_controls.csv")
 FIELDS = ("size", "depth", "num_heads", "seed", "top1", "params", "steps", "date", "device")
 SHAPES = ((2, 2), (1, 4), (1, 2), (2, 4))
-CONTRASTS = (((1, 4), (2, 2)), ((1, 4), (1, 2)), ((1, 2), (2, 2)))  # the paper's; heads added; layers taken away
+# The paper's change; heads added to one layer; layers added to two heads.
+CONTRASTS = {"paper": ((1, 4), (2, 2)), "heads": ((1, 4), (1, 2)), "layers": ((2, 2), (1, 2))}
+MARGIN = 1.0  # points that a layer may be worth, of layers that are not needed
 SHORT, PUBLISHED, TINY = "short", "published", "tiny"
 
 
@@ -63,22 +63,45 @@ def run(size: str, depth: int, heads: int, seed: int, out: Path) -> dict[str, An
     return row | {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")}
 
 
+def contrasts(rows: Sequence[Mapping[str, Any]], size: str) -> dict[str, Difference]:
+    """Return the differences of CONTRASTS in points, by Welch, of those shapes that have two seeds."""
+    scores = {
+        shape: np.array([100 * r["top1"] for r in rows if (r["size"], r["depth"], r["num_heads"]) == (size, *shape)])
+        for shape in SHAPES
+    }
+    return {
+        name: statistics.welch(scores[a], scores[b])
+        for name, (a, b) in CONTRASTS.items()
+        if min(len(scores[a]), len(scores[b])) > 1
+    }
+
+
+def verdicts(found: Mapping[str, Difference]) -> Iterator[str]:
+    """Yield the verdicts of the rules of PLAN2.md, line of 2026-11-29, 21:49."""
+    if found.keys() < CONTRASTS.keys():
+        return
+    both, least = [found["heads"], found["layers"]], found["layers"].interval(0.9)
+    corrected = statistics.holm([x.p_differs() for x in both])
+    holds = all(x.value > 0 and p < 0.05 for x, p in zip(both, corrected, strict=True))
+    refuted = found["heads"].interval().high < found["paper"].value / 2
+    yield f"Heads carry it: {'holds' if holds else 'refuted' if refuted else 'undecided'}"
+    holds, refuted = max(-least.low, least.high) <= MARGIN, found["layers"].interval().low > MARGIN
+    yield f"Layers are not needed: {'holds' if holds else 'refuted' if refuted else 'undecided'}"
+
+
 def report(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the mean of each shape in percent, and the differences with Welch's 95 % intervals."""
+    """Yield the mean of each shape in percent, the differences with Welch's 95 % intervals, and the verdicts."""
     for size in dict.fromkeys(row["size"] for row in rows):
-        scores = {
-            shape: np.array(
-                [100 * r["top1"] for r in rows if (r["size"], r["depth"], r["num_heads"]) == (size, *shape)]
-            )
-            for shape in SHAPES
-        }
-        for (depth, heads), values in scores.items():
-            yield f"{size}, {depth}x{heads}: {np.mean(values):.2f} %, {len(values)} seeds" if len(values) else ""
-        for a, b in CONTRASTS:
-            if min(len(scores[a]), len(scores[b])) > 1:
-                difference = statistics.welch(scores[a], scores[b])
-                interval = f"({difference.interval().low:+.2f} to {difference.interval().high:+.2f})"
-                yield f"  {a[0]}x{a[1]} - {b[0]}x{b[1]}: {difference.value:+.2f} {interval}"
+        for depth, heads in SHAPES:
+            values = [100 * r["top1"] for r in rows if (r["size"], r["depth"], r["num_heads"]) == (size, depth, heads)]
+            if values:
+                yield f"{size}, {depth}x{heads}: {np.mean(values):.2f} %, {len(values)} seeds"
+        found = contrasts(rows, size)
+        for name, difference in found.items():
+            (a, b), interval = CONTRASTS[name], difference.interval()
+            text = f"{difference.value:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
+            yield f"  {a[0]}x{a[1]} - {b[0]}x{b[1]}: {text}"
+        yield from verdicts(found)
 
 
 @cli.command(

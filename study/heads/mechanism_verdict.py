@@ -34,10 +34,14 @@ GIVEN = GAP | {"32 given": -1.0, "4 given": 1.0}
 GIVEN_FIRST = GAP | {"32 given until 300": -1.0, "4 given until 300": 1.0}
 GIVEN_WEAKLY = GAP | {"32 given weakly": -1.0, "4 given weakly": 1.0}
 GIVEN_ITSELF = GAP | {"32 given itself": -1.0, "4 given itself": 1.0}
+WEAK_ITSELF = GAP | {"32 given itself weakly": -1.0, "4 given itself weakly": 1.0}
+WEAK_SHAM = {"32 given itself weakly": 1.0, "32 given weakly": -1.0}
 SHAM = {"32 given itself": 1.0, "32 given": -1.0}
 ROTARY_GAP = {"rotary 32": 1.0, "rotary 4": -1.0}
 ROTARY_FEW = {"rotary 32": 1.0, "rotary 4 low rank": -1.0}
 ROTARY_SMALL = {"rotary 4 low rank": 1.0, "rotary 4": -1.0}
+ROTARY_REPAIR = {"rotary 32": 1.0, "rotary 32 wide": -1.0}
+ROTARY_MANY = {"rotary 32 wide": 1.0, "rotary 4": -1.0}
 LONG_GAP = {"long 128: 32": 1.0, "long 128: 4": -1.0}
 LONG_FEW = {"long 128: 32": 1.0, "long 128: 4 low rank": -1.0}
 LONG_SMALL = {"long 128: 4 low rank": 1.0, "long 128: 4": -1.0}
@@ -61,9 +65,13 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("The sham explains the lateness", GAP, GIVEN_ITSELF),
     ("Small queries and keys explain the lateness with rotary positions", ROTARY_GAP, ROTARY_SMALL),
     ("The split of values explains the lateness with rotary positions", ROTARY_GAP, ROTARY_FEW),
+    ("Large queries and keys repair narrow heads with rotary positions", ROTARY_GAP, ROTARY_REPAIR),
+    ("The split explains it in this order too", ROTARY_GAP, ROTARY_MANY),
     ("Small queries and keys explain what stays after 4,000 steps, rotary", LONG_GAP, LONG_SMALL),
     ("The split of values explains what stays after 4,000 steps, rotary", LONG_GAP, LONG_FEW),
     ("It is the previous token's pattern", {"32": 1.0, "32 given": -1.0}, SHAM),
+    ("It is the previous token's pattern, weakly", {"32": 1.0, "32 given weakly": -1.0}, WEAK_SHAM),
+    ("The weak sham explains the lateness", GAP, WEAK_ITSELF),
     ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
 )
 PLANNED = {  # arms of the plan's first rules, whose residuals the pooled estimates share; a later arm adds its own
