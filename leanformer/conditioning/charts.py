@@ -175,8 +175,8 @@ def _theory_steps(axes: Axes, theories: Sequence[Mapping[str, Any] | None]) -> N
 
 
 def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:
-    """Plot the lower bound that stands for the condition number of singular matrices."""
-    if any(digest["singular"] for digest in digests):
+    """Plot the lower bound that stands for the condition number of matrices that are singular in float32."""
+    if any(digest["singular"] and digest["q90"] > 0.9 / FLOOR for digest in digests):
         axes.axhline(1 / FLOOR, color=FORMULA, ls="-.", lw=1, label="singular in float32: at least this")
 
 

@@ -21,6 +21,7 @@ from leanformer.conditioning.spectrum import (
     observed,
     singular_values,
     summarise,
+    unit_roundoff,
     with_spectrum,
 )
 from leanformer.errors import ConfigError
@@ -170,8 +171,13 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Any], Any] = condition) -> dict[str, Any]:
-    """Return the measures of a block's arrays by name, without those whose arrays are missing."""
+def apply(
+    measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Any], Any] = condition, dtype: Any = None
+) -> dict[str, Any]:
+    """Return the measures of a block's arrays by name, without those whose arrays are missing.
+
+    `dtype` is the type that stored the arrays, if it is not their own.
+    """
     values, mask = {}, arrays.get("mask")
     context = {"mask": mask, "soft_cap": arrays.get("soft_cap")}
     padded = mask is not None and (mask.lengths is not None or mask.keep is not None)
@@ -180,10 +186,12 @@ def apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Any]
         if not all(need in arrays for need in needs) or (spec.whole and padded):
             continue
         with _exact(arrays[needs[0]]):
+            stored = max((dtype or arrays[need].dtype for need in needs), key=unit_roundoff)
             needed = {need: cast(arrays[need], "float32") for need in needs}
             result = spec.take(needed | context) if spec.take else needed[needs[0]]
             if not isinstance(result, Reading):
-                result = _reduce(result, reduce, mask if padded and TOKEN_ROWS.issuperset(spec.needs) else None)
+                shown = mask if padded and TOKEN_ROWS.issuperset(spec.needs) else None
+                result = _reduce(result, reduce, shown, stored)
             values[name] = result
     return values
 
@@ -197,14 +205,14 @@ def _exact(x: Any) -> Any:
     return jax.default_matmul_precision("highest")
 
 
-def _reduce(x: Any, reduce: Callable[[Any], Any], mask: Any) -> Any:
-    """Reduce matrices (B ... T D), without the singular values of padding where `reduce` can do so."""
-    valid = None if mask is None else mask.valid_tokens(x.shape[-2])
-    if valid is None or reduce not in (condition, with_spectrum):
+def _reduce(x: Any, reduce: Callable[[Any], Any], mask: Any, dtype: Any) -> Any:
+    """Reduce matrices (B ... T D), where `reduce` can do so by their dtype and without padding's singular values."""
+    if reduce not in (condition, with_spectrum):
         return reduce(x)
-    xp = array_namespace(x)
-    rows = xp.sum(xp.astype(valid, xp.int32), axis=1)
-    spectrum, summary = with_spectrum(x, xp.reshape(rows, (-1, *(1,) * (x.ndim - 3))))
+    xp, rows = array_namespace(x), None
+    if mask is not None and (valid := mask.valid_tokens(x.shape[-2])) is not None:
+        rows = xp.reshape(xp.sum(xp.astype(valid, xp.int32), axis=1), (-1, *(1,) * (x.ndim - 3)))
+    spectrum, summary = with_spectrum(x, rows, dtype)
     return summary if reduce is condition else (spectrum, summary)
 
 

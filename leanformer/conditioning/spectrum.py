@@ -18,6 +18,9 @@ from array_api_compat import array_namespace, device, is_array_api_obj, is_jax_a
 # to float32 raises its smallest value to at most 0.2 epsilons (measured up to 1024 x 1024); computing it adds more.
 NOISE = 5
 FLOOR = NOISE * float(np.finfo(np.float32).eps)
+# Unit roundoff of float types narrower than float32.
+ROUNDOFF = {"float16": 2**-11, "bfloat16": 2**-8, "float8_e4m3fn": 2**-4, "float8_e5m2": 2**-3}
+RESOLVED = 0.1  # largest relative error, from a narrow type, of a singular value that counts as one
 # Ratio of rows to columns from which a QR before the SVD is faster, measured on a CPU (tools/speed/probe.py).
 TALL = 1.5
 QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
@@ -101,15 +104,15 @@ class Summary:
     """Summaries of the spectra of matrices of one shape: arrays of the batch's shape, floats unless noted; none is NaN.
 
     Check `valid` before using one. If a matrix is numerically singular in float32, `condition_number` is the lower
-    bound 1 / FLOOR = 1.7e6 (for float64 see `condition`); with a NaN or an infinity it is infinite, and the ranks are
-    zero.
+    bound 1 / FLOOR = 1.7e6 (for float64 see `condition`); in bfloat16, which resolves some hundreds, a lower bound that
+    depends on the matrix (`summarise`). With a NaN or an infinity it is infinite, and the ranks are zero.
 
     Attributes:
         condition_number: σ_1 / σ_r, the largest over the smallest singular value.
         log10_condition: logarithm of the condition number to base 10.
         effective_rank: exp of the entropy of σ_i / Σσ (Roy and Vetterli 2007).
         stable_rank: Σσ_i² / σ_1².
-        negligible: number of singular values of at most FLOOR σ_1, integers.
+        negligible: number of singular values that are rounding noise, of at most FLOOR σ_1 in float32; integers.
         finite: True if no entry is NaN or infinite, booleans.
         shape: rows and columns of a matrix, static under `jit`.
         rows: number of rows that are not padding, integers; None without padding.
@@ -158,11 +161,25 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
 
 
-def summarise(s: Any, shape: tuple[int, int], floor: float = FLOOR, rows: Any = None) -> Summary:
+def unit_roundoff(dtype: Any) -> float:
+    """Return the unit roundoff of a float type narrower than float32, by dtype or name; 0 for float32 and wider.
+
+    >>> unit_roundoff("bfloat16"), unit_roundoff("float32")
+    (0.00390625, 0.0)
+    """
+    return ROUNDOFF.get(str(dtype).removeprefix("torch."), 0.0)
+
+
+def summarise(s: Any, shape: tuple[int, int], floor: float = FLOOR, rows: Any = None, roundoff: float = 0.0) -> Summary:
     """Summarise singular values (..., r), largest first, of matrices of `shape`; NaN marks a matrix that is not finite.
 
     Values of at most `floor` times the largest count as rounding noise. `rows`, which broadcast to (...), are the
     numbers of rows that are not padding: rows of zeros add singular values of zero, which do not count.
+
+    A type of unit `roundoff` u, narrower than float32, stored A + E with independent relative errors of at most u per
+    entry. The spectral norm of E is about u / √3 · ‖A‖_F · (1 / √m + 1 / √n) (Vershynin 2012, theorem 5.31). By Weyl's
+    inequality each singular value is known to within ‖E‖. If that exceeds RESOLVED of one, it counts as rounding noise,
+    and the condition number is the lower bound (σ_1 - ‖E‖) / (σ_r + ‖E‖).
 
     >>> bool(summarise(np.array([2.0, 1.0, 0.0]), (3, 3)).valid)
     False
@@ -185,6 +202,13 @@ def summarise(s: Any, shape: tuple[int, int], floor: float = FLOOR, rows: Any = 
         index = xp.reshape(xp.arange(s.shape[-1], device=device(s)), (*(1,) * (s.ndim - 1), -1))
         negligible = negligible & (index < rank)
     ratio = 1 / xp.clip(smallest, floor, None)
+    if roundoff:
+        height = xp.clip(xp.astype(rows, s.dtype), 1, None) if rows is not None else shape[0]
+        noise = xp.sum(relative**2, axis=-1) ** 0.5 * (height**-0.5 + shape[1] ** -0.5) * (roundoff / 3**0.5)
+        bound = xp.clip((1 - noise) / (smallest + noise), 1, None)
+        ratio = xp.where(smallest < noise / RESOLVED, xp.minimum(bound, ratio), ratio)
+        unresolved = relative < noise[..., None] / RESOLVED
+        negligible = negligible | (unresolved if rows is None else unresolved & (index < rank))
     total = xp.sum(relative, axis=-1, keepdims=True)
     share = relative / xp.where(total > 0, total, 1)
     entropy = -xp.sum(share * xp.log(xp.where(share > 0, share, 1)), axis=-1)
@@ -198,6 +222,11 @@ def summarise(s: Any, shape: tuple[int, int], floor: float = FLOOR, rows: Any = 
         shape=shape,
         rows=rows,
     )
+
+
+def precision(bound: float) -> str:
+    """Return words for the type in which matrices are singular, from the smallest lower bound of their κ."""
+    return "float64" if bound > 2 / FLOOR else "float32" if bound > 0.9 / FLOOR else "the type that stores them"
 
 
 def beyond_float32(count: int, layers: int) -> str:
@@ -230,10 +259,14 @@ def condition(x: Any) -> Summary:
     return summarise(np.where(finite, s, np.nan), host.shape[-2:], NOISE * float(np.finfo(narrow).eps))
 
 
-def with_spectrum(x: Any, rows: Any = None) -> tuple[Any, Summary]:
-    """Return the singular values (..., r) of each matrix in a batch, largest first, and their summary."""
+def with_spectrum(x: Any, rows: Any = None, dtype: Any = None) -> tuple[Any, Summary]:
+    """Return the singular values (..., r) of each matrix in a batch, largest first, and their summary.
+
+    `rows` as in `summarise`; `dtype` is the type that stored the matrices, if it is not their own.
+    """
     s = singular_values(x)
-    return s, summarise(s, (x.shape[-2], x.shape[-1]), rows=rows)
+    roundoff = unit_roundoff(x.dtype if dtype is None else dtype)
+    return s, summarise(s, (x.shape[-2], x.shape[-1]), rows=rows, roundoff=roundoff)
 
 
 def read(value: Any, defined: bool = True) -> Reading:
@@ -285,10 +318,10 @@ def _layer(values: Any, usable: np.ndarray) -> dict[str, Any]:
         flags.append(f"{not_finite} of {count} matrices hold a NaN or an infinity and are left out")
     most = int(values.negligible.max(initial=0))
     if singular:
-        bound = values.condition_number[values.negligible > 0].max()  # the floor that `summarise` was given
+        bound = float(values.condition_number[values.negligible > 0].min())
         flags.append(
-            f"{singular} of {count} matrices are singular in float{32 if bound < 2 / FLOOR else 64} (up to {most} of "
-            f"{rank} singular values are rounding noise), their condition number is at least {bound:.1e}"
+            f"{singular} of {count} matrices are singular in {precision(bound)} (up to {most} of {rank} singular "
+            f"values are rounding noise), their condition number is at least {bound:.1e}"
         )
     if rank > 1 and values.rows is not None and (single := int((values.rows <= 1).sum())):
         flags.append(f"{single} of {count} matrices have a single row: their condition number is always 1")

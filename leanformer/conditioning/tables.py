@@ -19,7 +19,7 @@ LEGEND = (
     "κ, the condition number, is the largest over the smallest singular value, 1 or more. Cells: median "
     "[10 %, 90 %] over the matrices of a layer; * marks a flag, listed below. Gaussian: exact distribution for a "
     "Gaussian matrix of this shape. Formula: its asymptote (√D + √N) / |√D - √N|; marked if over 10 % off. Singular: "
-    "numerically singular in float32, so the condition number is a lower bound."
+    "numerically singular in float32, or in the narrower type that stores it, so the condition number is a lower bound."
 )
 
 

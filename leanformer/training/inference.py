@@ -212,10 +212,12 @@ class LoadedModel:
 
         The dictionaries are `conditioning.digest`'s, with keys such as "median", "q10" and "q90". If the model has
         several stacks, such as stages, the measures of each are named "stack.measure". Measures are names in
-        `conditioning.ACTIVATIONS`; examples are as in `probabilities`.
+        `conditioning.ACTIVATIONS`; examples are as in `probabilities`. They are computed in float32.
         """
         names = (measures,) if isinstance(measures, str) else tuple(measures)
-        measured = _measure(self.model, self.preprocess(examples), names)
+        weights = nnx.state(self.model, nnx.Param), nnx.state(self.model, nnx.BatchStat)
+        exact = model_setup.set_up_model(self.config).exact().merge(weights)
+        measured = _measure(exact, self.preprocess(examples), names)
         return {name: conditioning.digest(jax.device_get(summary)) for name, summary in measured.items()}
 
     def _prepare_all(self, examples: Any) -> list[dict[str, np.ndarray]]:
@@ -244,7 +246,8 @@ def _logits(model: nnx.Module, inputs: tuple[jax.Array, ...]) -> jax.Array:
 
 @functools.partial(nnx.jit, static_argnames="measures")
 def _measure(model: nnx.Module, inputs: tuple[jax.Array, ...], measures: tuple[str, ...]) -> dict[str, Any]:
-    _, taps = model(*inputs, tap=conditioning.tap(measures))
+    with jax.default_matmul_precision("highest"):  # as in a probe
+        _, taps = model(*inputs, tap=conditioning.tap(measures))
     return conditioning.by_name(taps, measures)
 
 

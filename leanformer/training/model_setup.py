@@ -151,8 +151,16 @@ class ModelSetup:
         return meshes.with_mesh(self.mesh, steps.make_eval_step(self.graphdef, objective, detail=detail))
 
     def probe_step(self, objective: Objective, measures: Sequence[str]) -> Callable[[Any, Batch], dict[str, Any]]:
-        """Return the probe step (weights, batch) -> measures, to be jitted; see `step.make_probe_step`."""
-        return meshes.with_mesh(self.mesh, steps.make_probe_step(self.graphdef, objective, measures))
+        """Return the probe step (weights, batch) -> measures in float32, to be jitted; see `step.make_probe_step`."""
+        return meshes.with_mesh(self.mesh, steps.make_probe_step(self.exact().graphdef, objective, measures))
+
+    def exact(self) -> "ModelSetup":
+        """Return the set-up in float32, to be measured: bfloat16 resolves a condition number of some hundreds."""
+        if self.config.dtype == "float32":
+            return self
+        c = self.config.copy_and_resolve_references().unlock()
+        c.dtype, c.model.backend = "float32", "auto"
+        return set_up_model(c, mesh=self.mesh, device=self.device)
 
     def count_flops(self, task: Task, freeze: Callable[[Any], Any]) -> tuple[int, int]:
         """Return (forward FLOPs, training FLOPs) per example, without rematerialisation."""

@@ -218,7 +218,8 @@ def make_probe_step(
 
     def probe_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Any]:
         model = nnx.merge(graphdef, *weights)
-        _, taps = model(*objective.inputs(batch), tap=tap)
+        with jax.default_matmul_precision("highest"):  # TF32 would hide small singular values
+            _, taps = model(*objective.inputs(batch), tap=tap)
         if taps.keys() != (declared := model.stacks()).keys():
             raise ConfigError(
                 f"{type(model).__module__} returns taps of {', '.join(taps) or 'nothing'}, but declares the stacks "

@@ -11,7 +11,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers.masks import UNMASKED
 from leanformer.watching import Watch
 from leanformer.watching.jax_arrays import count_rows, replace_call
-from leanformer.watching.measures import find_roundoffs, pack
+from leanformer.watching.measures import pack
 from leanformer.watching.traced import Arrivals
 
 
@@ -21,11 +21,9 @@ def attach(watch: Watch) -> Callable[[], None]:
         raise ConfigError("mask=: models of leanformer.models take padding as an argument, lengths. Leave mask= out.")
     measures, limit = watch.options.measures, watch.options.examples
     arrivals = Arrivals(watch)
-    roundoffs: dict[str, float] = {}  # noted while a layer is traced
 
     def take(arrays: Any) -> tuple[Any, Any]:
         tokens = arrays["tokens"]
-        roundoffs.update(find_roundoffs(measures, arrays.get("out", tokens).dtype, tokens.dtype))
         valid = arrays.get("mask", UNMASKED).valid_tokens(tokens.shape[1])
         if limit is not None:  # of attention within windows, q and k have several rows per example
             arrays = jax.tree.map(
@@ -42,7 +40,7 @@ def attach(watch: Watch) -> Callable[[], None]:
         for stack, groups in taps.items():
             first = 0
             for measured, rows in groups if isinstance(groups, list) else [groups]:
-                arrivals.see_stack(stack, measured, rows, roundoffs, first)
+                arrivals.see_stack(stack, measured, rows, first)
                 first += len(rows)
         return result, {}
 

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace
 from leanformer.conditioning import ACTIVATIONS, Reading, Summary
 from leanformer.conditioning.attention_matrix import Padding
 from leanformer.conditioning.measures import apply
-from leanformer.conditioning.spectrum import FLOOR, QUANTILES, quantiles
+from leanformer.conditioning.spectrum import QUANTILES, precision, quantiles
 from leanformer.conditioning.tables import gaussian_prediction
 
 
@@ -32,16 +32,13 @@ UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
 WINDOWS = "windows count as examples, those of the first images"
 ALL_PADDING = "examples without a token that is not padding are left out"
 CAPACITY = 1024
-RESOLVED = 0.1  # largest relative error of a condition number that counts as a value
 # What is kept of a matrix or a reading. Columns are 0 for a reading.
-FIELDS = ("value", "effective_rank", "stable_rank", "negligible", "usable", "columns", "rows", "bound")
-VALUE, EFFECTIVE, STABLE, NEGLIGIBLE, USABLE, COLUMNS, TOKENS, BOUND = range(len(FIELDS))
+FIELDS = ("value", "effective_rank", "stable_rank", "negligible", "usable", "columns", "rows")
+VALUE, EFFECTIVE, STABLE, NEGLIGIBLE, USABLE, COLUMNS, TOKENS = range(len(FIELDS))
 MEASURED = (  # keys of a row, besides those about the layer, in order
     *("measure", "head", *QUANTILES, "interval", "bounds", "shape", "tokens", "effective_rank", "stable_rank"),
     *("not_finite", "singular", "negligible", "examples", "count", "gaussian", "reference", "status"),
 )
-# Unit roundoff of float types narrower than float32.
-ROUNDOFF = {"float16": 2**-11, "bfloat16": 2**-8, "float8_e4m3fn": 2**-4, "float8_e5m2": 2**-3}
 
 
 def reduce(arrays: Mapping[str, Any], valid: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -62,7 +59,7 @@ def reduce(arrays: Mapping[str, Any], valid: Any, names: Sequence[str]) -> dict[
 
 
 def pack(measured: Summary | Reading) -> Any:
-    """Return a summary or reading as one array, ... x FIELDS without the last, which the host adds."""
+    """Return a summary or reading as one array, ... x FIELDS."""
     if isinstance(measured, Summary):
         rows = measured.shape[0] if measured.rows is None else measured.rows
         fields = (measured.condition_number, measured.effective_rank, measured.stable_rank, measured.negligible)
@@ -73,42 +70,6 @@ def pack(measured: Summary | Reading) -> Any:
     return xp.stack(
         [xp.astype(x, value.dtype) if hasattr(x, "dtype") else xp.full_like(value, x) for x in fields], axis=-1
     )
-
-
-def unit_roundoff(dtype: Any) -> float:
-    """Return the unit roundoff of a float type narrower than float32, by dtype or name; 0 for float32 and wider.
-
-    >>> unit_roundoff("bfloat16"), unit_roundoff("float32")
-    (0.00390625, 0.0)
-    """
-    return ROUNDOFF.get(str(dtype).removeprefix("torch."), 0.0)
-
-
-def find_roundoffs(names: Sequence[str], out: Any, tokens: Any = None) -> dict[str, float]:
-    """Return the `unit_roundoff` behind each measure: under mixed precision, tokens may be stored in another type."""
-    types = {name: out if tokens is None or ACTIVATIONS[name].needs != ("tokens",) else tokens for name in names}
-    return {name: unit_roundoff(dtype) for name, dtype in types.items()}
-
-
-def bound_unresolved(values: np.ndarray, roundoff: float) -> None:
-    """Replace condition numbers that are not resolved by lower bounds, in place, and mark them in the field bound.
-
-    Float32 (`roundoff` 0) resolves all but numerically singular matrices (`Summary`). A narrower type of unit roundoff
-    u stores A + E, with independent relative errors of at most u per entry, whose spectral norm is about
-    u / √3 · ‖A‖_F · (1 / √m + 1 / √n) (Vershynin 2012, theorem 5.31). By Weyl's inequality the smallest singular value
-    is known to within ‖E‖. If that exceeds RESOLVED of it, the result is the bound (σ_1 - ‖E‖) / (σ_r + ‖E‖).
-    """
-    values[..., BOUND] = values[..., NEGLIGIBLE] > 0
-    if not roundoff or not values[..., COLUMNS].any():
-        return
-    kappa = values[..., VALUE]
-    size = values[..., TOKENS] ** -0.5 + values[..., COLUMNS] ** -0.5
-    noise = roundoff / math.sqrt(3) * np.sqrt(values[..., STABLE]) * size
-    inverse = np.where(np.isfinite(kappa), 1 / kappa, 0)
-    unresolved = noise > RESOLVED * inverse
-    bound = np.maximum(1, (1 - noise) / (inverse + noise))
-    values[..., VALUE] = np.where(unresolved, np.minimum(bound, kappa), kappa)
-    values[..., BOUND] = np.maximum(values[..., BOUND], unresolved)
 
 
 class Tally:
@@ -122,6 +83,7 @@ class Tally:
         self.not_finite = np.zeros(heads, int)  # matrices with a NaN or an infinity, or invalid readings
         self.singular = np.zeros(heads, int)  # matrices with a negligible singular value
         self.negligible = np.zeros(heads, int)  # most negligible singular values of one matrix
+        self.bound = np.full(heads, np.inf)  # smallest value of a matrix with a negligible singular value
 
     @property
     def columns(self) -> int:
@@ -133,7 +95,9 @@ class Tally:
         usable = values[..., USABLE] > 0
         self.examples += len(values)
         self.not_finite += (~usable).sum(axis=0)
-        self.singular += (values[..., NEGLIGIBLE] > 0).sum(axis=0)
+        singular = values[..., NEGLIGIBLE] > 0
+        self.singular += singular.sum(axis=0)
+        self.bound = np.minimum(self.bound, values[..., VALUE].min(axis=0, initial=np.inf, where=singular))
         self.negligible = np.maximum(self.negligible, values[..., NEGLIGIBLE].max(axis=0, initial=0).astype(int))
         values = np.where(usable[..., None] | (np.arange(len(FIELDS)) != VALUE), values, np.nan)
         self.values = np.concatenate([self.values, values.astype(np.float32)])[-CAPACITY:]
@@ -147,7 +111,7 @@ class Tally:
         value = kept[:, VALUE]
         result: dict[str, Any] = {**quantiles(value), "interval": _interval(values[..., VALUE])}
         # A quantile is exact if every lower bound lies above the values that it is interpolated from.
-        lowest = value[kept[:, BOUND] > 0].min(initial=np.inf)
+        lowest = value[kept[:, NEGLIGIBLE] > 0].min(initial=np.inf)
         above = {name: np.quantile(value, q, method="higher") if value.size else 0 for name, q in QUANTILES.items()}
         result["bounds"] = [name for name, x in above.items() if x >= lowest]
         if result["interval"] and result["interval"][1] >= lowest:
@@ -197,7 +161,7 @@ class Layer:
     def note(self, sentence: str) -> None:
         self.notes[sentence] = None
 
-    def add_call(self, measured: Mapping[str, np.ndarray], rows: np.ndarray, roundoffs: Mapping[str, float]) -> None:
+    def add_call(self, measured: Mapping[str, np.ndarray], rows: np.ndarray) -> None:
         """Add the results of one call, of whose examples `rows` tokens are not padding, as by `add`.
 
         Results of windows, or of the images that are cut into windows, are of another number of examples.
@@ -211,17 +175,15 @@ class Layer:
             self.single += 1
         elif kept.any():
             self.calls += 1
-            self.add({name: x[kept] if len(x) == len(kept) else x for name, x in measured.items()}, roundoffs)
+            self.add({name: x[kept] if len(x) == len(kept) else x for name, x in measured.items()})
 
-    def add(self, measured: Mapping[str, np.ndarray], roundoffs: Mapping[str, float]) -> None:
+    def add(self, measured: Mapping[str, np.ndarray]) -> None:
         """Add the results of one call, as from `reduce`, but in host memory.
 
         Results whose matrices have another number of columns or heads than before are left out, with a note.
-        `roundoffs` are the unit roundoffs of the types that stored the arrays, by measure; missing for float32.
         """
         for name, numbers in measured.items():
-            values = np.concatenate([np.asarray(numbers, np.float64), np.zeros((*numbers.shape[:-1], 1))], axis=-1)
-            bound_unresolved(values, roundoffs.get(name, 0.0))
+            values = np.asarray(numbers, np.float64)
             heads = values.shape[1] if values.ndim > 2 else None
             values = values.reshape(len(values), -1, len(FIELDS))
             columns, tally = int(values[0, 0, COLUMNS]), self.total.setdefault(name, Tally(heads))
@@ -258,7 +220,8 @@ class Layer:
                 row |= tally.describe(head)
                 prediction = row["shape"] and gaussian_prediction(name, row["shape"])
                 row["gaussian"] = prediction and {key: prediction[key] for key in QUANTILES}
-                sentences = [*_flags(row), *([] if self.status() == "ok" else [self.status()])]
+                sentences = _flags(row, float(np.min(tally.bound if head is None else tally.bound[head])))
+                sentences += [] if self.status() == "ok" else [self.status()]
                 row["status"] = "; ".join(sentences) or "ok"
                 result.append(row)
         return result
@@ -276,15 +239,13 @@ class Layer:
         return result
 
 
-def _flags(row: Mapping[str, Any]) -> list[str]:
-    """Return sentences about what makes the values of a row unusual."""
+def _flags(row: Mapping[str, Any], bound: float) -> list[str]:
+    """Return sentences about what makes the values of a row unusual; `bound` is the smallest lower bound of its κ."""
     flags, shape = [], row["shape"]
     if row["not_finite"]:
         flags.append(f"{row['not_finite']} of {row['count']} hold a NaN or an infinity and are left out")
     if row["singular"]:
-        flags.append(f"{row['singular']} of {row['count']} singular in float32: at least {1 / FLOOR:.1e}")
-    elif row["bounds"]:
-        flags.append("stored in a type that resolves only a lower bound")
+        flags.append(f"{row['singular']} of {row['count']} singular in {precision(bound)}: at least {bound:.1e}")
     if shape and min(shape) == 1:
         flags.append("a single row or column: its condition number is always 1")
     if shape and row["measure"] == "head_output" and shape[0] < shape[1]:

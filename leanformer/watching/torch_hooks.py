@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from leanformer.conditioning.spectrum import to_numpy
 from leanformer.errors import ConfigError
 from leanformer.watching import Watch, torch_layers
-from leanformer.watching.measures import WINDOWS, Layer, find_roundoffs, reduce
+from leanformer.watching.measures import WINDOWS, Layer, reduce
 from leanformer.watching.torch_layers import Scope
 from leanformer.watching.torch_recorder import Recorder, as_batch, measurable
 
@@ -237,7 +237,7 @@ class Hooks:
             self._collect(scope, layer, recorder)
 
     def _collect(self, scope: Scope, layer: Layer, recorder: Recorder) -> None:
-        arrays, dtype, notes = recorder.arrays(self.options.examples, layer.names)
+        arrays, notes = recorder.arrays(self.options.examples, layer.names)
         for sentence in notes:
             layer.note(sentence)
         if not arrays:
@@ -251,7 +251,7 @@ class Hooks:
             layer.heads, layer.head_dim = None, None
             layer.names = tuple(name for name in layer.names if name != "head_output")
         batch = recorder.projected.numel() // recorder.projected.shape[-1] // tokens
-        stored = self._add_tokens(scope, layer, recorder, arrays, batch)
+        self._add_tokens(scope, layer, recorder, arrays, batch)
         valid = self.options.valid_for(examples, tokens, layer.name)
         mask, note = self.masks[-1] if self.masks else (None, "")
         if mask is not None and mask.shape == (batch, tokens):
@@ -265,29 +265,25 @@ class Hooks:
         if padded is not None and "tokens" in arrays and arrays["tokens"].shape[:2] != padded.shape:
             del arrays["tokens"]
         measured = {name: to_numpy(x) for name, x in reduce(arrays, padded, layer.names).items()}
-        layer.add_call(measured, rows, find_roundoffs(layer.names, dtype, stored))
+        layer.add_call(measured, rows)
 
     def _add_tokens(
         self, scope: Scope, layer: Layer, recorder: Recorder, arrays: dict[str, torch.Tensor], batch: int
-    ) -> torch.dtype | None:
-        """Add the tokens entering the block, B T D, where D is the width that the output projection returns.
-
-        Returns their type; None if there are none.
-        """
+    ) -> None:
+        """Add the tokens entering the block, B T D, where D is the width that the output projection returns."""
         x = self.tokens.get(scope.block)
         if x is None or "tokens" not in layer.names:
-            return None
+            return
         width = recorder.weight.shape[1 if recorder.flat else 0]
         if x.ndim == 4 and x.shape[1] == width != x.shape[-1]:  # channels before the grid
             x = x.permute(0, 2, 3, 1)
         elif x.ndim not in (2, 3, 4) or x.shape[-1] != width or (x.ndim == 4 and x.shape[1] == width):
             layer.unseen["tokens",] = f"the block takes {tuple(x.shape)}, not tokens of width {width}"
-            return None
+            return
         x = as_batch(x.transpose(0, 1) if x.ndim == 3 and (recorder.tokens_first or not scope.batch_first) else x)
         if batch > len(x):
             layer.note(WINDOWS)
         arrays["tokens"] = measurable(x[: self.options.examples])
-        return x.dtype
 
 
 def _own_cache(x: Any) -> Any:

@@ -145,15 +145,15 @@ class Recorder(TorchFunctionMode):
 
         self.logits = logits
 
-    def arrays(self, limit: int | None, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], Any, list[str]]:
-        """Return arrays of the call by name, the dtype of the layer's output, and notes about the layer.
+    def arrays(self, limit: int | None, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Return arrays of the call by name, and notes about the layer.
 
         The arrays are "out" (B T N H; N = 1 if the number of heads is unknown) and, if `names` of measures need them
         and they were seen, "logits" (B N T S), "q" and "k" (B T N H, B S K H), of the first `limit` examples. There are
-        none, and the dtype is None, if no output projection was seen.
+        none if no output projection was seen.
         """
         if self.projected is None:
-            return {}, None, []
+            return {}, []
         if self.transposed is None:
             x = as_batch(self.projected, self.leading)
         else:
@@ -179,7 +179,7 @@ class Recorder(TorchFunctionMode):
             heads = None
         if not heads:
             notes.append("the number of heads is unknown: pass heads=")
-        dtype, x = x.dtype, x[:limit]
+        x = x[:limit]
         arrays = {"out": x.reshape(*x.shape[:2], heads or 1, -1)}
         of_values = self.product is not None or self.transposed is not None  # else any softmax, such as of positions
         if not OF_LOGITS.isdisjoint(names) and self.logits is not None and of_values and heads:
@@ -188,7 +188,7 @@ class Recorder(TorchFunctionMode):
                 arrays["logits"] = logits
         if not OF_QUERIES.isdisjoint(names) and self.queries is not None and self.queries.shape[2] == x.shape[1]:
             arrays |= {"q": self.queries[:limit].transpose(1, 2), "k": self.keys[:limit].transpose(1, 2)}
-        return {name: measurable(value) for name, value in arrays.items()}, dtype, notes
+        return {name: measurable(value) for name, value in arrays.items()}, notes
 
     def _tokens_agree(self, x: torch.Tensor) -> bool:
         """Return True if the product has a row per token: attention over channels has a column."""
@@ -215,8 +215,8 @@ def as_batch(x: torch.Tensor, leading: tuple[int, ...] = ()) -> torch.Tensor:
 
 
 def measurable(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without gradients in float32, on its device if that has float64."""
-    return x.detach().to(device="cpu" if x.device.type == "mps" else None, dtype=torch.float32)
+    """Return a tensor without gradients, on its device if that has float64."""
+    return x.detach().to(device="cpu" if x.device.type == "mps" else None)
 
 
 def _same_storage(x: torch.Tensor, other: torch.Tensor) -> bool:

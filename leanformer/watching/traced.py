@@ -20,7 +20,7 @@ from leanformer.conditioning.spectrum import observed
 from leanformer.errors import ConfigError
 from leanformer.watching import Watch
 from leanformer.watching.jax_arrays import Attention, batched, count_rows, replicate
-from leanformer.watching.measures import Layer, find_roundoffs, reduce
+from leanformer.watching.measures import Layer, reduce
 
 
 REFUSED = (
@@ -95,8 +95,7 @@ class Arrivals:
                 valid = attention.valid(length, examples)
                 for layer in layers if attention.cross and attention.mask is not None else ():
                     layer.note(CROSS)
-        roundoffs = find_roundoffs(options.measures, out.dtype, arrays.get("tokens", out).dtype)
-        deliver = functools.partial(self._deliver, place, roundoffs)
+        deliver = functools.partial(self._deliver, place)
         results = functools.partial(_measure, arrays, valid, options.measures, place.weights)
         if not _is_traced(arrays, valid):
             if self._is_due(place.name) if self.due is None else self.due:
@@ -108,9 +107,7 @@ class Arrivals:
         jax.debug.callback(deliver, *results())
         return out
 
-    def see_stack(
-        self, stack: str, measured: Mapping[str, Any], rows: Any, roundoffs: Mapping[str, float], first: int
-    ) -> None:
+    def see_stack(self, stack: str, measured: Mapping[str, Any], rows: Any, first: int) -> None:
         """Take the measures of a call of a stack of `leanformer.layers`, from layer number `first` on.
 
         `measured` are results of `measures.pack` with leading axes L B; within windows, L and the windows of all
@@ -120,7 +117,7 @@ class Arrivals:
 
         def deliver(measured: Mapping[str, Any], rows: Any) -> None:
             for i, place in enumerate(places):
-                self._deliver(place, roundoffs, {name: x[i] for name, x in measured.items()}, rows[i], ())
+                self._deliver(place, {name: x[i] for name, x in measured.items()}, rows[i], ())
 
         for place in places:
             layer = self.watch.add_layer(place.name)
@@ -151,9 +148,7 @@ class Arrivals:
         self.watch.layers.pop(place.name, None)
         return [self.watch.add_layer(f"{place.name}[{i}]") for i in range(place.repeats)]
 
-    def _deliver(
-        self, place: Place, roundoffs: Mapping[str, float], measured: Mapping[str, Any], rows: Any, weights: Any
-    ) -> None:
+    def _deliver(self, place: Place, measured: Mapping[str, Any], rows: Any, weights: Any) -> None:
         """Add results to the statistics of a layer."""
         if not self.watch.open:
             return  # a compiled function that was traced inside the block and is called after it
@@ -161,7 +156,7 @@ class Arrivals:
         if key not in known and len(known) == place.repeats:
             known.clear()  # the next call, with other weights
         layer = self._layers(place)[known.setdefault(key, len(known))]
-        layer.add_call({name: np.asarray(x) for name, x in measured.items()}, np.asarray(rows), roundoffs)
+        layer.add_call({name: np.asarray(x) for name, x in measured.items()}, np.asarray(rows))
 
 
 def _is_traced(*trees: Any) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.conditioning import WEIGHTS, condition
+from leanformer.conditioning import WEIGHTS, with_spectrum
 from leanformer.conditioning.measures import Measure, apply, look_up
 from leanformer.errors import ConfigError
 from leanformer.stored import StoredTensor, open_lazily
-from leanformer.watching.measures import Layer, pack, unit_roundoff
+from leanformer.watching.measures import Layer, pack
 from leanformer.watching.results import Results, draw_checkpoints
 
 
@@ -110,7 +110,8 @@ def _watch_file(path: str | Path, given: Mapping[str, int | None], names: Sequen
         _measure_group(layers[name], members, layout.of(name))
     for name, tensor in others.items() if "matrix" in names else ():
         layers[name] = Layer(name, ("matrix",))
-        _add(layers[name], "matrix", condition(tensor()[None].astype(np.float32)), tensor)
+        _, measured = with_spectrum(tensor()[None].astype(np.float32), dtype=FLOATS[tensor.dtype])
+        _add(layers[name], "matrix", measured)
     if not any(layer.calls for layer in layers.values()):
         reasons = f" ({next(iter(unmatched.values()))})" if unmatched else ""
         raise ConfigError(f"{path}: none of its {len(tensors)} tensors is a matrix of the chosen measures{reasons}.")
@@ -254,12 +255,13 @@ def _measure_group(layer: Layer, members: Members, layout: Layout) -> None:
         by_head = name.endswith(("per_head", "product"))
         if all(role in loaders for role in roles.values()) and (layer.heads or not by_head):
             arrays = {need: loaders[role]()[None] for need, role in roles.items()}  # with a leading axis L
-            _add(layer, name, apply({name: WEIGHTS[name]}, arrays)[name], next(iter(members.values())))
+            dtype = FLOATS[next(iter(members.values())).dtype]
+            _add(layer, name, apply({name: WEIGHTS[name]}, arrays, dtype=dtype)[name])
     layer.names = tuple(layer.total)
 
 
-def _add(layer: Layer, name: str, measured: Any, tensor: StoredTensor) -> None:
-    layer.add({name: pack(measured)}, {name: unit_roundoff(FLOATS[tensor.dtype])})
+def _add(layer: Layer, name: str, measured: Any) -> None:
+    layer.add({name: pack(measured)})
     layer.calls = 1
 
 

@@ -151,6 +151,8 @@ def test_loaded_model_predicts_class_names_and_probes_layers(saved_run, rng):
     for call in (model.generate, model.embed):
         with refuses(folder):
             call("text")
+    model.config.unlock().dtype = "bfloat16"  # a run's, whose probe is in float32
+    assert model.probe(examples, "tokens") == {"tokens": measurements["tokens"]}
     with refuses("nothing"):
         model.probe(examples, "nothing")
 

@@ -203,6 +203,19 @@ def test_evaluation_is_independent_of_batch_size(tiny, meshes, rng):
     assert 0 <= result[0]["top1"] < result[0]["top5"] <= 1
 
 
+def test_probe_of_a_bfloat16_run_is_in_float32(tiny, meshes, rng):
+    """In bfloat16 all condition numbers above some hundreds would be lower bounds."""
+    found = {}
+    for tiny.dtype in ("float32", "bfloat16"):
+        run = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1))
+        batch = make_image_batch(np.random.default_rng(0), tiny, 4)
+        weights, probe = make_initial_state(run).weights, run.model.probe_step(run.task.objective, ["tokens"])
+        found[tiny.dtype] = jax.jit(probe)(weights, batch)["tokens"].condition_number
+    np.testing.assert_array_equal(found["float32"], found["bfloat16"])
+    rough = jax.jit(steps.make_probe_step(run.model.graphdef, run.task.objective, ["tokens"]))(weights, batch)["tokens"]
+    assert np.abs(rough.condition_number / found["float32"] - 1).max() > 1e-3
+
+
 def test_probe_uses_batched_factorisations_on_gpus(tiny, meshes):
     """No cuSOLVER factorisation of one matrix at a time is used: it would dominate the probe of a real model."""
     tiny.probe.examples = 8

@@ -7,7 +7,7 @@ import pytest
 from messages import mentions
 
 from leanformer import conditioning
-from leanformer.watching.measures import CAPACITY, FIELDS, Layer, _interval, pack, reduce, unit_roundoff
+from leanformer.watching.measures import CAPACITY, FIELDS, Layer, _interval, pack, reduce
 from leanformer.watching.results import judge
 
 
@@ -18,7 +18,7 @@ def test_memory_does_not_grow_and_the_last_examples_count():
         values = rng.uniform(size=CAPACITY) + call
         values[:7] = np.nan
         reading = conditioning.Reading(np.nan_to_num(values), np.isfinite(values))
-        layer.add({"attention_entropy": pack(reading)}, {})
+        layer.add({"attention_entropy": pack(reading)})
         layer.calls += 1
     (row,) = layer.rows()
     assert row["examples"] == 20 * CAPACITY and row["not_finite"] == 140
@@ -44,11 +44,11 @@ def test_bounds_lie_below_the_truth(dtype):
     rng, narrow = np.random.default_rng(0), getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
     for true in (3, 30, 300, 3e3, 3e4):
         u, v = (np.linalg.qr(rng.standard_normal((n, 24)))[0] for n in (60, 24))
-        x = ((u * np.geomspace(1, 1 / true, 24)) @ v.T).astype(narrow).astype(np.float32)
+        x = ((u * np.geomspace(1, 1 / true, 24)) @ v.T).astype(narrow)
         layer = Layer("attention", ("attention_output",))
-        roundoff = {"attention_output": unit_roundoff(dtype)}
-        layer.add(reduce({"out": np.stack([x[:, None]] * 6)}, None, ("attention_output",)), roundoff)
-        row = layer.total["attention_output"].describe(None)
+        layer.add(reduce({"out": np.stack([x[:, None]] * 6)}, None, ("attention_output",)))
+        row, summary = layer.total["attention_output"].describe(None), conditioning.condition(x)
+        assert row["median"] == pytest.approx(float(summary.condition_number)) and summary.valid == (not row["bounds"])
         assert row["median"] <= 1.1 * true and (row["bounds"] or row["median"] == pytest.approx(true, rel=0.1))
     assert (row["bounds"], row["interval"]) == (["q10", "median", "q90"], None)
 
