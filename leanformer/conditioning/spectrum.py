@@ -194,21 +194,20 @@ def summarise(s: Any, shape: tuple[int, int], floor: float = FLOOR, rows: Any = 
     relative = s / xp.where(largest > 0, largest, 1)
     negligible = relative <= floor
     if rows is None:
-        smallest = relative[..., -1]
+        smallest, counts = relative[..., -1], True
     else:
         rows = xp.broadcast_to(rows, s.shape[:-1])
         rank = xp.clip(rows, 1, min(shape))[..., None]
         smallest = xp.take_along_axis(relative, rank - 1, axis=-1)[..., 0]
         index = xp.reshape(xp.arange(s.shape[-1], device=device(s)), (*(1,) * (s.ndim - 1), -1))
-        negligible = negligible & (index < rank)
+        counts = index < rank
     ratio = 1 / xp.clip(smallest, floor, None)
     if roundoff:
         height = xp.clip(xp.astype(rows, s.dtype), 1, None) if rows is not None else shape[0]
         noise = xp.sum(relative**2, axis=-1) ** 0.5 * (height**-0.5 + shape[1] ** -0.5) * (roundoff / 3**0.5)
         bound = xp.clip((1 - noise) / (smallest + noise), 1, None)
         ratio = xp.where(smallest < noise / RESOLVED, xp.minimum(bound, ratio), ratio)
-        unresolved = relative < noise[..., None] / RESOLVED
-        negligible = negligible | (unresolved if rows is None else unresolved & (index < rank))
+        negligible = negligible | (relative < noise[..., None] / RESOLVED)
     total = xp.sum(relative, axis=-1, keepdims=True)
     share = relative / xp.where(total > 0, total, 1)
     entropy = -xp.sum(share * xp.log(xp.where(share > 0, share, 1)), axis=-1)
@@ -217,7 +216,7 @@ def summarise(s: Any, shape: tuple[int, int], floor: float = FLOOR, rows: Any = 
         log10_condition=xp.where(finite, xp.log10(ratio), xp.inf),
         effective_rank=xp.where(largest[..., 0] > 0, xp.exp(entropy), 0),
         stable_rank=xp.sum(relative**2, axis=-1),
-        negligible=xp.where(finite, xp.sum(xp.astype(negligible, xp.int32), axis=-1), 0),
+        negligible=xp.where(finite, xp.sum(xp.astype(negligible & counts, xp.int32), axis=-1), 0),
         finite=finite,
         shape=shape,
         rows=rows,
