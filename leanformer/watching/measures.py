@@ -29,7 +29,7 @@ UNSEEN: dict[tuple[str, ...], str] = {  # why arrays may be missing
     ("tokens",): "no block around the layer was found that tokens enter",
     ("q", "k"): "its queries and keys were not seen",
 }
-WINDOWS = "windows count as examples, those of the first images"
+WINDOWS = "windows or patches count as examples, those of the first images"
 ALL_PADDING = "examples without a token that is not padding are left out"
 CAPACITY = 1024
 # What is kept of a matrix or a reading. Columns are 0 for a reading.

@@ -20,7 +20,7 @@ from leanformer.conditioning.spectrum import observed
 from leanformer.errors import ConfigError
 from leanformer.watching import Watch
 from leanformer.watching.jax_arrays import Attention, batched, count_rows, replicate
-from leanformer.watching.measures import Layer, reduce
+from leanformer.watching.measures import WINDOWS, Layer, reduce
 
 
 REFUSED = (
@@ -107,27 +107,32 @@ class Arrivals:
         jax.debug.callback(deliver, *results())
         return out
 
-    def see_stack(self, stack: str, measured: Mapping[str, Any], rows: Any, first: int) -> None:
+    def see_stack(
+        self, stack: str, measured: Mapping[str, Any], rows: Any, heads: Any, first: int, examples: int
+    ) -> None:
         """Take the measures of a call of a stack of `leanformer.layers`, from layer number `first` on.
 
         `measured` are results of `measures.pack` with leading axes L B; within windows, L and the windows of all
-        examples. `rows` are the numbers of tokens that are not padding, L B.
+        examples. `rows` are the numbers of tokens that are not padding, L B; `heads` are numbers of heads and their
+        dimensions, L 2, or 0.
         """
         places = [Place(f"{stack}.{first + i}") for i in range(len(rows))]
 
-        def deliver(measured: Mapping[str, Any], rows: Any) -> None:
+        def deliver(measured: Mapping[str, Any], rows: Any, heads: Any) -> None:
             for i, place in enumerate(places):
+                layer = self.watch.add_layer(place.name)
+                layer.heads, layer.head_dim = (int(x) or None for x in heads[i])
+                if rows.shape[1] > examples:
+                    layer.note(WINDOWS)
                 self._deliver(place, {name: x[i] for name, x in measured.items()}, rows[i], ())
 
         for place in places:
-            layer = self.watch.add_layer(place.name)
-            if "head_output" in measured:
-                layer.heads = measured["head_output"].shape[2]
+            self.watch.add_layer(place.name)
         if _is_traced(measured, rows):
             self._check_uncounted()
-            jax.debug.callback(deliver, measured, rows)
+            jax.debug.callback(deliver, measured, rows, heads)
         elif self._is_due(places[0].name):
-            deliver(measured, rows)
+            deliver(measured, rows, heads)
 
     def _check_uncounted(self) -> None:
         if self.watch.options.every > 1:

@@ -245,9 +245,26 @@ def test_windows_count_as_examples(jit, limit):
     spatial, channel = "stage1.spatial.0", "stage1.channel.0"
     assert rows[spatial, "attention_output"]["examples"] == rows[channel, "attention_output"]["examples"] == number
     entropy = rows[spatial, "attention_entropy"]
-    assert entropy["count"] == 2 * number * windows and "windows count" in entropy["status"]
+    assert entropy["count"] == 2 * number * windows and "windows or patches count" in entropy["status"]
     assert entropy["examples"] == number * windows and 0 < entropy["median"] < np.log(4)  # windows of 2 x 2
     assert {row["calls"] for row in w.rows} == {1}
+
+
+def test_patches_of_a_limited_number_of_images_are_measured():
+    """Of all patches of the first image; the same tokens of other images change nothing."""
+    sizes = {"width": 8, "depth": 1, "num_heads": 2, "head_dim": 4, "mlp_dim": 8, "image_size": 16, "patch_size": 8}
+    sizes |= {"pixel_stride": 4, "inner_width": 4, "inner_heads": 1, "inner_head_dim": 4, "inner_mlp_dim": 8}
+    model = models.build("tnt", **sizes, channels=3, num_classes=5, rngs=nnx.Rngs(0))
+    images = jnp.asarray(np.random.default_rng(0).standard_normal((3, 16, 16, 3)), jnp.float32)
+    found = []
+    for x, limit in ((images, 1), (images[:1], None)):
+        with leanformer.watch(model, examples=limit, measures=("tokens",)) as w:
+            model(x)
+        found.append({row["layer"]: row for row in w.rows})
+    inner, outer = found[0]["blocks.inner.0"], found[0]["blocks.outer.0"]
+    assert [r["median"] for r in found[0].values()] == [r["median"] for r in found[1].values()]
+    assert (inner["examples"], outer["examples"]) == (4, 1) and "windows" in inner["status"] != outer["status"]
+    assert [(r["heads"], r["head_dim"]) for r in (inner, outer)] == [(1, 4), (2, 4)]
 
 
 def test_options_of_a_watch_of_our_models():
