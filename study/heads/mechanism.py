@@ -45,6 +45,7 @@ class Arm(NamedTuple):
         width: width, and total width of the heads.
         steps: length of the run and of its schedule.
         head_dim: dimension of a head's queries and keys; width / heads, as of its values, if None.
+        mlp: width of the MLP's hidden layer; 4 · width if None.
         taught: number of dimensions of values from which a head's queries and keys learn; see `teach`.
         until: step until which they do, heads are tied or a pattern is given; to the end if None.
         patterns: number of groups of heads that start with the same queries and keys; see `begin_alike`.
@@ -60,6 +61,7 @@ class Arm(NamedTuple):
     width: int = 128
     steps: int = 1000
     head_dim: int | None = None
+    mlp: int | None = None
     taught: int | None = None
     until: int | None = None
     patterns: int | None = None
@@ -116,6 +118,7 @@ ARMS = {  # in the order in which they are trained
     "rotary 4": Arm(4, rotary=True),
     "rotary 4 low rank": Arm(4, rotary=True, head_dim=4),
     "rotary 32 wide": Arm(32, rotary=True, head_dim=32),
+    "rotary 32 mlp": Arm(32, rotary=True, mlp=1412),  # as many parameters more as "rotary 32 wide"
     "rotary 32 given": Arm(32, rotary=True, given=1),
     "rotary 4 given": Arm(4, rotary=True, given=1),
     "256: 32": Arm(32, width=256),
@@ -137,7 +140,9 @@ def get_config(arm: Arm, lr: float, seed: int, *, tiny: bool = False) -> config.
     c = config.load("quickstart_gpt").unlock()
     c.update(total_steps=arm.steps, batch_size=16, seed=seed, loggers=(), log_every=trainer.WINDOW)
     c.accumulate = MICRO_BATCHES if jax.default_backend() == "cpu" and not tiny else 1
-    c.model.update(width=arm.width, depth=DEPTH, mlp_dim=4 * arm.width, max_length=TOKENS, num_heads=arm.heads)
+    c.model.update(
+        width=arm.width, depth=DEPTH, mlp_dim=arm.mlp or 4 * arm.width, max_length=TOKENS, num_heads=arm.heads
+    )
     dim = arm.width // arm.heads
     c.model.update(head_dim=arm.head_dim or dim, value_dim=dim)
     c.model.logit_scale = arm.logit_scale
