@@ -55,6 +55,10 @@ CONTRASTS = {
     "rotary_given": verdict.ROTARY_GIVEN,
     "rotary_small": verdict.ROTARY_SMALL,
     "rotary_few": verdict.ROTARY_FEW,
+    "rotary_repair": verdict.ROTARY_REPAIR,
+    "rotary_many": verdict.ROTARY_MANY,
+    "rotary_queries": verdict.ROTARY_QUERIES,
+    "long_small": verdict.LONG_SMALL,
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
 }
 SHARES = {
@@ -72,6 +76,9 @@ SHARES = {
     "rotary_share": (verdict.ROTARY_GIVEN, verdict.ROTARY_GAP),
     "rotary_small_share": (verdict.ROTARY_SMALL, verdict.ROTARY_GAP),
     "rotary_few_share": (verdict.ROTARY_FEW, verdict.ROTARY_GAP),
+    "rotary_repair_share": (verdict.ROTARY_REPAIR, verdict.ROTARY_GAP),
+    "rotary_queries_share": (verdict.ROTARY_QUERIES, verdict.ROTARY_REPAIR),
+    "long_small_share": (verdict.LONG_SMALL, verdict.LONG_GAP),
     "wide_share": (WIDE_FALL, WIDE_GAP),
     "wide_few_share": (verdict.WIDE_FEW, WIDE_GAP),
 }

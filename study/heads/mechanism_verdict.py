@@ -42,6 +42,7 @@ ROTARY_FEW = {"rotary 32": 1.0, "rotary 4 low rank": -1.0}
 ROTARY_SMALL = {"rotary 4 low rank": 1.0, "rotary 4": -1.0}
 ROTARY_REPAIR = {"rotary 32": 1.0, "rotary 32 wide": -1.0}
 ROTARY_MANY = {"rotary 32 wide": 1.0, "rotary 4": -1.0}
+ROTARY_QUERIES = {"rotary 32 mlp": 1.0, "rotary 32 wide": -1.0}
 LONG_GAP = {"long 128: 32": 1.0, "long 128: 4": -1.0}
 LONG_FEW = {"long 128: 32": 1.0, "long 128: 4 low rank": -1.0}
 LONG_SMALL = {"long 128: 4 low rank": 1.0, "long 128: 4": -1.0}
@@ -67,6 +68,7 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("The split of values explains the lateness with rotary positions", ROTARY_GAP, ROTARY_FEW),
     ("Large queries and keys repair narrow heads with rotary positions", ROTARY_GAP, ROTARY_REPAIR),
     ("The split explains it in this order too", ROTARY_GAP, ROTARY_MANY),
+    ("It is the queries and keys, not the parameters", ROTARY_REPAIR, ROTARY_QUERIES),
     ("Small queries and keys explain what stays after 4,000 steps, rotary", LONG_GAP, LONG_SMALL),
     ("The split of values explains what stays after 4,000 steps, rotary", LONG_GAP, LONG_FEW),
     ("It is the previous token's pattern", {"32": 1.0, "32 given": -1.0}, SHAM),
