@@ -1,13 +1,13 @@
 """Words for quantities: every score that a task records and every cost of a comparison has an entry."""
 
 from leanformer import text
-from leanformer.analysis import frontier
+from leanformer.analysis import comparison
 from leanformer.tasks import classification, language, points
 from leanformer.training.trainer import TRAIN_METRICS
 
 
 def test_every_cost_and_training_metric_has_an_entry():
-    assert {*frontier.COST_METRICS, *TRAIN_METRICS} <= text.QUANTITIES.keys()
+    assert {*comparison.COST_METRICS, *TRAIN_METRICS} <= text.QUANTITIES.keys()
     assert len({quantity.label for quantity in text.QUANTITIES.values()}) == len(text.QUANTITIES)
 
 

@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 import statistics as middles
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from leanformer.analysis.runs import ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.config.key_docs import split_values
 from leanformer.errors import ConfigError
+from leanformer.runtime.timing import training_seconds
 from leanformer.tasks import Score
 from leanformer.text import lookup
 
@@ -22,6 +23,14 @@ from leanformer.text import lookup
 MARGIN = 0.01  # default equivalence margin, as a fraction of the mean over all runs
 SAME, OUTSIDE, UNKNOWN = "yes", "no", "inconclusive"  # results of the equivalence test of two configurations
 HEADS = "model.num_heads"
+# Functions from a run to its cost, by name in `text.QUANTITIES`: parameters, training FLOPs, seconds of training, and
+# peak bytes per device.
+COST_METRICS: dict[str, Callable[[Run], Any]] = {
+    "params": lambda run: run.summary["params"],
+    "flops": lambda run: float(run.summary["train_flops"] * run.summary["examples_seen"]),
+    "seconds": lambda run: training_seconds(run.summary["seconds"]),
+    "bytes": lambda run: run.summary["memory_bytes"],
+}
 SEED_SUFFIX = re.compile(r"[,_-]?seed=?\d+$")  # end of the name of a run's folder, such as ",seed=0"
 
 
@@ -47,6 +56,11 @@ class Configuration:
     @property
     def interval(self) -> Interval:
         return statistics.mean_interval(self.scores)
+
+
+def median_cost(configuration: Configuration, cost: str) -> float:
+    """Return the median over a configuration's runs of a cost, a key of COST_METRICS."""
+    return float(middles.median(COST_METRICS[cost](run) for run in configuration.runs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +105,7 @@ class Trend:
     slope: Difference  # change per doubling, with a level of its own for runs of one seed and of equal other keys
     moving: Mapping[str, tuple[Any, Any]]  # values of the keys that change with this one, at `low` and at `high`
     params: float  # parameters at `high` over those at `low`
-    seconds: float  # seconds in training steps at `high` over those at `low`
+    seconds: float  # seconds of training at `high` over those at `low`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,10 +283,9 @@ def _find_trend(key: str, moving: Sequence[str], configurations: Sequence[Config
     widest = max(groups.values(), key=lambda group: max(group) / min(group))  # costs of runs equal in all else
     low, high = min(widest), max(widest)
     first, last = widest[low], widest[high]
-    params = last.runs[0].summary["params"] / first.runs[0].summary["params"]
-    spent = [middles.median(run.summary["seconds"]["steps"] for run in one.runs) for one in (last, first)]
+    params, seconds = (median_cost(last, cost) / median_cost(first, cost) for cost in ("params", "seconds"))
     changes = {other: (first.keys[other], last.keys[other]) for other in moving}
-    return Trend(key, low, high, slope, changes, params, spent[0] / spent[1])
+    return Trend(key, low, high, slope, changes, params, seconds)
 
 
 def _move_together(values: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -2,31 +2,15 @@
 
 import dataclasses
 import math
-import statistics as middles
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from leanformer.analysis import statistics
-from leanformer.analysis.comparison import Comparison, Configuration
+from leanformer.analysis.comparison import COST_METRICS, Comparison, Configuration, median_cost
 from leanformer.analysis.runs import Run
 from leanformer.analysis.statistics import Interval
-
-
-# Functions from a run to its cost, by name in `text.QUANTITIES`: parameters, training FLOPs, seconds in training
-# steps, and peak bytes per device.
-COST_METRICS: dict[str, Callable[[Run], Any]] = {
-    "params": lambda run: run.summary["params"],
-    "flops": lambda run: float(run.summary["train_flops"] * run.summary["examples_seen"]),
-    "seconds": lambda run: run.summary["seconds"]["steps"],
-    "bytes": lambda run: run.summary["memory_bytes"],
-}
-
-
-def median_cost(configuration: Configuration, cost: str) -> float:
-    """Return the median over a configuration's runs of a cost, a key of COST_METRICS."""
-    return float(middles.median(COST_METRICS[cost](run) for run in configuration.runs))
 
 
 def pareto_front(configurations: Sequence[Configuration], higher: bool, cost: str) -> list[str]:
@@ -38,7 +22,7 @@ def pareto_front(configurations: Sequence[Configuration], higher: bool, cost: st
     Args:
         configurations: configurations, such as `Comparison.configurations`.
         higher: True if a higher score is better; otherwise a lower one.
-        cost: "params", "flops" (training FLOPs of a run), "seconds" (in training steps) or "bytes" (peak per device).
+        cost: "params", "flops" (training FLOPs of a run), "seconds" (of training) or "bytes" (peak per device).
     """
     points = [(median_cost(one, cost), -one.mean if higher else one.mean, one.name) for one in configurations]
     names, best = [], math.inf

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from leanformer.analysis import frontier
-from leanformer.analysis.comparison import Comparison
+from leanformer.analysis.comparison import Comparison, median_cost
 from leanformer.analysis.frontier import Conditioning
 from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import format_number
@@ -92,7 +92,7 @@ def _plot_interval(
 
 def _plot_front(result: Comparison, cost: str, on: Sequence[str]) -> Figure:
     """Plot score against cost, with the Pareto front of the configurations `on`."""
-    costs = {one.name: frontier.median_cost(one, cost) for one in result.configurations}
+    costs = {one.name: median_cost(one, cost) for one in result.configurations}
     figure, axes = _plot_points(result, costs, lookup(cost).axis, SERIES[0], grey=[n for n in costs if n not in on])
     means = {one.name: lookup(result.score.name).scale * one.mean for one in result.configurations}
     axes.step([costs[n] for n in on], [means[n] for n in on], where="post", color=SERIES[0], lw=1.2, ls=":", zorder=1)

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from leanformer import text
 from leanformer.analysis import frontier
-from leanformer.analysis.comparison import SAME, Comparison, Configuration, Pair, Trend
-from leanformer.analysis.frontier import COST_METRICS, Conditioning
+from leanformer.analysis.comparison import COST_METRICS, SAME, Comparison, Configuration, Pair, Trend, median_cost
+from leanformer.analysis.frontier import Conditioning
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import format_count, format_number
 from leanformer.reports import charts
@@ -93,7 +93,7 @@ def configurations(result: Comparison) -> Table:
     """Return the table of configurations: name, runs, mean with interval, costs, costs for which it is on the front."""
     fronts, show, rows = frontier.pareto_fronts(result), number(result), []
     for one in result.configurations:
-        costs = [format_number(frontier.median_cost(one, name)) for name in COST_METRICS]
+        costs = [format_number(median_cost(one, name)) for name in COST_METRICS]
         best_in = [lookup(name).label for name, names in fronts.items() if one.name in names]
         front = "all costs" if len(best_in) == len(fronts) else ", ".join(best_in)
         rows.append([one.name, str(len(one.runs)), with_interval(one, show), *costs, front])
@@ -141,7 +141,7 @@ def headline(result: Comparison) -> list[str]:
     unit = f" {quantity.unit}" * bool(quantity.unit)
     lines.append(f"Best {quantity.label} ({better} is better): {best.name}, {with_interval(best, show)}{unit}.")
     if result.pairs:
-        cheapest = min(result.configurations, key=lambda one: (one is best, frontier.median_cost(one, "params")))
+        cheapest = min(result.configurations, key=lambda one: (one is best, median_cost(one, "params")))
         names = {best.name, cheapest.name}
         told = next((pair for pair in result.pairs if {pair.first, pair.second} == names), result.pairs[0])
         lines.append(describe_pair(result, told))
@@ -181,8 +181,7 @@ def describe_pair(result: Comparison, pair: Pair) -> str:
     interval = f"{LEVEL:.0%} interval {show(low)} to {show(high)}" if math.isfinite(high) else "no interval"
     found = {one.name: one for one in result.configurations}
     params, seconds = (
-        frontier.median_cost(found[better], cost) / frontier.median_cost(found[other], cost)
-        for cost in ("params", "seconds")
+        median_cost(found[better], cost) / median_cost(found[other], cost) for cost in ("params", "seconds")
     )
     amount = f"{show(abs(pair.difference.value))}{unit} ({interval}), with {_costs(params, seconds)}"
     if pair.better:
@@ -261,7 +260,7 @@ def to_plain(result: Comparison, measures: Sequence[Conditioning]) -> dict[str, 
                     "interval": dataclasses.astuple(one.interval),
                     "seeds": [run.seed for run in one.runs],
                     "scores": [run.value for run in one.runs],
-                    "costs": {name: frontier.median_cost(one, name) for name in COST_METRICS},
+                    "costs": {name: median_cost(one, name) for name in COST_METRICS},
                     "runs": [str(run.workdir) for run in one.runs],
                 }
                 for one in result.configurations

@@ -16,6 +16,7 @@ from leanformer.costs import count, devices
 from leanformer.costs.devices import memory_limit
 from leanformer.runtime import multihost
 from leanformer.runtime.mesh import count_batch_shards
+from leanformer.runtime.timing import training_seconds
 from leanformer.text import lookup
 from leanformer.training import run_files
 from leanformer.training.checkpoint import steps_in
@@ -161,7 +162,7 @@ def summarise(trainer: Trainer, state: TrainState, memory: int) -> None:
     evaluations = [record for record in records if record["kind"] == "eval"]
     speeds = [record["examples_per_s"] for record in records if "examples_per_s" in record]
     forward, training = setup.flops_per_example
-    wall = sum(seconds.values())
+    wall, useful = sum(seconds.values()), training_seconds(seconds)
     summary = {
         "steps": step,
         **trainer.count_seen(step),
@@ -178,7 +179,7 @@ def summarise(trainer: Trainer, state: TrainState, memory: int) -> None:
         "examples_per_s": statistics.median(speeds) if speeds else None,
         "wall_s": round(wall, 1),
         "probe_share": round(seconds.get("probe", 0.0) / wall, 4),
-        "goodput": round(seconds["steps"] / wall, 4),
+        "goodput": round(useful / wall, 4),
         "seconds": {name: round(spent, 1) for name, spent in seconds.items()},
     }
     run_files.write_json(workdir / "summary.json", summary)
@@ -187,7 +188,7 @@ def summarise(trainer: Trainer, state: TrainState, memory: int) -> None:
     drawn = plots.plot_run(records, workdir / "plots")
     final = text.format_scores({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
     phases = ", ".join(f"{name} {spent:.1f}" for name, spent in seconds.items())
-    goodput = f"{100 * seconds['steps'] / wall:.1f} % ({phases} s)"
+    goodput = f"{100 * useful / wall:.1f} % ({phases} s)"
     rows = final | {lookup("wall_s").axis: round(wall, 1), lookup("goodput").label: goodput}
     print(text.page("Done.", rows | {"summary": workdir / "summary.json"}))
     print(text.wrap(f"Plots in {workdir / 'plots'}: {', '.join(path.name for path in drawn)}."))

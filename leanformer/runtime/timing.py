@@ -33,6 +33,15 @@ TICK = 1.0  # seconds
 REAL_STDERR = 2  # faulthandler needs a file descriptor, which a notebook's sys.stderr does not have
 
 
+def training_seconds(seconds: Mapping[str, float]) -> float:
+    """Return the seconds of training from those by phase: steps, and the wait for data, in which the device may work.
+
+    Steps are dispatched ahead of the device, so the host also waits for a batch while the device computes, and "steps"
+    alone would lack that time.
+    """
+    return sum(spent for phase, spent in seconds.items() if phase not in NOT_TRAINING)
+
+
 class Activity(NamedTuple):
     since: float  # in seconds of time.monotonic()
     name: str
@@ -84,7 +93,7 @@ class Timer:
         return {phase: self._before.get(phase, 0.0) + new.get(phase, 0.0) for phase in [*self._before, *new]}
 
     def lap(self) -> tuple[float, float]:
-        """Return the seconds of training since the last lap, and the part that waited for data; begin a new lap."""
+        """Return the seconds of training since the last lap, and the part blocked in waiting for a batch; begin one."""
         now, new = time.monotonic(), {name: s - self._at_lap.get(name, 0.0) for name, s in self._spent.items()}
         seconds = now - self._lapped - sum(new.get(name, 0.0) for name in NOT_TRAINING)
         self._lapped, self._at_lap = now, dict(self._spent)

@@ -143,7 +143,7 @@ def test_means_are_shown_with_half_of_students_interval(sweep_result):
         assert mean == pytest.approx(one.scores.mean(), abs=1e-9) and shown_half == pytest.approx(half, rel=1e-6)
     one = sweep_result.configurations[0]
     run = one.runs[0]
-    assert frontier.median_cost(one, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
+    assert comparison.median_cost(one, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
 
 
 def test_lower_is_better_for_error_scores(tmp_path):
@@ -229,7 +229,7 @@ def test_all_files_are_written_and_need_no_network(folder, tmp_path):
     assert len(ids) == len(set(ids)) and set(re.findall(r"href=\"#([^\"]*)", page)) <= set(ids)
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert content["margin"] == 0.02 and len(content["pairs"]) == 6
-    assert content["fronts"].keys() == frontier.COST_METRICS.keys()
+    assert content["fronts"].keys() == comparison.COST_METRICS.keys()
     assert len([*(tmp_path / "out").glob("*.png")]) == 10
 
 

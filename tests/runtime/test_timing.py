@@ -104,6 +104,15 @@ def test_laps_exclude_phases_other_than_training(fake):
     assert clock.lap() == (2, 0)
 
 
+def test_training_includes_the_wait_for_data(fake):
+    """The device computes while the host waits for a batch, so this wait is part of the training time."""
+    clock = timing.Timer()
+    clock.started()
+    spend(fake, clock, **{"data wait": 5, "evaluation": 50, "compile": 7})
+    fake.now += 3
+    assert timing.training_seconds(clock.seconds()) == 8
+
+
 def test_a_resumed_run_adds_to_the_seconds_of_its_checkpoint(fake):
     first = timing.Timer()
     fake.now += 4
