@@ -62,11 +62,10 @@ def train(
     loader.check_main_program(config.data.workers)
     timer, stop = Timer(), StopRequest()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(Watchdog(config.hang_seconds, lambda: timer.activity))
-
         # Devices, data, model, optimizer and training step: no array is allocated, and the workdir is not written.
         mesh = meshes.make_mesh(**config.mesh)
-        task, source, held_out = open_run_data(config, workdir)
+        task, source, held_out = open_run_data(config, workdir)  # its first tokenisation may take hours
+        stack.enter_context(Watchdog(config.hang_seconds, lambda: timer.activity))
         setup = train_setup.set_up_training(config, examples=data.size(source), mesh=mesh, task=task)
         if dry_run:
             print(pages.dry_run(setup, workdir))

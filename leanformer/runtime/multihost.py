@@ -23,7 +23,7 @@ from leanformer.errors import ConfigError
 
 HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
 SHUTDOWN = 300  # seconds that a process waits at its normal end for the other processes to end
-PATIENCE = 300  # seconds that a process waits for a value of another process
+PATIENCE = 6 * 3600  # seconds that a process waits for a value of another, which may still tokenise a text
 _calls = itertools.count()  # numbers the calls of `all_gather_host`
 _published: dict[str, set[int]] = {}
 
