@@ -96,7 +96,7 @@ def make_mrpc_config(download, wordpiece):
 def start_run(workdir, c):
     """Write the files that a run with this config writes before its first step."""
     source = tasks.build_task(c).data.open("train")
-    run_files.begin(workdir, c, {"train": len(source)})
+    run_files.begin(workdir, c, {"train": len(source)}, 0)
     run_files.save_classes_and_tokenizer(workdir, source)
 
 

@@ -36,7 +36,7 @@ def save_run(config, workdir, meshes, step):
     setup = train_setup.set_up_training(config, examples=None, mesh=meshes(1, 1))
     state = make_initial_state(setup)
     state.__dict__["step"] = state.step + step
-    run_files.begin(workdir, config, {"train": None})
+    run_files.begin(workdir, config, {"train": None}, 0)
     (workdir / "metrics.jsonl").touch()
     with Checkpoints(workdir / "checkpoints", score=Score("ema_loss", higher=False)) as checkpoints:
         checkpoints.save(step, state, examples=step * config.batch_size)
