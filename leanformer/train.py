@@ -34,7 +34,7 @@ def train(
     summary.json and plots are written to `workdir`.
 
     Args:
-        config: validated config.
+        config: config, which `cli.validate` checks and completes.
         workdir: folder of the run, which is created if it does not exist.
         dry_run: True to print processes, devices and the starting step without training or writing to the workdir.
         resume_command: command that resumes the run, for messages.
@@ -59,6 +59,7 @@ def train(
     from leanformer.training import evaluators, loop, train_setup
     from leanformer.training.trainer import open_run_data, open_trainer
 
+    cli.validate(config)
     loader.check_main_program(config.data.workers)
     timer, stop = Timer(), StopRequest()
     with contextlib.ExitStack() as stack:

@@ -208,7 +208,6 @@ def open_run_data(config: ConfigDict, workdir: Path) -> tuple[Task, data.Source,
             f"--workdir={workdir} holds exported weights. Choose another folder. To start from these weights, set "
             f"--config.init_from.path={workdir}."
         )
-    tasks.resolve(config)
     task = tasks.build_task(config)
     train, held_out = tasks.open_data(task.data, config, run_files.load_classes(workdir))
     run_files.check_tokenizer(workdir, getattr(train, "tokenizer", None))

@@ -6,9 +6,11 @@ import jax
 import pytest
 from commands import command, run
 from messages import refuses
+from small_runs import make_small_config
 
 from leanformer.cli import DETERMINISTIC as FLAG
 from leanformer.cli import require_deterministic
+from leanformer.train import train
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,17 @@ def test_flag_that_comes_too_late_or_contradicts_is_refused(monkeypatch):
         with refuses("deterministic", FLAG):
             require_deterministic(True)
         assert os.environ["XLA_FLAGS"] == flags
+
+
+def test_train_from_python_refuses_what_the_command_refuses(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    jax.devices()
+    for key, value in (("deterministic", True), ("log_every", 0)):
+        c = make_small_config("points", tmp_path)
+        c[key] = value
+        with refuses(key):
+            train(c, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
