@@ -2,7 +2,7 @@
 
 Prints the metrics of the run's task on a whole split, by default the evaluation split. Metrics of EMA weights, if the
 run keeps them, have the prefix `ema_`. For classification it also computes the confusion matrix, with EMA weights if
-available. Writes `evaluation.json` with the accuracy per class, `confusion.csv` and `plots/confusion.png` to the
+available. Writes `evaluation.json` (metrics and `accuracy_by_class`), `confusion.csv` and `plots/confusion.png` to the
 workdir, or to --out.
 """
 
@@ -67,7 +67,7 @@ def main(flags: cli.Values) -> None:
         return
     classes = run_files.output_names(named, config.model.num_classes)
     by_class = dict(zip(classes, class_accuracy(counts), strict=True))
-    run_files.write_json(folder / "evaluation.json", values | {"accuracy": by_class})
+    run_files.write_json(folder / "evaluation.json", values | {"accuracy_by_class": by_class})
     write_confusion(folder / "confusion.csv", counts, classes)
     chart = folder / "plots" / "confusion.png"
     chart.parent.mkdir(exist_ok=True)

@@ -85,7 +85,7 @@ def test_evaluate_agrees_with_the_last_record(workdir):
         matrix = np.array([row[1:] for row in csv.reader(file)][1:], float)
     accuracy = np.trace(matrix) / matrix.sum()  # of the EMA weights, if the run has them
     assert accuracy == pytest.approx(result["ema_top1"], abs=1e-9) != pytest.approx(result["top1"], abs=1e-9)
-    assert [*result["accuracy"].values()] == pytest.approx(np.diag(matrix) / matrix.sum(axis=1))
+    assert [*result["accuracy_by_class"].values()] == pytest.approx(np.diag(matrix) / matrix.sum(axis=1))
 
 
 def test_finished_run_is_unchanged(workdir):
