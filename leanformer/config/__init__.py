@@ -36,7 +36,8 @@ __all__ += ["points", "run_file", "sentences", "sequences", "total_steps"]
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = next(filter(Path.is_dir, (PACKAGE / "configs", PACKAGE.parent / "configs")), PACKAGE / "configs")
 RUN_ONLY_KEYS = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
-RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
+RUN_ONLY_KEYS += ("model.remat", "model.unroll", "logits_at_once")
+RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size", "eval.more")
 
 
 class Kind(NamedTuple):
@@ -171,5 +172,5 @@ def load_sibling(file: str, name: str, *arguments: str) -> ConfigDict:
 
 
 def is_run_only(key: str) -> bool:
-    """Return True if a dotted key changes only the speed of a run and its saved files, no result."""
+    """Return True if a dotted key changes only speed, memory, rounding and saved files of a run, no result."""
     return key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)

@@ -317,7 +317,7 @@ class Recorder:
 
 def to_json(value: Any) -> Any:
     """Return nested containers as JSON's types: numbers of NumPy and JAX as floats, not finite ones as None."""
-    if isinstance(value, dict | ConfigDict):  # a config's eval.more
+    if isinstance(value, dict | ConfigDict):  # an empty section of a config
         return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]

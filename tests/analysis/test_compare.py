@@ -199,13 +199,18 @@ def test_condition_numbers_are_correlated_with_the_score(tmp_path):
     assert measured.interval.low == -1 and -0.5 < measured.interval.high < 0  # five configurations say little
 
 
-def test_runs_with_other_further_splits_and_seeds(tmp_path):
-    for seed, more in enumerate(({}, {"own": {"split": "train", "every": 9}})):
-        fake_runs.write_run(tmp_path / f"{seed}", seed=seed, changes={"eval.more": more})
-    result = comparison.compare(runs.read([str(tmp_path)]))
-    written = [json.dumps(one["keys"]["eval.more"]) for one in report.to_plain(result, [])["configurations"]]
-    assert sorted(written) == ["null", "{}"]
-    assert mentions(" ".join(result.notes), "other seeds")
+def test_runs_that_differ_in_memory_and_further_splits_are_one_configuration(tmp_path):
+    other = {"eval.more": {"own": {"split": "train", "every": 9}}, "model.remat": "block", "model.unroll": 2}
+    for seed, changes in enumerate(({}, other)):
+        fake_runs.write_run(tmp_path / f"{seed}", seed=seed, changes=changes)
+    (one,) = comparison.compare(runs.read([str(tmp_path)])).configurations
+    assert len(one.runs) == 2
+
+
+def test_configurations_with_other_seeds_are_named(tmp_path):
+    for seed in range(2):
+        fake_runs.write_run(tmp_path / f"{seed}", seed=seed, changes={"model.depth": 2 + seed})
+    assert mentions(" ".join(comparison.compare(runs.read([str(tmp_path)])).notes), "other seeds")
 
 
 def test_run_that_was_extended_is_named(tmp_path):

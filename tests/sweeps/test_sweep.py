@@ -110,7 +110,8 @@ def test_changed_configs_and_wrong_flags_start_nothing(unfinished_sweep, tmp_pat
 
 
 def test_grid_points_seeds_and_keys_without_effect_on_results_may_be_added(unfinished_sweep, tmp_path):
-    repeat_sweep(tmp_path, "--seeds=2", "--set=data.workers=3", "--set=probe.every=7", over="model.depth=1,2,3,4")
+    same = ("--set=data.workers=3", "--set=probe.every=7", "--set=model.remat=block")
+    repeat_sweep(tmp_path, "--seeds=2", *same, over="model.depth=1,2,3,4")
     assert [run.workdir.name for run in unfinished_sweep[1][0]] == [
         *("quickstart,depth=1,seed=1", "quickstart,depth=2,seed=1", "quickstart,depth=3,seed=0"),
         *("quickstart,depth=3,seed=1", "quickstart,depth=4,seed=0", "quickstart,depth=4,seed=1"),
