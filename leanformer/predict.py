@@ -8,7 +8,6 @@ reported, the others are classified, and the exit status is 2.
 """
 
 import csv
-import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,6 @@ from leanformer.errors import USER_ERROR, ConfigError, DataError
 from leanformer.runtime import files
 
 
-BATCH = 32
 TEXT_SUFFIXES = (".txt",)
 
 
@@ -42,25 +40,25 @@ def classify_files(model: Any, paths: Sequence[Path], top: int) -> Iterator[dict
 
     The `top` classes are {"class": ..., "probability": ...}, the most likely first.
     """
-    for group in itertools.batched(paths, BATCH):
-        rows: list[Any] = []
-        for path in group:
+    errors: dict[Path, str] = {}
+
+    def read() -> Iterator[Any]:
+        for path in paths:
             try:
-                rows.append(model.prepare(path))
+                yield model.prepare(path)
             except DataError as error:
-                rows.append(error)
-        read = [row for row in rows if isinstance(row, dict)]
-        # Batches are padded to one size, because every other size would be compiled again.
-        scores = iter(model.scores([*read, *read[:1] * (BATCH - len(read))]) if read else ())
-        for path, row in zip(group, rows, strict=True):
-            if isinstance(row, dict):
-                probabilities = next(scores)
-                best = np.argsort(-probabilities, kind="stable")[:top]
-                classes = [{"class": model.classes[i], "probability": round(float(probabilities[i]), 6)} for i in best]
-                yield {"file": str(path), "classes": classes}
-            else:
-                print(f"WARNING: {path} cannot be read: {row}", file=sys.stderr, flush=True)
-                yield {"file": str(path), "error": str(row)}
+                print(f"WARNING: {path} cannot be read: {error}", file=sys.stderr, flush=True)
+                errors[path] = str(error)
+
+    scores = iter(model.scores(read()))
+    for path in paths:
+        if path in errors:
+            yield {"file": str(path), "error": errors[path]}
+            continue
+        probabilities = next(scores)
+        best = np.argsort(-probabilities, kind="stable")[:top]
+        classes = [{"class": model.classes[i], "probability": round(float(probabilities[i]), 6)} for i in best]
+        yield {"file": str(path), "classes": classes}
 
 
 def write(records: Sequence[dict[str, Any]], form: str, out: Any) -> None:

@@ -13,8 +13,7 @@ from PIL import Image
 from small_runs import write_run
 
 import leanformer
-from leanformer import predict
-from leanformer.training import run_files
+from leanformer.training import inference, run_files
 from leanformer.training.inference import LoadedModel
 
 
@@ -47,13 +46,13 @@ def make_words(workdir, *more):
 
 
 def test_json_output_for_a_folder_and_a_repeated_file(workdir, images, monkeypatch):
-    sizes, scores = [], LoadedModel.scores
-    monkeypatch.setattr(predict, "BATCH", 3)
-    monkeypatch.setattr(LoadedModel, "scores", lambda model, rows: sizes.append(len(rows)) or scores(model, rows))
+    sizes, make_batch = [], LoadedModel._batch
+    monkeypatch.setattr(inference, "BATCH", 2)
+    monkeypatch.setattr(LoadedModel, "_batch", lambda model, rows: sizes.append(len(rows)) or make_batch(model, rows))
     status, out, err = run_in_process(make_words(workdir, "--top=2", images, images / "b.png"))
     lines = [json.loads(line) for line in out.splitlines()]
     files = [images / "a.jpg", images / "b.png", images / "more" / "ü.PNG", images / "b.png"]
-    assert (status, err, sizes) == (0, "", [3, 3])  # every other batch size would be compiled again
+    assert (status, err, sizes) == (0, "", [2, 2])
     assert [line["file"] for line in lines] == list(map(str, files))
     assert lines[1] == lines[3]
     expected = leanformer.load(workdir).probabilities([path.read_bytes() for path in files])

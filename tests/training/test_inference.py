@@ -17,7 +17,8 @@ import leanformer
 from leanformer import conditioning
 from leanformer.data.sequences import encode
 from leanformer.errors import CheckpointError, CorruptExample, DataError, WeightsError
-from leanformer.training import train_setup
+from leanformer.training import inference, train_setup
+from leanformer.training.inference import LoadedModel
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,18 @@ def test_loaded_model_predicts_class_names_and_probes_layers(saved_run, rng):
     assert model.probe(examples, "tokens") == {"tokens": measurements["tokens"]}
     with refuses("nothing"):
         model.probe(examples, "nothing")
+
+
+def test_batches_have_few_sizes_and_do_not_change_the_results(saved_run, rng, monkeypatch):
+    """Every other size would be compiled again."""
+    model, sizes, make_batch = leanformer.load(saved_run[0]), [], LoadedModel._batch
+    examples = [example for _ in range(4) for example in make_images(rng)][:11]
+    one_by_one = np.concatenate([model.probabilities(example) for example in examples])
+    monkeypatch.setattr(inference, "BATCH", 8)
+    monkeypatch.setattr(LoadedModel, "_batch", lambda model, rows: sizes.append(len(rows)) or make_batch(model, rows))
+    np.testing.assert_allclose(model.probabilities(examples), one_by_one, rtol=10 * LOSS_TOLERANCE)
+    assert sizes == [8, 4]
+    assert model.predict([]) == []
 
 
 def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng):
