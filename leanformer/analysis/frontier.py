@@ -91,8 +91,7 @@ def list_conditioning(comparison: Comparison) -> list[Conditioning]:
 
 def _last_probe(run: Run) -> dict[str, Any]:
     """Return the condition numbers of a run's last probe; an empty dict without a probe."""
-    probes = [record for record in run.records if record["kind"] == "probe"]
-    last = probes[-1] if probes else {}
+    last: Mapping[str, Any] = next((record for record in reversed(run.records) if record["kind"] == "probe"), {})
     return {name: values for name, values in last.items() if isinstance(values, dict) and "singular" in values}
 
 
