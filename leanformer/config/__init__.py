@@ -13,16 +13,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from leanformer.config import arrays, common, declare, rules, texts
-from leanformer.config.arrays import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    base,
-    heads_of_rank,
-    landmarks,
-    model,
-    points,
-    sequences,
-)
+from leanformer.config.arrays import IMAGENET_MEAN, IMAGENET_STD, base, heads_of_rank, model, points, sequences
+from leanformer.config.attention import landmarks
 from leanformer.config.declare import iterate_keys
 from leanformer.config.texts import glue, language, masked, sentences
 from leanformer.errors import ConfigError

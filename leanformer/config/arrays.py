@@ -148,16 +148,6 @@ def sequences() -> ConfigDict:
     return c.lock()
 
 
-def landmarks(number: int) -> dict[str, Any]:
-    """Return the keys of config.model for Nyström attention with a number of landmarks; for exact attention if 0.
-
-    Attention has no convolution, as in the parameter counts of Leaner Transformers.
-    """
-    if not number:
-        return {"attention": "softmax"}
-    return {"attention": "nystrom", "landmarks": number, "convolution": 0}
-
-
 def check_sequences(c: Any) -> None:
     check_classes(c)
     check_length(c)

@@ -1,5 +1,7 @@
 """Config keys of attention in the section `model`, unset by default. A comment beside a key is its help text."""
 
+from typing import Any
+
 from leanformer.config.declare import Literal, Size, dataclass
 
 
@@ -58,3 +60,13 @@ class NystromKeys:
 
 
 OPTIONS = (InterventionKeys, LatentKeys, SoftmaxKeys, NystromKeys)
+
+
+def landmarks(number: int) -> dict[str, Any]:
+    """Return the keys of config.model for Nyström attention with a number of landmarks; for exact attention if 0.
+
+    Attention has no convolution, as in the parameter counts of Leaner Transformers.
+    """
+    if not number:
+        return {"attention": "softmax"}
+    return {"attention": "nystrom", "landmarks": number, "convolution": 0}
