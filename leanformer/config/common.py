@@ -11,7 +11,7 @@ class Data:
     name: str = ""  # training data
     train_split: str = "train"  # training split
     eval_split: str = "test"  # evaluation split
-    # worker processes per host that read and augment examples; 0 = one thread of the training process
+    # worker processes that each process of a run starts to read and augment examples; 0 = one of its threads
     workers: int = 8
     prefetch: int = 2  # batches that each data worker prepares in advance
     max_corrupt: float = 0.001  # fraction of unreadable examples above which training stops

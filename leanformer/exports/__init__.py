@@ -6,11 +6,9 @@ from typing import Any
 
 from leanformer.errors import ConfigError
 from leanformer.pretrained.storage import Tensors
+from leanformer.training.model_setup import IDLE
 
 
-# Keys of config.model that change nothing in evaluation, or only the initial weights.
-TRAINING = {"name", "drop_path", "remat", "unroll", "backend", "dropout", "attention_dropout", "qkv_init", "levers_on"}
-TRAINING |= {"packed"}  # a document alone is computed alike
 OTHERS = "--to=own holds every model."
 
 
@@ -54,7 +52,7 @@ def check_keys(
     wrong = {
         key: value
         for key, value in arguments.items()
-        if key not in taken and key not in TRAINING and value != fixed.get(key) and (value or key in fixed)
+        if key not in taken and key not in IDLE and value != fixed.get(key) and (value or key in fixed)
     }
     if wrong:
         shown = ", ".join(f"model.{key}={value!r}" for key, value in sorted(wrong.items()))
