@@ -98,9 +98,14 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
     return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices)
 
 
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs of this host, whether JAX can use them or not."""
+    return len([*Path("/dev").glob("nvidia[0-9]*")])
+
+
 def _warn_unused_gpus(device: jax.Device) -> None:
     excluded = jax.config.jax_platforms or os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
-    if device.platform == "cpu" and not excluded and any(Path("/dev").glob("nvidia[0-9]*")):
+    if device.platform == "cpu" and not excluded and count_gpus():
         warnings.warn(
             "This host has NVIDIA GPUs, but JAX computes on the CPU. Install leanformer[cuda12] or [cuda13], whichever "
             "fits the driver, and check nvidia-smi; JAX_PLATFORMS=cpu silences this warning.",

@@ -21,7 +21,7 @@ from leanformer.config.key_docs import split_values
 from leanformer.config.rules import LENGTHS
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
-from leanformer.runtime import files, stopping
+from leanformer.runtime import files, mesh, stopping
 from leanformer.tasks import Score
 from leanformer.text import lookup
 from leanformer.training import model_setup, run_files, train_setup
@@ -261,9 +261,19 @@ def _forget_summary(member: SweepRun) -> None:
 
 
 def environments(environment: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
-    """Return the environments of `parallel` runs, with an equal share of CUDA_VISIBLE_DEVICES if there are enough."""
-    gpus = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    """Return the environments of `parallel` runs, with an equal share of CUDA_VISIBLE_DEVICES, by default all GPUs.
+
+    Raises ConfigError if there are fewer GPUs than runs, each of which would take most of a GPU's memory, unless one of
+    JAX's variables for its memory is set. Without GPUs, or with JAX_PLATFORMS=cpu, runs share the CPU.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(mesh.count_gpus()))))
+    gpus = [gpu for gpu in visible.split(",") if gpu not in ("", "-1") and environment.get("JAX_PLATFORMS") != "cpu"]
     count = len(gpus) // parallel
+    if gpus and not count and not any("XLA_PYTHON_CLIENT" in name for name in environment):
+        raise ConfigError(
+            f"--parallel={parallel}, but {format_count(len(gpus), 'GPU')}, of which each run takes most of the memory. "
+            "Lower it, or set XLA_PYTHON_CLIENT_MEM_FRACTION to share a GPU."
+        )
     if not count:
         return [dict(environment)] * parallel
     shares = (gpus[i * count : (i + 1) * count] for i in range(parallel))

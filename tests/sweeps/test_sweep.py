@@ -184,11 +184,30 @@ def test_refused_array_keeps_finished_runs(fake_sweep_runs, sbatch, tmp_path, ma
     assert [run.finished for run in fake_sweep_runs] == [True, False, False]
 
 
-def test_gpus_are_divided_among_parallel_runs():
-    cases = {"4,5,6,7": ["4,5", "6,7"], "1,2,3": ["1", "2"], "": ["", ""], "5": ["5", "5"]}
-    for visible, shares in cases.items():
-        result = runs.environments({"HOME": "/", "CUDA_VISIBLE_DEVICES": visible}, 2)
-        assert [environment["CUDA_VISIBLE_DEVICES"] for environment in result] == shares
+@pytest.mark.parametrize(
+    ("environment", "installed", "shares"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 8, ["4,5", "6,7"]),
+        ({"CUDA_VISIBLE_DEVICES": "1,2,3"}, 8, ["1", "2"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 8, ["", ""]),
+        ({}, 4, ["0,1", "2,3"]),
+        ({}, 0, [None, None]),
+        ({"JAX_PLATFORMS": "cpu"}, 1, [None, None]),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".4", "CUDA_VISIBLE_DEVICES": "5"}, 8, ["5", "5"]),
+    ],
+)
+def test_gpus_are_divided_among_parallel_runs(monkeypatch, environment, installed, shares):
+    monkeypatch.setattr(runs.mesh, "count_gpus", lambda: installed)
+    result = runs.environments({"HOME": "/", **environment}, 2)
+    assert [one.get("CUDA_VISIBLE_DEVICES") for one in result] == shares
+    assert all(environment.keys() <= one.keys() and one["HOME"] == "/" for one in result)
+
+
+def test_more_parallel_runs_than_gpus_are_refused(monkeypatch):
+    """Each would take 75 % of the memory of the same GPUs."""
+    monkeypatch.setattr(runs.mesh, "count_gpus", lambda: 2)
+    with refuses("--parallel=3", 2, "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        runs.environments({"HOME": "/"}, 3)
 
 
 def test_run_is_stopped_if_its_sweep_is_killed_and_its_process_imports_no_jax(tmp_path):
