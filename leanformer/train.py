@@ -64,7 +64,8 @@ def train(
     timer, stop = Timer(), StopRequest()
     with contextlib.ExitStack() as stack:
         # Devices, data, model, optimizer and training step: no array is allocated, and the workdir is not written.
-        mesh = meshes.make_mesh(**config.mesh)
+        with Watchdog(config.hang_seconds, lambda: timer.activity):
+            mesh = meshes.make_mesh(**config.mesh)
         task, source, held_out = open_run_data(config, workdir)  # its first tokenisation may take hours
         stack.enter_context(Watchdog(config.hang_seconds, lambda: timer.activity))
         setup = train_setup.set_up_training(config, examples=data.size(source), mesh=mesh, task=task)
