@@ -178,8 +178,7 @@ class Command:
     def help_page(self) -> str:
         """Return the help page: docstring of the module, flags, and how to set and to list the keys of a config."""
         lines = [(sys.modules[self.body.__module__].__doc__ or "").rstrip(), "", "Flags:"]
-        for flag in self.flags:
-            lines.append(f"  {flag!s:<24} {flag.explanation}")
+        lines += [f"  {flag!s:<24} {flag.explanation}" for flag in self.flags]
         if any(flag.kind is ConfigDict for flag in self.flags):
             from leanformer.config import key_docs
 
@@ -214,7 +213,7 @@ def run(main: Command) -> NoReturn:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["MPLBACKEND"] = "agg"  # one inherited from a notebook does not exist here
     faulthandler.enable()
-    warnings.formatwarning = _format_warning  # ty: ignore[invalid-assignment] - a function of fewer arguments
+    warnings.formatwarning = lambda message, *_, **__: f"WARNING: {message}\n"  # ty: ignore[invalid-assignment]
     logging.set_verbosity(logging.FATAL)  # Orbax logs every step of a save
     gc.freeze()  # collecting garbage among the imported objects takes 5 % of the tracing time
     try:
@@ -231,10 +230,6 @@ def run(main: Command) -> NoReturn:
         multihost.finish(status, failed=failed)
     gc.freeze()  # so that the exit does not look for garbage among the imported objects
     sys.exit(status)
-
-
-def _format_warning(message: Warning | str, *_: object, **__: object) -> str:
-    return f"WARNING: {message}\n"
 
 
 def keep_freed_memory() -> None:

@@ -158,6 +158,5 @@ class Design:
                 sentences.append(f"{term.axis} did not vary: its effect is unknown.")
             elif term.power == 2 and self.values(term.axis) == 2:
                 sentences.append(f"{term.axis} had two values: an optimum between them cannot be detected.")
-        for group in self.collinear():
-            sentences.append(f"{' and '.join(group)} vary together: their effects cannot be separated.")
-        return sentences
+        apart = "vary together: their effects cannot be separated."
+        return [*sentences, *(f"{' and '.join(group)} {apart}" for group in self.collinear())]

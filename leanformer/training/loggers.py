@@ -218,7 +218,5 @@ def _format_probe(values: Mapping[str, Any]) -> list[str]:
             part = f"κ of {part}"
             if singular := sum(median >= 0.99 / FLOOR for median in medians):
                 part += f" ({beyond_float32(singular, len(measure['median']))})"
-            elif layers := sum(map(bool, measure["singular"])):
-                part += f" (lower bounds: singular matrices in {layers} of {len(medians)} layers)"
         parts.append(part)
     return parts

@@ -117,17 +117,15 @@ class Arrivals:
         dimensions, L 2, or 0.
         """
         places = [Place(f"{stack}.{first + i}") for i in range(len(rows))]
+        layers = [self.watch.add_layer(place.name) for place in places]
 
         def deliver(measured: Mapping[str, Any], rows: Any, heads: Any) -> None:
-            for i, place in enumerate(places):
-                layer = self.watch.add_layer(place.name)
+            for i, (place, layer) in enumerate(zip(places, layers, strict=True)):
                 layer.heads, layer.head_dim = (int(x) or None for x in heads[i])
                 if rows.shape[1] > examples:
                     layer.note(WINDOWS)
                 self._deliver(place, {name: x[i] for name, x in measured.items()}, rows[i], ())
 
-        for place in places:
-            self.watch.add_layer(place.name)
         if _is_traced(measured, rows):
             self._check_uncounted()
             jax.debug.callback(deliver, measured, rows, heads)
