@@ -40,7 +40,8 @@ class Estimate(NamedTuple):
 
     def __format__(self, spec: str) -> str:
         number, space, unit = spec.partition(" ")
-        plain = number.lstrip("+")
+        plain = "z" + number.lstrip("+")  # no negative zero
+        number = "+" * number.startswith("+") + plain
         value, low, high = (round_to(x, 6) for x in self)  # without noise of float32: 2.85, not 2.84999996
         if unit.startswith("±"):
             return f"{value:{plain}} ± {high - value:{plain}}{unit[1:]}"

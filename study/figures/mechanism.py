@@ -55,6 +55,8 @@ CONTRASTS = {
     "rotary_given": verdict.ROTARY_GIVEN,
     "rotary_small": verdict.ROTARY_SMALL,
     "rotary_few": verdict.ROTARY_FEW,
+    "rotary_split": verdict.ROTARY_SPLIT,
+    "rotary_ahead": {name: -weight for name, weight in verdict.ROTARY_MANY.items()},
     "rotary_repair": verdict.ROTARY_REPAIR,
     "rotary_many": verdict.ROTARY_MANY,
     "rotary_queries": verdict.ROTARY_QUERIES,
@@ -76,6 +78,7 @@ SHARES = {
     "rotary_share": (verdict.ROTARY_GIVEN, verdict.ROTARY_GAP),
     "rotary_small_share": (verdict.ROTARY_SMALL, verdict.ROTARY_GAP),
     "rotary_few_share": (verdict.ROTARY_FEW, verdict.ROTARY_GAP),
+    "rotary_split_share": (verdict.ROTARY_SPLIT, verdict.ROTARY_GAP),
     "rotary_repair_share": (verdict.ROTARY_REPAIR, verdict.ROTARY_GAP),
     "rotary_queries_share": (verdict.ROTARY_QUERIES, verdict.ROTARY_REPAIR),
     "long_small_share": (verdict.LONG_SMALL, verdict.LONG_GAP),
@@ -101,6 +104,8 @@ def factor_values() -> Mapping[str, Any]:
     params = {row["arm"]: row["params"] for row in rows}
     sizes = {"more": params["32 wide"] - params["32"], "fewer": params["4"] - params["4 low rank"]}
     delays = {
+        "rotary_late": verdict.delay(rows, "rotary 32", "rotary 4"),
+        "rotary_early": verdict.delay(rows, "rotary 4", "rotary 32 wide"),
         "few_late": verdict.delay(rows, "4 low rank", "4"),
         "many_late": verdict.delay(rows, "32 wide", "4"),
         "later": verdict.delay(rows, "32", "4"),
@@ -201,9 +206,15 @@ PASSAGES = [
                 "{split_share.high:.0f}) |",
                 "queries and keys of 8 | {wide_few_share.value:.1f} ({wide_few_share.low:.1f} to "
                 "{wide_few_share.high:.1f}) |",
-                "small ones alone make {rotary_small_share.value:.0f} % of the gap at",
-                "with rotary positions | {rotary_small_share.value:.0f} ({rotary_small_share.low:.0f} to "
-                "{rotary_small_share.high:.0f}) |",
+                "| rotary positions: small queries and keys alone | {rotary_small_share.value:.0f} "
+                "({rotary_small_share.low:.0f} to {rotary_small_share.high:.0f}) |",
+                "| the same after 4,000 steps | {long_small_share.value:.0f} ({long_small_share.low:.0f} to "
+                "{long_small_share.high:.0f}) |",
+                "| rotary positions: the split of the values | {rotary_split_share.value:z.0f} "
+                "({rotary_split_share.low:.0f} to {rotary_split_share.high:.0f}) |",
+                "of 32 and values of 4 end {rotary_ahead:.3f nats} ahead of 4 heads",
+                "a training loss of {level} nats {rotary_early.value:.0f} steps before those; with queries and keys of "
+                "4, {rotary_late.value:.0f} after.",
                 "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
                 "√256/d at width 256 | {wide_share.value:.0f} ({wide_share.low:.0f} to {wide_share.high:.0f}) |",
                 "a training loss of {level} nats by {few_late.value:.0f} steps, the split alone by "
@@ -233,6 +244,10 @@ PASSAGES = [
                 "five seeds, {steady_share.value:.0f} % | {steady:+.3f} |",
                 "queries and keys of 4 minus 32, {rotary_small_share.value:.0f} % | {rotary_small:+.3f} |",
                 "both with queries and keys of 4, {rotary_few_share.value:.0f} % | {rotary_few:+.3f} |",
+                "the same, both with queries and keys of 32 | {rotary_many:+.3f} |",
+                "mean of the last two, the split, {rotary_split_share.value:z.0f} % | {rotary_split:+.3f} |",
+                "| 32 heads: queries and keys of 4 minus 32, {rotary_repair_share.value:.0f} % | {rotary_repair:+.3f} |",
+                "minus 32: the same after 4,000 steps, {long_small_share.value:.0f} % | {long_small:+.3f} |",
                 "32 heads reach a training loss of {level} nats {later:.0f steps} after 4, {later_given:.0f} given the "
                 "previous token.",
                 "| 32 heads minus 4, both with queries and keys of 4, {few_share.value:.0f} % | {few:+.3f} |",

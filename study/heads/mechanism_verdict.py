@@ -42,6 +42,7 @@ ROTARY_FEW = {"rotary 32": 1.0, "rotary 4 low rank": -1.0}
 ROTARY_SMALL = {"rotary 4 low rank": 1.0, "rotary 4": -1.0}
 ROTARY_REPAIR = {"rotary 32": 1.0, "rotary 32 wide": -1.0}
 ROTARY_MANY = {"rotary 32 wide": 1.0, "rotary 4": -1.0}
+ROTARY_SPLIT = {"rotary 32": 0.5, "rotary 4 low rank": -0.5, "rotary 32 wide": 0.5, "rotary 4": -0.5}
 ROTARY_QUERIES = {"rotary 32 mlp": 1.0, "rotary 32 wide": -1.0}
 LONG_GAP = {"long 128: 32": 1.0, "long 128: 4": -1.0}
 LONG_FEW = {"long 128: 32": 1.0, "long 128: 4 low rank": -1.0}
@@ -330,6 +331,8 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
         arms = [*learned, *(beyond_control(control).keys() - PLANNED)]
         lines += control_rule(losses, f"Teaching is for {claim}", control, limit, arms)
     lines += sum_rule(losses, [*learned, "4 low rank", "32 wide"])
+    if ratio := share(losses, ROTARY_SPLIT, ROTARY_GAP):
+        lines.append(f"Share of the split in the gap with rotary positions, mean of both orders: {ratio:.0f %}")
     lines += ["", f"Share of the split in the delay to {LEVEL} nats, of 32 heads behind 4:"]
     if ratio := share(arrivals(rows), SPLIT, GAP):
         lines.append(f"  {ratio:.0f %}")
