@@ -246,7 +246,8 @@ PASSAGES = [
                 "both with queries and keys of 4, {rotary_few_share.value:.0f} % | {rotary_few:+.3f} |",
                 "the same, both with queries and keys of 32 | {rotary_many:+.3f} |",
                 "mean of the last two, the split, {rotary_split_share.value:z.0f} % | {rotary_split:+.3f} |",
-                "| 32 heads: queries and keys of 4 minus 32, {rotary_repair_share.value:.0f} % | {rotary_repair:+.3f} |",
+                "| 32 heads: queries and keys of 4 minus 32, {rotary_repair_share.value:.0f} % | "
+                "{rotary_repair:+.3f} |",
                 "minus 32: the same after 4,000 steps, {long_small_share.value:.0f} % | {long_small:+.3f} |",
                 "32 heads reach a training loss of {level} nats {later:.0f steps} after 4, {later_given:.0f} given the "
                 "previous token.",
