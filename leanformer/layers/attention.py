@@ -150,8 +150,6 @@ def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None, length
     options: dict[str, Any] = {"key_value_seq_lengths": mask.lengths, "is_causal": mask.causal, "scale": scale}
     if mask.lengths is not None and lengths is not None:
         options |= {"query_seq_lengths": lengths[1]}
-    if mask.window is not None:
-        options["local_window_size"] = (mask.window - 1, 0)  # keys before and after the query's position
     return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options)[:, :tokens]
 
 

@@ -51,8 +51,6 @@ def resolve(
 
 def obstacle(mask: Collection[str], soft_cap: float | None = None, dropout: float | None = None) -> str | None:
     """Return why JAX's cuDNN interface cannot compute an attention, as a text; None if it can."""
-    if "window" in mask and "causal" not in mask:
-        return "a window reaches ahead of its query"
     if unsupported := [reason for part, reason in UNSUPPORTED_PARTS.items() if part in mask]:
         return unsupported[0]
     if soft_cap is not None:

@@ -27,11 +27,6 @@ class Mask:
         segments: int B S, segments of packed rows; a query sees only its own segment. None for unpacked rows.
         offset: int, position of the first query among the keys, if earlier keys come from a cache; None for 0.
         causal: True to hide the keys after the query.
-        window: number of visible keys up to the query, itself included; unless causal, as many after it. None for no
-            window.
-
-    Raises:
-        ConfigError: the window is below 1.
 
     >>> Mask(causal=True, lengths=jnp.array([2])).parts
     ('lengths', 'causal')
@@ -44,11 +39,6 @@ class Mask:
     segments: Any = None
     offset: Any = None
     causal: bool = dataclasses.field(default=False, metadata=STATIC)
-    window: int | None = dataclasses.field(default=None, metadata=STATIC)
-
-    def __post_init__(self):
-        if self.window is not None and self.window < 1:
-            raise ConfigError(f"window={self.window}: no key is visible. Set at least 1.")
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -71,12 +61,9 @@ class Mask:
         if self.segments is not None:
             segment = jax.lax.dynamic_slice_in_dim(self.segments, first, queries, axis=1)
             masks.append((segment[:, :, None] == self.segments[:, None])[:, None])
-        if self.causal or self.window is not None:
+        if self.causal:
             back = (jnp.arange(queries)[:, None] + first - jnp.arange(keys)[None])[None, None]
-            if self.causal:
-                masks.append(back >= 0)
-            if self.window is not None:
-                masks.append((back if self.causal else jnp.abs(back)) < self.window)
+            masks.append(back >= 0)
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
     def hide_last(self, batch: int, keys: int, lengths: Lengths | None = None) -> "Mask":

@@ -18,7 +18,7 @@ B, T, N, H, V = 2, 7, 3, 5, 11
 LENGTHS = np.array([4, 7])
 KEEP = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]], bool)
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [5, 5, 3, 3, 3, 3, 3]])
-PARTS = {"lengths": LENGTHS, "keep": KEEP, "segments": SEGMENTS, "causal": True, "window": 3}
+PARTS = {"lengths": LENGTHS, "keep": KEEP, "segments": SEGMENTS, "causal": True}
 
 
 def make_mask(*names, **options):
@@ -26,7 +26,7 @@ def make_mask(*names, **options):
     return Mask(**{name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in arguments.items()})
 
 
-def visible_pairs(names, queries=T, keys=T, first=0, window=3):
+def visible_pairs(names, queries=T, keys=T, first=0):
     """Return the visible pairs (B T S) by the definition, in loops."""
     result = np.zeros((B, queries, keys), bool)
     for b, t, s in np.ndindex(result.shape):
@@ -37,14 +37,13 @@ def visible_pairs(names, queries=T, keys=T, first=0, window=3):
                 "keep": KEEP[b, s],
                 "segments": SEGMENTS[b, s] == SEGMENTS[b, t + first],
                 "causal": ahead <= 0,
-                "window": abs(ahead) < window,
             }[name]
             for name in names
         )
     return result
 
 
-COMBINATIONS = [names for r in range(1, 6) for names in itertools.combinations(PARTS, r)]
+COMBINATIONS = [names for r in range(1, 5) for names in itertools.combinations(PARTS, r)]
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +66,8 @@ def test_masks_match_the_definition(names, offset_masks):
     assert make_mask(*names).parts == tuple(name for name in masks.PARTS if name in names)
 
 
-def test_empty_mask_is_none_and_empty_window_is_refused():
+def test_empty_mask_is_none():
     assert Mask().attention_mask(T, T) is None and Mask().valid_tokens(T) is None and Mask().parts == ()
-    with refuses("window", 0):
-        Mask(window=0)
 
 
 def reference(q, k, v, g, visible, scale):
@@ -111,7 +108,7 @@ def largest_error(q, k, v, g, visible, **arguments):
     return max(np.abs(a - b).max() for a, b in zip(expected, result, strict=True))
 
 
-SELECTED = [("causal",), ("causal", "window"), ("window",), ("segments", "causal"), ("lengths", "causal"), ("keep",)]
+SELECTED = [("causal",), ("segments", "causal"), ("lengths", "causal"), ("keep",)]
 
 
 GROUPED = [((), 2), ((), 6), (("lengths", "causal"), 6), *((names, 2) for names in SELECTED)]
@@ -119,7 +116,7 @@ GROUPED = [((), 2), ((), 6), (("lengths", "causal"), 6), *((names, 2) for names 
 
 @pytest.mark.parametrize(
     ("backend", "names", "kv"),
-    [*(("xla", *case) for case in GROUPED), ("naive", ("causal", "window"), 2), ("naive", ("keep",), 2)],
+    [*(("xla", *case) for case in GROUPED), ("naive", ("causal",), 2), ("naive", ("keep",), 2)],
 )
 def test_masked_grouped_attention_matches_reference(rng, backend, names, kv):
     """Sums of up to 3 heads x 7 queries x 11 channels of products of about 1: errors are about 10 epsilons, 1e-6."""
@@ -149,8 +146,6 @@ CUDNN_MASKS = [
     ("lengths",),
     ("causal",),
     ("lengths", "causal"),
-    ("causal", "window"),
-    ("lengths", "causal", "window"),
 ]
 
 
@@ -175,7 +170,6 @@ def test_arguments_of_the_fused_kernel(rng, monkeypatch, names, kv, tokens):
     )
     ((implementation, arguments),) = calls
     assert implementation == "cudnn" and arguments["is_causal"] == ("causal" in names)
-    assert arguments.get("local_window_size") == ((2, 0) if "window" in names else None)
 
 
 @pytest.mark.parametrize("names", [n for n in COMBINATIONS if n not in CUDNN_MASKS], ids="+".join)

@@ -55,9 +55,8 @@ def recorded_calls() -> Iterator[set[Call]]:
 
     def record(q: Any, k: Any, v: Any, **options: Any) -> Any:
         if options.get("implementation") == "cudnn":
-            window = options.get("local_window_size")
             hidden = options.get("key_value_seq_lengths") is not None
-            mask = Mask(causal=options["is_causal"], window=window and window[0] + 1, lengths=hidden or None)
+            mask = Mask(causal=options["is_causal"], lengths=hidden or None)
             calls.add(Call(*(x.shape[1:] for x in (q, k, v)), jnp.dtype(q.dtype), mask, options["scale"]))
         return original(q, k, v, **options)
 
