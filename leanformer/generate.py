@@ -43,7 +43,10 @@ def read_prompts(flags: cli.Values) -> dict[str, str]:
     if flags.prompts is None:
         return {"--prompt": flags.prompt}
     lines = Path(flags.prompts).expanduser().read_text(encoding="utf-8-sig").split("\n")
-    return {f"{flags.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    prompts = {f"{flags.prompts}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    if not prompts:
+        raise ConfigError(f"--prompts={flags.prompts}: no line has a prompt.")
+    return prompts
 
 
 @cli.command(

@@ -31,6 +31,7 @@ from leanformer.analysis.shapes import Costs, Shape
 from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import ConfigDict
 from leanformer.config.architectures import listed_per_layer
+from leanformer.config.rules import LENGTHS
 from leanformer.costs.count import format_count
 from leanformer.errors import ConfigError
 from leanformer.sweeps.runs import parse_assignment
@@ -205,8 +206,9 @@ def main(flags: cli.Values) -> None:
         named |= {f"{config.model.name}_{prefix}{i}_{'x'.join(map(str, s))}": s for i, s in enumerate(chosen, 1)}
     print(*map(text.wrap, notes), sep="\n", end="\n" * bool(notes))
     if not fit:
-        print("To rank them, train proxy runs for a few epochs: the same command with --proxies=20")
-        print("--set=total_epochs=EPOCHS --out=DIR, or pass finished runs with --runs.")
+        length = next(key for key in LENGTHS if config.get(key))
+        print("To rank them, train short proxy runs: the same command with --proxies=20")
+        print(f"--set={length}=NUMBER --out=DIR, or pass finished runs with --runs.")
     if out is not None:
         print("Written:", *base.write(out, named, costs, f"--budget={','.join(flags.budget)}, {ranked}."))
 

@@ -40,7 +40,8 @@ class Optim:
     b2: float = 0.999  # decay rate of the second moment (Adam's beta2)
     eps: float = 1e-8  # Adam's epsilon: constant added to the root of the second moment
     clip_norm: float = 0.0  # largest global gradient norm; larger gradients are scaled down; 0 = off
-    ema: float = 0.0  # decay rate of the exponential moving average (EMA) of the weights, for example 0.9999; 0 = off
+    # decay rate of the exponential moving average (EMA) of the weights, at step s at most (1 + s) / (10 + s); 0 = off
+    ema: float = 0.0
     max_skipped: int = 10  # consecutive skipped steps (diverged or not finite) after which training stops
 
 

@@ -116,6 +116,7 @@ def test_output_of_the_generate_command(finished_run, loaded_model, tmp_path, mo
     ("flags", "parts"),
     [
         ([], ("--prompt", "--prompts")),
+        (["--prompts=/dev/null"], ("--prompts=/dev/null", "prompt")),
         (["--prompt=a", "--temperature=-1"], ("--temperature=-1.0",)),
         (["--prompt=a", "--seed=9999999999999999999999"], ("--seed=9999999999999999999999", 2147483647)),
         (["--prompt=a", "--top_p=0"], ("--top_p=0.0",)),
