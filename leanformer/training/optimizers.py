@@ -109,31 +109,6 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
     return _map_named(decays, params)
 
 
-def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:
-    """Return AdamW (Loshchilov & Hutter 2019) without learning rate. `update` can replace `b1`."""
-    return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
-
-
-def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """Return optax.scale_by_adam with `finite` and `b1` per update; bias correction assumes that `b1` was constant."""
-    fixed = b1
-
-    def update(
-        grads: Any, state: optax.ScaleByAdamState, params: Any = None, *, finite: Any = True, b1: Any = fixed
-    ) -> tuple[Any, Any]:
-        def blend(decay: Any, old: Array, new: Array) -> Array:
-            return jnp.where(finite, decay * old + (1 - decay) * new, old)
-
-        mu = jax.tree.map(lambda m, g: blend(b1, m, g), state.mu, grads)
-        nu = jax.tree.map(lambda v, g: blend(b2, v, g * g), state.nu, grads)
-        count = state.count + 1
-        first, second = 1 / (1 - b1**count), 1 / (1 - b2**count)
-        direction = jax.tree.map(lambda m, v: first * m / (jnp.sqrt(second * v) + eps), mu, nu)
-        return direction, optax.ScaleByAdamState(jnp.where(finite, count, state.count), mu, nu)
-
-    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1, b2, eps).init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
-
-
 def matrix(name: str, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the input and the output axes of a matmul's weight, whose other axes enumerate matrices, or None."""
     *_, module, leaf = ("", *name.split("."))
@@ -145,18 +120,22 @@ def matrix(name: str, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]] | No
     return tuple(range(layers, layers + inputs)), tuple(range(layers + inputs, ndim))
 
 
-def _add_guard_and_decay(
+def _make(
     rule: Callable[..., optax.GradientTransformation], *, weight_decay: float, mask: Any, **settings: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of a rule (b1, b2, eps), with the guard `finite` and decoupled weight decay as in AdamW."""
-    inner = rule(**settings)
+    """Return the optimizer of a rule (b1, b2, eps), with decoupled weight decay (Loshchilov & Hutter 2019)."""
+    direction = optax.with_extra_args_support(rule(**settings))
+    return optax.chain(direction, optax.add_decayed_weights(weight_decay, mask))
 
-    def update(grads: Any, state: Any, params: Any = None, *, finite: Any = True, **_: Any) -> tuple[Any, Any]:
-        direction, updated = inner.update(grads, state, params)
-        return direction, jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
 
-    guarded = optax.GradientTransformationExtraArgs(inner.init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
-    return optax.chain(guarded, optax.add_decayed_weights(weight_decay, mask))
+def _adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
+    """Return optax.scale_by_adam whose `update` can replace b1; bias correction assumes that b1 was constant."""
+    fixed = b1
+
+    def update(grads: Any, state: Any, params: Any = None, *, b1: Any = fixed, **_: Any) -> tuple[Any, Any]:
+        return optax.scale_by_adam(b1, b2, eps).update(grads, state, params)
+
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1, b2, eps).init, update)  # ty: ignore[invalid-argument-type] - optax's protocol fixes names of arguments
 
 
 def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
@@ -189,11 +168,13 @@ def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
 
 
 RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adamw": _adam,
     "muon": _muon,
     "sgd": lambda b1, b2, eps: optax.trace(b1),  # heavy-ball momentum, without a second moment
 }
-# Functions (b1, b2, eps, weight_decay, mask) -> optimizer; `mask` is True for the leaves with weight decay.
-OPTIMIZERS = {"adamw": adamw} | {name: functools.partial(_add_guard_and_decay, rule) for name, rule in RULES.items()}
+# Functions (b1, b2, eps, weight_decay, mask) -> optimizer without learning rate, whose `update` takes b1; `mask` is
+# True for the leaves with weight decay.
+OPTIMIZERS = {name: functools.partial(_make, rule) for name, rule in RULES.items()}
 
 
 def is_stacked(name: str) -> bool:

@@ -123,7 +123,7 @@ def make_train_step(
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
         update: Any = optimizer.update  # with extra arguments
-        direction, moments = update(grads, state.moments, state.params, finite=finite, b1=b1)
+        direction, moments = update(grads, state.moments, state.params, b1=b1)
         params = keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params)
         # With a fixed decay, the random initial weights would dominate the EMA for 1 / (1 - decay) steps.
         decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
@@ -140,7 +140,7 @@ def make_train_step(
             step=state.step + 1,
             params=params,
             statistics=keep(statistics, state.statistics),
-            moments=moments,
+            moments=keep(moments, state.moments),
             ema=keep(average, state.ema) if ema else None,
             skipped=state.skipped + ~healthy,
             skipped_in_row=jnp.where(healthy, 0, state.skipped_in_row + 1),

@@ -138,33 +138,22 @@ def test_muon_treats_layers_separately(gradients):
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_decay_is_decoupled_and_skipped_steps_keep_moments(name, gradients):
+def test_decay_is_decoupled(name, gradients):
     params = nest({leaf: jnp.full(shape, 3.0) for leaf, shape in SHAPES.items()})
     mask = nest({leaf: leaf.endswith("kernel") for leaf in SHAPES})
     plain, decayed = (optimizers.OPTIMIZERS[name](**(SETTINGS | {"weight_decay": d, "mask": mask})) for d in (0.0, 0.5))
     state, update, update_plain = plain.init(params), jax.jit(decayed.update), jax.jit(plain.update)
     for step in gradients[:2]:
-        without, _ = update_plain(nest(step), state, params, finite=True, b1=0.9)
-        direction, state = update(nest(step), state, params, finite=True, b1=0.9)
+        without, _ = update_plain(nest(step), state, params, b1=0.9)
+        direction, state = update(nest(step), state, params, b1=0.9)
         for leaf, x in flatten_names(direction).items():
             extra = 1.5 if leaf.endswith("kernel") else 0.0
             np.testing.assert_allclose(x - flatten_names(without)[leaf], extra, atol=1e-5, err_msg=leaf)
-    bad = nest({leaf: np.full(shape, np.nan, np.float32) for leaf, shape in SHAPES.items()})
-    _, after = update(bad, state, params, finite=False, b1=0.9)
-    jax.tree.map(np.testing.assert_array_equal, after, state)
-    _, changed = update(nest(gradients[2]), state, params, finite=True, b1=0.9)
-    assert all(np.any(np.asarray(a) != np.asarray(b)) for a, b in pair_moments(changed, state))
-
-
-def pair_moments(changed, state):
-    """Return pairs of leaves, except Muon's coefficients, which no step changes."""
-    pairs = zip(leaf_names(state), jax.tree.leaves(changed), jax.tree.leaves(state), strict=True)
-    return [(a, b) for name, a, b in pairs if not name.endswith("ns_coeffs")]
 
 
 def test_moments_use_the_beta1_of_the_step():
     w, g = jnp.array([0.3, -2.0]), jnp.array([0.5, 0.25])
-    optimizer = optimizers.adamw(b1=0.5, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
+    optimizer = optimizers.OPTIMIZERS["adamw"](b1=0.5, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
     state = optimizer.init(w)
     mean = np.zeros(2)
     for b1 in (0.9, 0.0, 0.3):
@@ -176,7 +165,7 @@ def test_moments_use_the_beta1_of_the_step():
 
 def test_adamw_matches_numpy(rng):
     p = {"kernel": rng.standard_normal((3, 5)), "bias": rng.standard_normal(5)}
-    rule = optimizers.adamw(b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1, mask=optimizers.decay_mask(p))
+    rule = optimizers.OPTIMIZERS["adamw"](b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1, mask=optimizers.decay_mask(p))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), p)
     state = rule.init(params)
     m = v = jax.tree.map(np.zeros_like, p)
