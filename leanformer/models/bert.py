@@ -62,7 +62,7 @@ class Model(Family):
         self.transform_norm: Any = blocks.make_norm(rngs) if keys.transform else None
         self.head_bias = nnx.Param(jnp.zeros(keys.vocabulary)) if keys.head_bias else None
         self.pooler = blocks.make_linear(width, pooler_dim, rngs) if pooler_dim else None
-        self.head: Any = blocks.make_linear(pooler_dim or width, num_classes, rngs) if num_classes else None
+        self.head: Any = blocks.make_head(pooler_dim or width, num_classes, rngs) if num_classes else None
 
     def __call__(
         self,
@@ -92,8 +92,9 @@ class Model(Family):
             x = x if self.pooler is None else jnp.tanh(self.pooler(x))
             return self.head(dropout(x, self.dropout, last)), taps
         kernel, bias = self.unembedding()
-        logits = jnp.einsum("btd,dv->btv", self.decoded(x), kernel.astype(x.dtype))
-        return logits if bias is None else logits + bias.astype(x.dtype)[None, None], taps
+        x, wide = self.decoded(x), jnp.promote_types(x.dtype, jnp.float32)
+        logits = jnp.einsum("btd,dv->btv", x, kernel.astype(x.dtype), preferred_element_type=wide)
+        return logits if bias is None else logits + bias[None, None], taps
 
     def hidden(
         self,

@@ -48,7 +48,7 @@ class Model(Family):
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
         if not keys.tied:
-            self.head = blocks.make_linear(width, keys.vocabulary, rngs, use_bias=keys.head_bias)
+            self.head = blocks.make_head(width, keys.vocabulary, rngs, use_bias=keys.head_bias)
 
     def __call__(
         self,
@@ -106,5 +106,6 @@ class Model(Family):
 
     def _logits(self, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         kernel, bias = self.unembedding()
-        logits = jnp.einsum("btd,dv->btv", x, kernel.astype(x.dtype))
-        return apply_soft_cap(logits if bias is None else logits + bias.astype(x.dtype)[None, None], self.head_cap)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        logits = jnp.einsum("btd,dv->btv", x, kernel.astype(x.dtype), preferred_element_type=wide)
+        return apply_soft_cap(logits if bias is None else logits + bias[None, None], self.head_cap)

@@ -57,6 +57,13 @@ def tokens(rng):
     return rng.integers(13, size=(3, 11))
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "paper", "bert"])
+def test_logits_are_not_rounded_to_bfloat16(kind, tokens):
+    """Rounded, several tokens would have the largest logit."""
+    logits = run(build(kind, dtype=jnp.bfloat16), tokens)
+    assert logits.dtype == np.float32 and np.mean(logits == logits.astype(jnp.bfloat16)) < 0.1
+
+
 @pytest.mark.parametrize("kind", [*GPTS, *BERTS])
 def test_every_token_sees_those_before_it_and_in_bert_all(kind, rng, tokens):
     rows = np.repeat(tokens[:1], 12, axis=0)
