@@ -118,13 +118,9 @@ class BlockConfig:
         return norms.make(self.norm, self.width, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
 
     def make_linear(self, inputs: int, outputs: int, rngs: nnx.Rngs, **options: Any) -> nnx.Linear:
-        """Return a new linear layer outside the blocks, initialised like the matrices of the blocks."""
+        """Return a new linear layer outside the blocks, such as a head, initialised like the matrices of the blocks."""
         common: dict[str, Any] = {"kernel_init": self.kernel_init, "dot_general": times_weights, "dtype": self.dtype}
         return nnx.Linear(inputs, outputs, **common | options, rngs=rngs)
-
-    def make_head(self, inputs: int, outputs: int, rngs: nnx.Rngs, **options: Any) -> nnx.Linear:
-        """Return a new linear layer to a model's outputs, in float32: bfloat16 makes the largest logits equal."""
-        return self.make_linear(inputs, outputs, rngs, dtype=jnp.promote_types(self.dtype, jnp.float32), **options)
 
 
 class Block(nnx.Module):

@@ -62,7 +62,7 @@ class Model(Family):
         self.transform_norm: Any = blocks.make_norm(rngs) if keys.transform else None
         self.head_bias = nnx.Param(jnp.zeros(keys.vocabulary)) if keys.head_bias else None
         self.pooler = blocks.make_linear(width, pooler_dim, rngs) if pooler_dim else None
-        self.head: Any = blocks.make_head(pooler_dim or width, num_classes, rngs) if num_classes else None
+        self.head: Any = blocks.make_linear(pooler_dim or width, num_classes, rngs) if num_classes else None
 
     def __call__(
         self,

@@ -215,7 +215,7 @@ class Model(Family):
             stack = Stack.from_config(stage, make_unit, drop_path=rates[i].tolist(), rngs=rngs)
             setattr(self, f"stage{i + 1}", stack)
         self.norm = blocks[-1].make_norm(rngs)
-        self.head = blocks[-1].make_head(widths[-1], keys.num_classes, rngs)
+        self.head = blocks[-1].make_linear(widths[-1], keys.num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         units = {f"stage{i}": getattr(self, f"stage{i}").layers for i in range(1, self.stages + 1)}

@@ -59,7 +59,7 @@ class Model(Family):
         if not blocks.post_norm:
             self.norm = blocks.make_norm(rngs)
         if keys.outputs is not None:
-            self.read_out = blocks.make_head(width, keys.outputs, rngs)
+            self.read_out = blocks.make_linear(width, keys.outputs, rngs)
 
     def __call__(
         self, vectors: Float[Array, "b t di"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

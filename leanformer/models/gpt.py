@@ -48,7 +48,7 @@ class Model(Family):
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
         if not keys.tied:
-            self.head = blocks.make_head(width, keys.vocabulary, rngs, use_bias=keys.head_bias)
+            self.head = blocks.make_linear(width, keys.vocabulary, rngs, use_bias=keys.head_bias)
 
     def __call__(
         self,

@@ -60,7 +60,7 @@ class Model(Family):
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
         self.hidden = blocks.make_linear(width if keys.towers == 1 else 4 * width, mlp_dim, rngs)
-        self.head = blocks.make_head(mlp_dim, keys.num_classes, rngs)
+        self.head = blocks.make_linear(mlp_dim, keys.num_classes, rngs)
 
     def __call__(
         self,

@@ -154,7 +154,7 @@ class Model(Family):
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, patches + 1, width)))
         self.blocks = Stack.from_config(blocks, block, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
-        self.head = blocks.make_head(width, keys.num_classes, rngs)
+        self.head = blocks.make_linear(width, keys.num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         """Return the stacked blocks "blocks.inner" of the pixels and "blocks.outer" of the patches."""

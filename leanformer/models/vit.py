@@ -43,10 +43,10 @@ class Model(Family):
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
         self.blocks = Stack.from_config(blocks, rngs=rngs)
         self.norm = blocks.make_norm(rngs)
-        self.head = blocks.make_head(width, keys.num_classes, rngs)
+        self.head = blocks.make_linear(width, keys.num_classes, rngs)
         if distilled:
             self.dist_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-            self.head_dist = blocks.make_head(width, keys.num_classes, rngs)
+            self.head_dist = blocks.make_linear(width, keys.num_classes, rngs)
 
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

@@ -198,9 +198,9 @@ class Model(Family):
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
         self.class_blocks = Stack(class_block, keys.class_depth, remat=first.remat, unroll=first.unroll, rngs=rngs)
         self.norm = LayerNorm(last, epsilon=EPSILON, **common)
-        self.head = first.make_head(last, keys.num_classes, rngs)
+        self.head = first.make_linear(last, keys.num_classes, rngs)
         if keys.token_head:
-            self.aux_head = first.make_head(last, keys.num_classes, rngs)
+            self.aux_head = first.make_linear(last, keys.num_classes, rngs)
 
     def stacks(self) -> dict[str, nnx.Module]:
         return {name: getattr(self, name).layers for name in self.stages}

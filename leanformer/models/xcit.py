@@ -216,7 +216,7 @@ class Model(Family):
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.class_blocks = Stack(class_block, keys.class_depth, remat=blocks.remat, unroll=blocks.unroll, rngs=rngs)
         self.norm = LayerNorm(width, **common)
-        self.head = blocks.make_head(width, keys.num_classes, rngs)
+        self.head = blocks.make_linear(width, keys.num_classes, rngs)
 
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
