@@ -59,6 +59,7 @@ CONTRASTS = {
     "rotary_ahead": {name: -weight for name, weight in verdict.ROTARY_MANY.items()},
     "rotary_repair": verdict.ROTARY_REPAIR,
     "rotary_many": verdict.ROTARY_MANY,
+    "rotary_mlp": {"rotary 32": 1.0, "rotary 32 mlp": -1.0},
     "rotary_queries": verdict.ROTARY_QUERIES,
     "long_small": verdict.LONG_SMALL,
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
@@ -213,6 +214,8 @@ PASSAGES = [
                 "| rotary positions: the split of the values | {rotary_split_share.value:z.0f} "
                 "({rotary_split_share.low:.0f} to {rotary_split_share.high:.0f}) |",
                 "of 32 and values of 4 end {rotary_ahead:.3f nats} ahead of 4 heads",
+                "As many in the MLP instead gain {rotary_mlp:.3f nats}, so {rotary_queries_share.value:.0f} % "
+                "({rotary_queries_share.low:.0f} to {rotary_queries_share.high:.0f}) of this repair is",
                 "a training loss of {level} nats {rotary_early.value:.0f} steps before those; with queries and keys of "
                 "4, {rotary_late.value:.0f} after.",
                 "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
@@ -248,6 +251,7 @@ PASSAGES = [
                 "mean of the last two, the split, {rotary_split_share.value:z.0f} % | {rotary_split:+.3f} |",
                 "| 32 heads: queries and keys of 4 minus 32, {rotary_repair_share.value:.0f} % | "
                 "{rotary_repair:+.3f} |",
+                "a larger MLP, of as many parameters | {rotary_mlp:+.3f} |",
                 "minus 32: the same after 4,000 steps, {long_small_share.value:.0f} % | {long_small:+.3f} |",
                 "32 heads reach a training loss of {level} nats {later:.0f steps} after 4, {later_given:.0f} given the "
                 "previous token.",
