@@ -215,9 +215,9 @@ PASSAGES = [
                 "({rotary_split_share.low:.0f} to {rotary_split_share.high:.0f}) |",
                 "of 32 and values of 4 end {rotary_ahead:.3f nats} ahead of 4 heads",
                 "As many in the MLP instead gain {rotary_mlp:.3f nats}, so {rotary_queries_share.value:.0f} % "
-                "({rotary_queries_share.low:.0f} to {rotary_queries_share.high:.0f}) of this repair is",
-                "a training loss of {level} nats {rotary_early.value:.0f} steps before those; with queries and keys of "
-                "4, {rotary_late.value:.0f} after.",
+                "({rotary_queries_share.low:.0f} to {rotary_queries_share.high:.0f}) of this repair is not a matter",
+                "They reach a training loss of {level} nats {rotary_early.value:.0f} steps before those; with queries "
+                "and keys of 4, {rotary_late.value:.0f} after.",
                 "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
                 "√256/d at width 256 | {wide_share.value:.0f} ({wide_share.low:.0f} to {wide_share.high:.0f}) |",
                 "a training loss of {level} nats by {few_late.value:.0f} steps, the split alone by "
