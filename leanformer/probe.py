@@ -130,7 +130,7 @@ def main(flags: cli.Values) -> None:
     probing.head_plans(c.model, heads)
     mesh = make_mesh() if workdir else make_mesh(**c.mesh)
     task = tasks.build_task(c)
-    model = model_setup.set_up_model(c, mesh=mesh).exact()
+    model = model_setup.set_up_model(c, mesh=mesh).in_float32()
     c = model.config
     names = flags.measures if flags.measures is not None else [*c.probe.measures, *probing.projections(model)]
     activations, _ = probing.split_names(names)

@@ -5,8 +5,8 @@ python -m leanformer.sweep --config=FILE[:ARGUMENT][,FILE] --over=model.num_head
 
 The runs are the product of the configs, of every --over and of the seeds 0, 1, ... Several keys of one --over move
 together: --over=model.num_heads,model.head_dim=2x32,4x16,8x8 varies heads at the same total width. On this machine
---parallel runs execute at once, with its GPUs, or CUDA_VISIBLE_DEVICES, divided between them; SLURM executes them as
-one job array. DIR/<run> is an ordinary run. Runs of one shape share compiled programs (DIR/compiled).
+--parallel runs execute at once and share its GPUs, or those in CUDA_VISIBLE_DEVICES; SLURM executes them as one job
+array. DIR/<run> is an ordinary run. Runs of one shape share compiled programs (DIR/compiled).
 
 Run the same command again to complete a sweep: finished runs are kept, stopped runs resume from their checkpoints, and
 failed runs are listed with the last lines of their logs. Values and seeds may be added, and total_steps, total_epochs

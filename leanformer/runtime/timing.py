@@ -93,7 +93,7 @@ class Timer:
         return {phase: self._before.get(phase, 0.0) + new.get(phase, 0.0) for phase in [*self._before, *new]}
 
     def lap(self) -> tuple[float, float]:
-        """Return the seconds of training since the last lap, and the part blocked in waiting for a batch; begin one."""
+        """Return the seconds of training since the last lap, and the part spent waiting for data; begin a new lap."""
         now, new = time.monotonic(), {name: s - self._at_lap.get(name, 0.0) for name, s in self._spent.items()}
         seconds = now - self._lapped - sum(new.get(name, 0.0) for name in NOT_TRAINING)
         self._lapped, self._at_lap = now, dict(self._spent)

@@ -220,7 +220,7 @@ class LoadedModel:
         """
         names = (measures,) if isinstance(measures, str) else tuple(measures)
         weights = nnx.state(self.model, nnx.Param), nnx.state(self.model, nnx.BatchStat)
-        exact = model_setup.set_up_model(self.config).exact().merge(weights)
+        exact = model_setup.set_up_model(self.config).in_float32().merge(weights)
         measured = _measure(exact, self.preprocess(examples), names)
         return {name: conditioning.digest(jax.device_get(summary)) for name, summary in measured.items()}
 

@@ -153,9 +153,9 @@ class ModelSetup:
 
     def probe_step(self, objective: Objective, measures: Sequence[str]) -> Callable[[Any, Batch], dict[str, Any]]:
         """Return the probe step (weights, batch) -> measures in float32, to be jitted; see `step.make_probe_step`."""
-        return meshes.with_mesh(self.mesh, steps.make_probe_step(self.exact().graphdef, objective, measures))
+        return meshes.with_mesh(self.mesh, steps.make_probe_step(self.in_float32().graphdef, objective, measures))
 
-    def exact(self) -> "ModelSetup":
+    def in_float32(self) -> "ModelSetup":
         """Return the set-up in float32, to be measured: bfloat16 resolves a condition number of some hundreds."""
         if self.config.dtype == "float32":
             return self
