@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from leanformer import config
-from leanformer.layers import masks, multihead
+from leanformer.layers import masks, multihead, positions
 from study.heads import language, trainer
 
 
@@ -42,6 +42,8 @@ class Arm(NamedTuple):
         logit_scale: factor of q·k; 1 / sqrt(head dimension) if None.
         start_scale: factor of the initial projections to queries and keys.
         rotary: True for rotary instead of learned positions.
+        base: base of the rotary angles.
+        frequencies: number of rotary frequencies of a head; half of its dimension if None; see `rotate_in_groups`.
         width: width, and total width of the heads.
         steps: length of the run and of its schedule.
         head_dim: dimension of a head's queries and keys; width / heads, as of its values, if None.
@@ -58,6 +60,8 @@ class Arm(NamedTuple):
     logit_scale: float | None = None
     start_scale: float = 1.0
     rotary: bool = False
+    base: float = 10_000.0
+    frequencies: int | None = None
     width: int = 128
     steps: int = 1000
     head_dim: int | None = None
@@ -119,6 +123,9 @@ ARMS = {  # in the order in which they are trained
     "rotary 4 low rank": Arm(4, rotary=True, head_dim=4),
     "rotary 32 wide": Arm(32, rotary=True, head_dim=32),
     "rotary 32 mlp": Arm(32, rotary=True, mlp=1412),  # as many parameters more as "rotary 32 wide"
+    "rotary 4 two": Arm(4, rotary=True, frequencies=2),  # as a head of 4 has
+    "rotary 32 base 10": Arm(32, rotary=True, base=10.0),
+    "rotary 4 base 10": Arm(4, rotary=True, base=10.0),
     "rotary 32 given": Arm(32, rotary=True, given=1),
     "rotary 4 given": Arm(4, rotary=True, given=1),
     "256: 32": Arm(32, width=256),
@@ -133,6 +140,7 @@ for width, counts in ((64, (1, 4, 16)), (128, (1, 4, 32))):  # E7
         if count > 1:  # one head has the usual factor
             ARMS[f"long {width}: {count} fast"] = Arm(count, fast(count, width), rotary=True, width=width, steps=4000)
 ARMS["long 128: 4 low rank"] = Arm(4, rotary=True, steps=4000, head_dim=4)
+ARMS["long 128: 32 wide"] = Arm(32, rotary=True, steps=4000, head_dim=32)
 
 
 def get_config(arm: Arm, lr: float, seed: int, *, tiny: bool = False) -> config.ConfigDict:
@@ -147,7 +155,7 @@ def get_config(arm: Arm, lr: float, seed: int, *, tiny: bool = False) -> config.
     c.model.update(head_dim=arm.head_dim or dim, value_dim=dim)
     c.model.logit_scale = arm.logit_scale
     if arm.rotary:
-        c.model.update(positions="none", rotary=10_000.0)
+        c.model.update(positions="none", rotary=arm.base)
     c.optim.update(lr=lr, warmup_steps=100)
     c.probe.every = 0
     if tiny:
@@ -200,6 +208,12 @@ def give(offset: int, bonus: float, q: Any, k: Any, v: Any, *, mask: Any, scale:
     helped = jnp.arange(q.shape[2]) < q.shape[2] // 2
     added = bonus * jnp.einsum("n,ts->nts", helped, jnp.eye(q.shape[1], k=-offset))[None]
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits + added), v)
+
+
+def rotate_in_groups(rotate: Callable[..., jax.Array], size: int, x: jax.Array, *args: Any, **options: Any) -> Any:
+    """Rotate each group of `size` channels of x (B T N H) as a head of that dimension."""
+    b, t, heads, dim = x.shape
+    return rotate(x.reshape(b, t, heads * dim // size, size), *args, **options).reshape(x.shape)
 
 
 def teach(attend: Callable[..., jax.Array], dims: int, q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
@@ -261,7 +275,10 @@ def intervention(arm: Arm) -> Iterator[Callable[[int, Any], None]]:
             multihead.attend = usual
             jax.clear_caches()  # so that the training step is traced anew
 
-    with mock.patch.object(multihead, "attend", attend):
+    rotate = positions.rotate
+    if arm.frequencies:
+        rotate = functools.partial(rotate_in_groups, rotate, 2 * arm.frequencies)
+    with mock.patch.object(multihead, "attend", attend), mock.patch.object(positions, "rotate", rotate):
         yield end
 
 

@@ -44,9 +44,13 @@ ROTARY_REPAIR = {"rotary 32": 1.0, "rotary 32 wide": -1.0}
 ROTARY_MANY = {"rotary 32 wide": 1.0, "rotary 4": -1.0}
 ROTARY_SPLIT = {"rotary 32": 0.5, "rotary 4 low rank": -0.5, "rotary 32 wide": 0.5, "rotary 4": -0.5}
 ROTARY_QUERIES = {"rotary 32 mlp": 1.0, "rotary 32 wide": -1.0}
+FREQUENCIES = {"rotary 4 two": 1.0, "rotary 4": -1.0}
+BASE = {"rotary 32": 1.0, "rotary 32 base 10": -1.0}
+BASE_GAP = ROTARY_GAP | {"rotary 32 base 10": -1.0, "rotary 4 base 10": 1.0}
 LONG_GAP = {"long 128: 32": 1.0, "long 128: 4": -1.0}
 LONG_FEW = {"long 128: 32": 1.0, "long 128: 4 low rank": -1.0}
 LONG_SMALL = {"long 128: 4 low rank": 1.0, "long 128: 4": -1.0}
+LONG_REPAIR = {"long 128: 32": 1.0, "long 128: 32 wide": -1.0}
 ROTARY_GIVEN = ROTARY_GAP | {"rotary 32 given": -1.0, "rotary 4 given": 1.0}
 GIVEN_FEW = FEW | {"32 given": -1.0, "4 low rank given": 1.0}
 PARTS = (  # rules that something explains a gap: claim, gap, what closes a part of it
@@ -72,6 +76,10 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("It is the queries and keys, not the parameters", ROTARY_REPAIR, ROTARY_QUERIES),
     ("Small queries and keys explain what stays after 4,000 steps, rotary", LONG_GAP, LONG_SMALL),
     ("The split of values explains what stays after 4,000 steps, rotary", LONG_GAP, LONG_FEW),
+    ("Few rotary frequencies explain the lateness", ROTARY_GAP, FREQUENCIES),
+    ("A base of 10 repairs narrow heads with rotary positions", ROTARY_GAP, BASE),
+    ("A base of 10 closes the gap", ROTARY_GAP, BASE_GAP),
+    ("Large queries and keys repair what stays after 4,000 steps, rotary", LONG_GAP, LONG_REPAIR),
     ("It is the previous token's pattern", {"32": 1.0, "32 given": -1.0}, SHAM),
     ("It is the previous token's pattern, weakly", {"32": 1.0, "32 given weakly": -1.0}, WEAK_SHAM),
     ("The weak sham explains the lateness", GAP, WEAK_ITSELF),
@@ -299,7 +307,7 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     planned = [name for name in losses if name in PLANNED]
     rotary, wide = ([name for name in planned if name.startswith(start)] for start in ("rotary", "256"))
     learned = [name for name in planned if name not in (*rotary, *wide)]
-    long = [name for name in losses if name.startswith("long 128") and not name.endswith("low rank")]
+    long = [name for name in losses if name.startswith("long 128") and not name.endswith(("low rank", "wide"))]
     kinds = {"256: 32": wide, "rotary 32": rotary, "long 128: 32": long}
     lines = [f"Five rules, not corrected. Nats per token of the scored chapters. {len(rows)} rows.", ""]
     lines += factor_rule(losses, "", "1", learned)

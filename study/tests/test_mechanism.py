@@ -13,6 +13,7 @@ from scipy import stats
 from leanformer.analysis import comparison, runs
 from leanformer.data.images.sources import Idx
 from leanformer.layers.masks import Mask
+from leanformer.layers.positions import rotate
 from leanformer.training import train_setup
 from study.heads import growth, language, mechanism, mechanism_verdict, trainer, vision_length
 
@@ -249,3 +250,12 @@ def test_half_of_the_heads_are_given_the_previous_token(rng):
     others = (np.cumsum(helped, 1)[:, 1:] - helped[:, :-1]) / count
     np.testing.assert_allclose(out[:, 1:, :2], weights * helped[:, :-1] + (1 - weights) * others, atol=1e-5)
     np.testing.assert_allclose(out[..., 2:, :], usual[..., 2:, :], atol=1e-5)
+
+
+def test_a_wide_head_is_rotated_by_the_frequencies_of_a_narrow_one(rng):
+    """Each group of 4 channels is turned like a head of 4; a rotation by the usual frequencies differs."""
+    x, positions = jnp.asarray(rng.normal(size=(2, 7, 3, 12)), jnp.float32), jnp.arange(7)[None]
+    turned = mechanism.rotate_in_groups(rotate, 4, x, positions, base=10.0)
+    for i in range(0, 12, 4):
+        np.testing.assert_allclose(turned[..., i : i + 4], rotate(x[..., i : i + 4], positions, base=10.0), atol=1e-6)
+    assert jnp.abs(turned - rotate(x, positions, base=10.0)).max() > 0.1
