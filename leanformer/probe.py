@@ -10,8 +10,7 @@ python -m leanformer.probe --weights=FILE.safetensors|FOLDER [--num_heads=N] [--
                                              fixed num_heads x head_dim
 
 Prints tables, and writes them with shapes, theory and versions to DIR/probe.json, with plots in the same folder. The
-examples are the first of the evaluation split. A run is probed
-without its average of weights (EMA), which `convert` exports. Activations have the config's dtype.
+examples are the first of the evaluation split. Models run in float32, without the average of weights (EMA).
 """
 
 from collections.abc import Iterator, Sequence

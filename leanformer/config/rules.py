@@ -82,6 +82,12 @@ def _check_optim(c: Any) -> None:
         o.b1_peak is None or o.name == "adamw",
         f'optim.b1_peak={o.b1_peak}: not supported by optim.name="{o.name}", only by adamw. Leave it unset.',
     )
+    for unit in ("steps", "epochs"):  # here, so that a sweep starts no run; in other units the trainer compares them
+        warmup, total = o[f"warmup_{unit}"], c[f"total_{unit}"]
+        require(
+            not total or warmup < total,
+            f"optim.warmup_{unit}={warmup} is not below total_{unit}={total}. Shorten the warm-up or lengthen the run.",
+        )
     warmups = [f"optim.{name}={o[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share") if o[name]]
     require(len(warmups) < 2, f"{' and '.join(warmups)} are alternatives. Keep one of them, and set the others to 0.")
 

@@ -30,6 +30,7 @@ from leanformer.training.run_files import to_json
 
 
 ROWS = 20  # most rows of a table; compare.json has all
+SHOWN = 6  # most keys that a sentence names
 METHODS = (
     "Confidence intervals are Student's, over the runs of a configuration. Differences are the first configuration "
     "minus the second: paired by seed and by other differing keys, of independent runs (Welch), or with one variance "
@@ -215,8 +216,15 @@ def describe_runs(result: Comparison) -> str:
         scored += f": one is {100 / min(examples):.2g} points"
     return (
         f"{format_count(len(runs), 'run')} of {format_count(len(result.configurations), 'configuration')} of {models} "
-        f"on {keys.get('data.name')}, {keys.get('data.eval_split')}, {length} steps each.{scored}."
+        f"on {keys.get('data.name')}, {keys.get('data.eval_split')}, {length} steps each.{scored}.{_differing(result)}"
     )
+
+
+def _differing(result: Comparison) -> str:
+    """Name the keys by which configurations differ, since they may be named after folders."""
+    names = list(result.configurations[0].keys)
+    more = f" and {len(names) - SHOWN} more, see compare.json" if len(names) > SHOWN else ""
+    return f" They differ in {', '.join(names[:SHOWN])}{more}." if names else ""
 
 
 def _describe_margin(result: Comparison) -> str:

@@ -1,8 +1,7 @@
 """Optimizers by name, and the schedules of their rates.
 
-All optimizers have decoupled weight decay, and a step that is not finite leaves the moments unchanged. `update` takes
-gradients, moments and parameters, and in addition `finite` (False to leave the moments unchanged) and `b1` of this
-step, which only AdamW uses. The step multiplies the result by -learning rate.
+All have decoupled weight decay. `update` also takes this step's `b1`, which only AdamW uses; the training step
+multiplies the result by -learning rate.
 """
 
 import dataclasses
@@ -80,7 +79,8 @@ def make_schedule(config: ConfigDict, *, examples: int | None, total: int) -> Sc
     if optim.warmup_share:
         warmup = round(optim.warmup_share * total)
     if warmup and warmup >= total:
-        keys = ", ".join(f"optim.{name}={optim[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share"))
+        names = ("warmup_epochs", "warmup_steps", "warmup_share")
+        keys = ", ".join(f"optim.{name}={optim[name]}" for name in names if optim[name])
         raise ConfigError(
             f"{keys}: the warm-up has {warmup} steps, but the whole run only {total}. Shorten the warm-up or lengthen "
             "the run."

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from leanformer.conditioning import ACTIVATIONS
 from leanformer.conditioning.spectrum import FLOOR, QUANTILES, beyond_float32
 from leanformer.errors import ConfigError
 from leanformer.text import wrap
@@ -16,27 +17,23 @@ Rows = Sequence[Mapping[str, Any]]  # as from `Results.rows`
 WORST = 3  # layers that the verdict names
 # Share of the head dimension that heads use in two trained models and in fresh ones of their shapes (docs/results.md).
 USUAL = (
-    "Trained encoders in docs/results.md: 32 % (MiniLM, 32 dimensions), 15 % (ViT-S/14, 64); fresh ones: 5 and 2 %. "
+    "Two trained encoders: 32 % (MiniLM, 32 dimensions), 15 % (ViT-S/14, 64); fresh ones: 5 and 2 %. "
     "Decoders differ: compare such a model with its own initial weights (reference=)."
 )
 HEAD = (
     *("layer", "heads x dim", "measure", "matrix", "median [10 %, 90 %]", "Gaussian", "reference"),
     *("stable", "effective", "n"),
 )
-LEGEND = (
-    "Median [10 %, 90 %] of the condition number over examples (and heads: head_output), or of the entropy and the\n"
-    "largest logit. ≥: a lower bound. Gaussian: median for a Gaussian matrix of this shape. stable, effective: median\n"
-    "ranks. n: examples."
-)
+LEGEND = "≥: a lower bound. Gaussian: median for a Gaussian matrix of this shape. stable, effective: median ranks."
 
 
 class Verdict(dict[str, Any]):
     """Findings on a watched model: a dictionary ready for JSON, which prints as its sentences.
 
     Keys: sentences; measure (by which the layers are judged); layers (how many); calls (most of a layer); worst
-    (layer, condition_number, at_least, times_gaussian); median_times_gaussian; singular (number of layers); change
-    (layers that are higher, lower, and the most changed) if there is a reference; heads (median, lowest and highest
-    share of the head dimension that is used).
+    (layer, condition_number, at_least, times_gaussian); median_times_gaussian, median_at_least; singular (number of
+    layers); change (layers that are higher, lower, and the most changed) if there is a reference; heads (median, lowest
+    and highest share of the head dimension that is used).
     """
 
     def __str__(self) -> str:
@@ -53,6 +50,11 @@ class Results:
         unmatched: {name: reason} for what is not measured.
         reference: rows or other results to compare with; None for nothing.
     """
+
+    legend = (
+        "Median [10 %, 90 %] of the condition number over examples (and heads: head_output), or of the entropy and the"
+        f"\nlargest logit. n: examples.\n{LEGEND}"
+    )
 
     def __init__(self, reference: Any = None):
         self.layers: dict[str, Layer] = {}
@@ -98,7 +100,7 @@ class Results:
 
     def table(self) -> str:
         """Return the `rows` of all heads together as a table of text, with statuses and what was not matched."""
-        return format_table(self.rows, self.unmatched)
+        return format_table(self.rows, self.unmatched, self.legend)
 
     def __str__(self) -> str:
         return f"{self.verdict()}\n\n{self.table()}"
@@ -158,6 +160,9 @@ def _judge_by_gaussian(result: Verdict, rows: Rows) -> None:
         for x, row in sorted(zip(times, rows, strict=True), key=lambda pair: -pair[0])[:WORST]
     ]
     result["median_times_gaussian"] = float(np.median(times))
+    bounds = [x for x, row in zip(times, rows, strict=True) if "median" in row["bounds"]]
+    # As in `measures.Tally.describe`: exact if every lower bound lies above the values that it is interpolated from.
+    result["median_at_least"] = bool(np.quantile(times, 0.5, method="higher") >= min(bounds, default=np.inf))
     result["singular"] = sum(row["median"] >= 0.99 / FLOOR for row in rows)
     apart = [
         f"{x['layer']}, {'≥' * x['at_least']}{x['condition_number']:.3g} ({x['times_gaussian']:,.3g} times)"
@@ -165,9 +170,11 @@ def _judge_by_gaussian(result: Verdict, rows: Rows) -> None:
         if x["times_gaussian"] > 2 * result["median_times_gaussian"]
     ]
     what = f"κ of {result['measure']}" if result["measure"] else "κ"
+    least = "at least " * result["median_at_least"]
     result["sentences"].append(
-        f"{what} is {result['median_times_gaussian']:,.3g} times that of a Gaussian matrix of the same shape (median "
-        f"of {len(rows)}), {'highest in ' * bool(apart)}{'; '.join(apart) or 'in none more than twice as much'}."
+        f"{what} is {least}{result['median_times_gaussian']:,.3g} times that of a Gaussian matrix of the same shape "
+        f"(median of {len(rows)}), "
+        f"{'highest in ' * bool(apart)}{'; '.join(apart) or 'in none more than twice as much'}."
     )
     if result["singular"]:
         result["sentences"].append(f"κ is {beyond_float32(result['singular'], len(rows))}.")
@@ -206,7 +213,7 @@ def _judge_heads(result: Verdict, rows: Rows) -> None:
     ]
 
 
-def format_table(rows: Rows, unmatched: Mapping[str, str]) -> str:
+def format_table(rows: Rows, unmatched: Mapping[str, str], legend: str) -> str:
     """One line per row of all heads together, then statuses, and what was not matched."""
     lines: list[tuple[str, ...]] = [HEAD]
     statuses: dict[str, dict[str, list[str]]] = {}  # sentence: measure: layers
@@ -219,7 +226,7 @@ def format_table(rows: Rows, unmatched: Mapping[str, str]) -> str:
         lines = [(*line[:6], *line[7:]) for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text += ["", LEGEND] if len(lines) > 1 else []
+    text += ["", legend] if len(lines) > 1 else []
     text += [f"{_format_places(places)}: {sentence}" for sentence, places in statuses.items()]
     text += [f"Not matched: {name}: {reason}" for name, reason in unmatched.items()]
     return "\n".join(text)
@@ -236,7 +243,7 @@ def _format_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         shape = f"{fewest if fewest == most else f'{fewest}-{most}'} x {row['shape'][1]}"
     return (
         row["layer"],
-        f"{row['heads'] or '?'} x {row['head_dim'] or '?'}",
+        f"{row['heads'] or '?'} x {row['head_dim'] or '?'}" if row["measure"] in ACTIVATIONS or row["heads"] else "-",
         row["measure"],
         shape,
         middle if low == middle == high else f"{middle} [{low}, {high}]",

@@ -19,7 +19,7 @@ from leanformer.conditioning.measures import Measure, apply, look_up
 from leanformer.errors import ConfigError
 from leanformer.stored import StoredTensor, open_lazily
 from leanformer.watching.measures import Layer, pack
-from leanformer.watching.results import Results, draw_checkpoints
+from leanformer.watching.results import LEGEND, Results, draw_checkpoints
 
 
 ROLES = {  # last part of a name: role
@@ -52,6 +52,8 @@ class WeightsWatch(Results):
         unmatched: {name: reason} for tensors that are not measured.
         files: {path: `WeightsWatch`} of each of several files, in order; empty for a single one.
     """
+
+    legend = "Condition number of the matrix, or median [10 %, 90 %] over its heads.\n" + LEGEND
 
     def __init__(self, layers: Mapping[str, Layer], unmatched: Mapping[str, str], reference: Any = None):
         super().__init__(reference)

@@ -74,3 +74,11 @@ def test_verdict_names_layers_and_its_references():
     assert json.loads(json.dumps(verdict))["layers"] == 4
     assert mentions(str(verdict), "c, 1.7e+06", "20 to 200", "50%", "25%", "float32")
     assert len(str(judged("a", [4.0])).split(". ")) == 1 and judge([])["sentences"]
+
+
+@pytest.mark.parametrize(("bound", "at_least"), [(4.0, False), (3.0, True), (2.0, True)])
+def test_median_over_layers_is_a_bound_if_bounds_are_not_above_it(bound, at_least):
+    shape = {"measure": "tokens", "head": None, "calls": 1, "gaussian": {"median": 1.0}, "layer": "a"}
+    rows = [shape | {"median": x, "bounds": ["median"] * (x == bound)} for x in (1.0, 2.0, 3.0, 4.0)]
+    verdict = judge(rows)
+    assert verdict["median_at_least"] == at_least and ("at least 2.5" in verdict["sentences"][0]) == at_least
