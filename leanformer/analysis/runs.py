@@ -21,6 +21,7 @@ IGNORED_KEYS = (SEED, "data.dir")  # like keys that change no result, these do n
 MUST_MATCH_KEYS = (
     *("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "data.separator", "mask_share"),
     *("data.points", "data.dim", "data.num_items", "data.bias", "data.examples"),
+    *("data.recipe.contour", "data.recipe.seed"),  # Pathfinder's images, and its splits
 )
 CORRELATIONS = ("matthews", "pearson", "spearman")  # scores from -1 to 1
 BY_TOKENS = ("language", "masked")  # tasks whose metrics are means over tokens, except bits/byte

@@ -7,7 +7,7 @@ from leanformer.config.declare import Literal, Size, dataclass
 
 @dataclass(frozen=True)
 class InterventionKeys:
-    """Options of attention that change its conditioning; no effect if unset."""
+    """Options of attention that change its conditioning, in TNT and VOLO only between patches; no effect if unset."""
 
     spectral: float | None = None  # λ of the constant λI added to the query, key and value matrices; 0 if unset
     # initialisation of the query, key and value matrices; "spectral" adds U·σ₁·Vᵀ to the default one

@@ -85,7 +85,7 @@ class InitFrom:
     # source of initial weights: a safetensors file, an index of several, a folder with either, or a run's folder
     path: str | None = None
     layout: Literal["own", "timm", "huggingface"] = "own"  # layout of the weights in init_from.path
-    new_head: bool = False  # True: a classifier with another number of classes is initialised randomly
+    new_head: bool = False  # True: the classifier is initialised randomly
     resize_positions: bool = False  # True: learned positions of another grid are resized
 
 

@@ -18,6 +18,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.config.architectures import DavitKeys
+from leanformer.config.attention import InterventionKeys
+from leanformer.config.declare import types_of
 from leanformer.layers.blocks import Block, BlockConfig, drop_path
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.layers.masks import EVAL_CONTEXT, Context, Tap
@@ -29,6 +31,7 @@ from leanformer.layers.stack import Stack
 
 
 EPSILON = 1e-5  # of every LayerNorm
+INTERVENTIONS = types_of(InterventionKeys)
 
 
 def _tokens(x: Float[Array, "b height width d"]) -> Float[Array, "b t d"]:
@@ -182,8 +185,8 @@ class Model(Family):
 
     Both blocks of a unit share num_heads and mlp_dim. Stacks of taps and of weight measures: "stage1.spatial",
     "stage1.channel", "stage2.spatial", ... Measures of attention matrices exist only for spatial blocks, one per
-    window: their leading axis is B·windows. `qkv_bias` also applies to channel attention. Stochastic depth rises
-    linearly from 0 over the units of all stages.
+    window: their leading axis is B·windows. `qkv_bias` and interventions also apply to channel attention. Stochastic
+    depth rises linearly from 0 over the units of all stages.
     """
 
     keys = DavitKeys
@@ -199,7 +202,8 @@ class Model(Family):
             config = stage.attention
             windows = dataclasses.replace(config, options={**config.options, "window_size": keys.window_size})
             between_tokens = windows.make(stage.width, kernel_init=stage.kernel_init, dtype=dtype, rngs=rngs)
-            options: dict[str, Any] = {"qkv_bias": config.qkv_bias, "backend": config.backend}
+            options = {name: x for name, x in config.options.items() if name in INTERVENTIONS}
+            options |= {"qkv_bias": config.qkv_bias, "backend": config.backend}
             sizes = (stage.width, config.num_heads, channel_head_dim)
             between_channels = ChannelAttention(*sizes, **options, dtype=dtype, rngs=rngs)
             return Unit(*(MapBlock(attention, stage, rngs=rngs) for attention in (between_tokens, between_channels)))

@@ -35,9 +35,7 @@ def native_layout(like: Any) -> list[Entry]:
 class Allowed:
     """Permitted differences between a file of weights and a model; none by default."""
 
-    # A classifier of another size, or missing in the file, keeps its initial values, and one that only the file has is
-    # ignored.
-    new_head: bool = False
+    new_head: bool = False  # classifiers keep their initial values, whatever the file has
     resize_positions: bool = False  # learned positions of another grid are resized as in timm
     grid: tuple[int, int] | None = None  # rows and columns of the model's patches; None for a square
     heads: tuple[str, ...] = ("head",)  # first parts of the names of classifiers' parameters
@@ -69,11 +67,11 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
         names = entry.names()
         missing = [name for name in names if name not in tensors]
         ours = ", ".join(entry.ours)
-        if missing and entry.ours and not (allowed.new_head and _is_head(entry, allowed)):
+        if not entry.ours or (allowed.new_head and _is_head(entry, allowed)):
+            continue
+        if missing:
             where = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
             wrong.append(f"{where}: missing in the file (for {ours}){_hint(entry, allowed)}")
-        elif missing or not entry.ours:
-            continue
         elif integers := [name for name in names if not np.issubdtype(tensors[name].dtype, np.floating)]:
             found = f"{integers[0]}: {tensors[integers[0]].dtype} in the file"
             wrong.append(f"{found}, but {ours} has floating-point numbers")
@@ -133,8 +131,6 @@ def _load_entry(
     for name, shape, pieces in zip(entry.ours, shapes, parts, strict=True):
         layers = [_to_our_format(entry, x, shape) for x in pieces]
         if misfits := [i for i, x in enumerate(layers) if x.shape != shape or allowed.is_other_grid(name, x)]:
-            if allowed.new_head and _is_head(entry, allowed):
-                continue
             if not (allowed.resize_positions and name.endswith(POSITIONS)):
                 first = misfits[0]
                 where = entry.theirs if len(misfits) == len(theirs) else entry.names()[first]

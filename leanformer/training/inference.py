@@ -67,7 +67,7 @@ def restore_weights(
     if best or step not in (None, exported["step"]):
         flag = "--best" if best else f"--step={step}"
         raise CheckpointError(f"{flag}: {workdir} has the weights of step {exported['step']} alone. Remove {flag}.")
-    weights = model.read_weights(str(workdir), "own")
+    weights = model.read_weights(str(workdir), "own", finished=True)
     return RestoredWeights(exported["step"], weights, weights if exported["averaged"] else None)
 
 

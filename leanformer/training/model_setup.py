@@ -69,13 +69,22 @@ class ModelSetup:
             return self.random_weights(c.seed)
         return self.read_weights(c.init_from.path, c.init_from.layout)
 
-    def read_weights(self, path: str, layout: str) -> Any:
+    def read_weights(self, path: str, layout: str, *, finished: bool = False) -> Any:
         """Return weights of this model from a file or folder of weights, or from a run, as `read_weights` below.
 
-        Raises WeightsError if they, or the config.json beside published ones, do not fit the model.
+        `finished` weights were trained by this config, so what `init_from` permits does not apply. Raises WeightsError
+        if the weights, or the config.json beside published ones, do not fit the model.
         """
-        grid = self._compare_settings(path, layout)
-        return self.map_weights(read_weights(path, layout), layout, grid)
+        from leanformer import pretrained
+        from leanformer.pretrained import layouts
+
+        c, source_grid = self.config, self._compare_settings(path, layout)
+        heads = models.find_class(c.model.name).classifiers
+        permits = (False, False) if finished else (c.init_from.new_head, c.init_from.resize_positions)
+        allowed = pretrained.Allowed(*permits, _find_grid(c.model), heads, source_grid)
+        tensors = layouts.huggingface.rename_nanochat(read_weights(path, layout), c.model.to_dict())
+        weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
+        return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
     def _compare_settings(self, path: str, layout: str) -> tuple[int, int] | None:
         """Compare the config with the files beside weights, and return the grid of patches they are for, if known."""
@@ -116,19 +125,6 @@ class ModelSetup:
             run_files.check_tokenizer(folder, tokenizer)
             if not self.config.init_from.new_head:
                 run_files.check_classes(folder, classes)
-
-    def map_weights(self, tensors: Mapping[str, Any], layout: str, source_grid: tuple[int, int] | None = None) -> Any:
-        """Return weights of this model from tensors by name; `source_grid` has their rows and columns of patches."""
-        from leanformer import pretrained
-        from leanformer.pretrained import layouts
-
-        c = self.config
-        heads = models.find_class(c.model.name).classifiers
-        start, grid = c.init_from, _find_grid(c.model)
-        allowed = pretrained.Allowed(start.new_head, start.resize_positions, grid, heads, source_grid)
-        tensors = layouts.huggingface.rename_nanochat(tensors, c.model.to_dict())
-        weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
-        return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
     def layout(self, name: str) -> list[Any]:
         """Return the map between a layout, one of `layouts.LAYOUTS`, and the parameters of this model."""

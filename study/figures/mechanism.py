@@ -200,8 +200,8 @@ PASSAGES = [
                 "| rotary positions | {rotary_gap:.3f} | |",
                 _share("rotary positions, given the previous token", "rotary_given", "rotary"),
                 _share("the same at a rate chosen over five seeds", "steady"),
-                "Both models gain by the stronger pattern, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay to a "
-                "training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and "
+                "Both models gain by the stronger pattern, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay "
+                "to a training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and "
                 "keys then cost nothing, {low_given:.3f nats}.",
                 "the rest is of small queries and keys | {split_share.value:.0f} ({split_share.low:.0f} to "
                 "{split_share.high:.0f}) |",

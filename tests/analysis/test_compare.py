@@ -1,6 +1,7 @@
 """Compare command: groups, pairs, trends, Pareto fronts and the page, and refusal of runs that cannot be compared."""
 
 import dataclasses
+import functools
 import json
 import re
 
@@ -166,6 +167,7 @@ def test_lower_is_better_for_error_scores(tmp_path):
         ("language", "data.tokenizer", "bits_per_byte:lower", None),
         ("language", "model.max_length", "bits_per_byte:lower", ["model.max_length", "first", "second"]),
         ("points", "data.dim", "loss", ["data.dim", "first", "second"]),
+        ("sequences", "data.recipe.contour", None, ["data.recipe.contour", "first", "second"]),
         ("images", "loss", "loss", ["loss", "first", "second"]),
         ("images", "loss", None, None),
     ],
@@ -180,8 +182,8 @@ def test_incomparable_metrics_are_refused(task, key, metric, parts, tmp_path):
         content["config"]["task"] = task
         content["config"]["data"]["tokenizer"] = "bpe:9"
         content["config"]["eval"]["examples"] = 9 * (key == "model.max_length")
-        section, _, name = key.rpartition(".")
-        (content["config"][section] if section else content["config"])[name] = value
+        *sections, name = key.split(".")
+        functools.reduce(lambda part, section: part.setdefault(section, {}), sections, content["config"])[name] = value
         (workdir / "config.json").write_text(json.dumps(content))
     if parts is None:
         assert len(runs.read([str(tmp_path)], metric).runs) == 2

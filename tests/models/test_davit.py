@@ -49,3 +49,9 @@ def test_windows_attend_only_within_themselves(rng):
     q, k, v = (arrays[name].reshape(BATCH, 6, 4, 3, -1)[:, 3] for name in "qkv")
     result = arrays["out"].reshape(BATCH, 5, 3, 3, 11)[:, 2:4, 2]
     np.testing.assert_allclose(result, attend(q, k, v)[:, ::2], rtol=0, atol=1e-5 * np.abs(result).max())
+
+
+def test_interventions_act_on_both_kinds_of_attention():
+    model = build_abstract(**TINY, sigma_reparam=True)
+    for block in (model.stage1.layers.spatial, model.stage1.layers.channel):
+        assert hasattr(block.attention.query, "scale")

@@ -118,10 +118,13 @@ def test_classes_in_another_order_need_a_new_head(saved_run, tiny, meshes):
         run.model.check_source(None, names[::-1])
     tiny.init_from.new_head = True
     run.model.check_source(None, names[::-1])
+    params, _ = train_setup.set_up_training(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
+    fresh, _ = run.model.random_weights(tiny.seed)
+    np.testing.assert_array_equal(params["head"]["kernel"], fresh["head"]["kernel"])
 
 
 def test_encode_makes_token_sequences_of_files():
-    np.testing.assert_array_equal(encode("text:x", b"ab", 8), [98, 99])
+    np.testing.assert_array_equal(encode("text:x", b"ab\n", 8), [98, 99])
     np.testing.assert_array_equal(encode("listops:x", b"[MAX 4 ( 9 ) ]", 8), [12, 5, 10, 15])
     black = np.zeros((5, 4, 3), np.uint8)
     np.testing.assert_array_equal(encode("pixels:tfds:cifar10", black, 9), np.zeros(9))
@@ -173,6 +176,9 @@ def test_batches_have_few_sizes_and_do_not_change_the_results(saved_run, rng, mo
 def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng):
     folder, *_ = saved_run
     (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(5)]))
+    config = json.loads((folder / "config.json").read_text())
+    config["config"]["init_from"]["new_head"] = True  # which is about what the run began with
+    (folder / "config.json").write_text(json.dumps(config))
     out, examples = tmp_path / "elsewhere", make_images(rng)
     convert = ["", "", "leanformer.convert", folder, "--step=2", f"--out={out}"]
     assert run_in_process(convert)[::2] == (0, "")

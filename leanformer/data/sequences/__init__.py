@@ -130,6 +130,6 @@ KINDS = {  # by the part of `data.name` before the colon
 ENCODERS: Mapping[str, Callable[[Any, int], np.ndarray]] = {  # from the content of a file, and a number of tokens
     "listops": lambda raw, _: listops.encode(raw),
     "imdb": lambda raw, _: texts.encode(raw),
-    "text": lambda raw, _: texts.encode(raw),
+    "text": lambda raw, _: texts.encode(raw.rstrip(b"\r\n")),  # a row of a table has no line break
     "pixels": lambda raw, length: grey(raw, _side(length)),
 }
