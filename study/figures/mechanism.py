@@ -186,7 +186,7 @@ PASSAGES = [
         factor_values,
         {
             README: [
-                "given it weakly | {weak_share.value:.0f} % ({weak_share.low:.0f} to {weak_share.high:.0f}) |",
+                "by giving it weakly | {weak_share.value:.0f} % ({weak_share.low:.0f} to {weak_share.high:.0f}) |",
                 "Rotary positions: 32 heads end {long_wide.value:.3f} behind,",
             ],
             FINDINGS: [
@@ -200,9 +200,9 @@ PASSAGES = [
                 "| rotary positions | {rotary_gap:.3f} | |",
                 _share("rotary positions, given the previous token", "rotary_given", "rotary"),
                 _share("the same at a rate chosen over five seeds", "steady"),
-                "Both models gain by the stronger pattern, 32 heads {gain:.3f nats}, 4 heads {four_gain:.3f}; the delay "
-                "to a training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small queries and "
-                "keys then cost nothing, {low_given:.3f nats}.",
+                "The stronger pattern helps both: 32 heads by {gain:.3f nats}, 4 heads by {four_gain:.3f}; the "
+                "delay to a training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small "
+                "queries and keys then cost nothing, {low_given:.3f nats}.",
                 "the rest is of small queries and keys | {split_share.value:.0f} ({split_share.low:.0f} to "
                 "{split_share.high:.0f}) |",
                 "queries and keys of 8 | {wide_few_share.value:.1f} ({wide_few_share.low:.1f} to "
@@ -223,7 +223,7 @@ PASSAGES = [
                 "a training loss of {level} nats by {few_late.value:.0f} steps, the split alone by "
                 "{many_late.value:.0f}.",
                 "split's cost, {few:.3f nats} with queries and keys of 4,",
-                "until step 300 end {tied_300:.3f nats} lower.",
+                "until step 300: they end {tied_300:.3f nats} lower.",
                 "not shown to help, {alike:.3f}:",
                 "`model.logit_scale={factor:.2f}` for d = 4",
                 "with rotary positions they cost 32 heads {rotary.value:.3f} nats.",
@@ -284,7 +284,7 @@ PASSAGES = [
     Passage(
         pattern_values,
         {
-            FINDINGS: ["stay alike (cosine of W_Q W_Kᵀ {end[tied][within]:.2f})", "unlike ({begun:.2f})"],
+            FINDINGS: ["stay alike (cosine of W_Q W_Kᵀ {end[tied][within]:.2f})", "differ ({begun:.2f})"],
             RESULTS: [
                 *(
                     f"| {name} | {{end[{arm}][first]:.2f}} | {{end[{arm}][mean]:.2f}} | {{end[{arm}][within]:.2f}} |"
@@ -311,8 +311,8 @@ PASSAGES = [
         late_values,
         {
             FINDINGS: [
-                "reaches {begun} later than with one head, by {tenth:.0f steps}, and is weaker at step 1,200: "
-                "{mass_32:.2f} instead of {mass_1:.2f} (schedule",
+                "reaches {begun} later than with one head, by {tenth:.0f steps}; at step 1,200 it is "
+                "{mass_32:.2f}, not {mass_1:.2f} (schedule",
             ],
             RESULTS: [
                 "4,000 steps, {runs} runs:",

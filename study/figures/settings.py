@@ -35,7 +35,7 @@ SETTINGS = [
         r"taught by all 4|only 4 of the 32|each of 4 patterns|values minus by 32|32 heads at 3\.5 nats",
         r"1/16 minus 1/√32|minus 4 after|those with 4 from step 50",
         r"the factor at 256|less, 32 with|at 32 and at 4|at step 1,200|by step 1,000",
-        r"\| (?:32, (?:tied|started)|4, queries)|: 6 is added|: 6, or weakly 3,",
+        r"\| (?:32, (?:tied|started)|4, queries)|: 6 is added|add 6, or weakly 3,",
         r"3 instead of 6|the same with 3;|of it with 6",
         r"per group of 8|keys of 4 minus 32|\) after 4, |heads minus 4, both",
         r"2\.38 times the rate|d = 4|queries, keys of 32 \| queries, keys of 4",

@@ -78,7 +78,7 @@ PASSAGES = [
     Passage(
         length,
         {
-            README: ["error of 16 heads instead of 2 at equal total width | {change[14060]:+.1f %} |"],
+            README: ["16 heads instead of 2, equal total width | {change[14060]:+.1f %} |"],
             FINDINGS: [f"| {n:,} updates | {{change[{n}]:+.1f %}} |" for n in (390, 2344, 14060)],
             RESULTS: [
                 *(f"| {n:,} updates | {LENGTH.replace('STEPS', str(n))} | {{change[{n}]:+.1f}} |" for n in (390, 2344)),

@@ -32,23 +32,23 @@ PASSAGES = [
         published.reruns_and_updates,
         {
             FINDINGS: [
-                "open_lm made {fewest:,} to {most:,}, archai's Transformer-XL {lm1b:,} on One Billion Word and "
+                "{fewest:,} to {most:,} in open_lm; in archai's Transformer-XL {lm1b:,} on One Billion Word and "
                 "{wt103:,} on",
                 "heads of 64 and below by {held[1]:+.3f nats} at equal depth",
-                "repeated one change {runs} times**",
-                "in {worse} of {runs} runs, all {studies} studies, by {mean:.4f bits per byte}, about "
+                "reran one change {runs} times** ({studies} studies",
+                "in {worse} of {runs}, by {mean:.4f bits per byte}, about "
                 "{nats.value:.2f} nats",
             ],
         },
     ),
-    Passage(language.bigram, {FINDINGS: ["near the {bigram:.2f} of a bigram model"]}),
+    Passage(language.bigram, {FINDINGS: ["near a bigram model's {bigram:.2f} on"]}),
     Passage(
         afterwards.values,
         {
             README: [
-                "32 heads minus one head | {late[32][1]:+.0f} |",
-                "32 heads minus 4 heads; equivalent by a margin set before, 0.03 | {planned:+.3f} |",
-                "rank correlation of fall and gain in accuracy | {causes[correlation]:.2f} ({causes[low]:.2f} to "
+                "32 heads against one | {late[32][1]:+.0f} |",
+                "32 heads minus 4 heads; equivalent within a margin set before, 0.03 | {planned:+.3f} |",
+                "the gain in accuracy, ten interventions | {causes[correlation]:.2f} ({causes[low]:.2f} to "
                 "{causes[high]:.2f}) |",
             ],
             FINDINGS: [
@@ -62,8 +62,8 @@ PASSAGES = [
                 "the error by {surface[0]:+.1f %} at 120,000 and {surface[1]:+.1f %} at 270,000 parameters; "
                 "{gain} of {steps} direct steps",
                 "added heads give {added_all:+.1f %}, pooled",
-                "the heads about {about:.0f} % of the error",
-                "over interventions {causes[one]:+.1f}.",
+                "heads about {about:.0f} % of the error",
+                "over seeds, {causes[one]:+.1f} over interventions.",
                 "{better} gain, {worse} lose, {neither} does neither.",
             ],
         },
@@ -82,7 +82,7 @@ PASSAGES = [
     Passage(
         shapes.trade,
         {
-            README: ["error of half the layers alone, against all | {long[change][layers halved]:+.1f %} |"],
+            README: ["from halving the layers alone | {long[change][layers halved]:+.1f %} |"],
             FINDINGS: [
                 f"| no heads added {TRADE.format('layers halved')}",
                 f"| a third more heads {TRADE.format('lean, MLP kept')}",
@@ -96,7 +96,7 @@ PASSAGES = [
         {
             FINDINGS: [
                 "κ falls {falls[0]:.0f}-fold at fixed head dimension and {falls[1]:.0f}-fold at fixed total width",
-                "Gaussian matrices, {gaussian[2]:.1f} to {gaussian[16]:.1f} and unchanged",
+                "Gaussian matrices from {gaussian[2]:.1f} to {gaussian[16]:.1f}, and",
             ],
         },
     ),
@@ -105,19 +105,18 @@ PASSAGES = [
         {
             FINDINGS: [
                 "In {runs} runs of a small ViT",
-                "more heads {slope[heads]:+.1f}; interventions over seeds {slope[interventions]:+.1f}, over",
+                "more heads {slope[heads]:+.1f}; interventions {slope[interventions]:+.1f} over seeds,",
                 "That κ alone decides is {verdict} by the plan's rule.",
-                "the slope is {gaining:+.1f}: a share",
-                "Without the strongest loser alone it is {rest:+.1f}.",
+                "the slope is {gaining:+.1f}, without the strongest loser alone {rest:+.1f}:",
             ],
         },
     ),
     Passage(
         tasks.nearest,
-        {FINDINGS: ["one head of 16 errs {rank[16].value:.3f}, two of 8 err {rank[8].value:.3f}."]},
+        {FINDINGS: ["error {rank[16].value:.3f} with one head of 16, {rank[8].value:.3f} with two of 8."]},
     ),
     Passage(
         tasks.diagnostic,
-        {FINDINGS: ["one errs {retrieval[1]:.3f}, twelve {retrieval[12]:.3f}."]},
+        {FINDINGS: ["{retrieval[1]:.3f} with one, {retrieval[12]:.3f} with twelve."]},
     ),
 ]
