@@ -140,17 +140,14 @@ class Stack(nnx.Module):
         if self.graying[0] is not None:
             x = interventions.flatten_token_spectrum(x, *self.graying)
 
-        groups = list_groups(self.layers)
-        if len(groups) == 1:
-            x, taps, cache = self._scan(groups[0], x, context, {"cache": context.cache, "scales": scales, "key": keys})
-        else:
-            taps, cache = [], []
-            for i, (layers, (first, end)) in enumerate(zip(groups, self.bounds, strict=True)):
-                drawn = {name: None if x is None else x[first:end] for name, x in (("scales", scales), ("key", keys))}
-                drawn["cache"] = None if context.cache is None else context.cache[i]
-                x, *results = self._scan(layers, x, context, drawn)
-                for found, result in zip((taps, cache), results, strict=True):
-                    found.append(result)
+        taps, caches, single = [], [], len(self.bounds) == 1
+        for i, (layers, (first, end)) in enumerate(zip(list_groups(self.layers), self.bounds, strict=True)):
+            drawn = {name: None if x is None else x[first:end] for name, x in (("scales", scales), ("key", keys))}
+            drawn["cache"] = context.cache if single or context.cache is None else context.cache[i]
+            x, tap, cache = self._scan(layers, x, context, drawn)
+            taps.append(tap)
+            caches.append(cache)
+        taps, cache = (taps[0], caches[0]) if single else (taps, caches)
         return (x, taps) if context.cache is None else (x, taps, cache)
 
     def _scan(

@@ -53,10 +53,9 @@ class Timer:
     """Wall-clock timer of a run by phase: `with timer("evaluation"):` counts the block as this phase."""
 
     def __init__(self) -> None:
-        self._began = self._lapped = time.monotonic()
+        self._began = time.monotonic()
         self._before: dict[str, float] = {}
         self._spent: dict[str, float] = collections.defaultdict(float)
-        self._at_lap: dict[str, float] = {}
         self._steps = 0  # steps that this process has started
         self.activity = Activity(self._began, "start-up", None, first=True)
 
@@ -64,9 +63,8 @@ class Timer:
         self._before = dict(seconds)
 
     def started(self) -> None:
-        """Count the time so far that belongs to no phase as start-up, and begin the first lap. Call it once."""
+        """Count the time so far that belongs to no phase as start-up. Call it once."""
         self._spent["start-up"] += time.monotonic() - self._began - sum(self._spent.values())
-        self.lap()
 
     def touch(self, name: str) -> None:
         self.activity = self.activity._replace(since=time.monotonic(), name=name)
@@ -91,13 +89,6 @@ class Timer:
         """Return the seconds by phase since the run began, in all its processes; the rest as "steps"."""
         new = self._spent | {"steps": time.monotonic() - self._began - sum(self._spent.values())}
         return {phase: self._before.get(phase, 0.0) + new.get(phase, 0.0) for phase in [*self._before, *new]}
-
-    def lap(self) -> tuple[float, float]:
-        """Return the seconds of training since the last lap, and the part spent waiting for data; begin a new lap."""
-        now, new = time.monotonic(), {name: s - self._at_lap.get(name, 0.0) for name, s in self._spent.items()}
-        seconds = now - self._lapped - sum(new.get(name, 0.0) for name in NOT_TRAINING)
-        self._lapped, self._at_lap = now, dict(self._spent)
-        return max(seconds, 1e-9), new.get("data wait", 0.0)
 
 
 @contextlib.contextmanager

@@ -233,9 +233,7 @@ class ImageClassification(Classification):
     ) -> tuple[Float[Array, "b height width c"], Float[Array, "b v"]]:
         smoothing = self.augment["label_smoothing"]
         if mix is None:
-            still = Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
-            targets = soft_targets(still, part["label"], part["label"], self.num_classes, smoothing)
-            return self._erased(part, ""), targets
+            return self._erased(part, ""), smoothed(part["label"], self.num_classes, smoothing)
         targets = soft_targets(mix, part["label"], part["partner_label"], self.num_classes, smoothing)
         return mix_images(mix, self._erased(part, ""), self._erased(part, "partner_")), targets
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from leanformer.runtime.stopping import Stopped, StopRequest
+from leanformer.runtime.timing import training_seconds
 from leanformer.training.evaluators import PROBE, Evaluator, due
 from leanformer.training.step import TrainState
 from leanformer.training.trainer import Trainer
@@ -35,9 +36,11 @@ def train(
         print(f"The run has {start} steps already, more than {every.total}: it is evaluated, not trained.", flush=True)
 
     def log_train() -> None:
-        nonlocal logged
+        nonlocal logged, before
         trainer.divergence.check_pending_steps(last if step == last else None)
-        seconds, waited = timer.lap()
+        now = timer.seconds()
+        seconds = training_seconds(now) - training_seconds(before)
+        waited = now.get("data wait", 0.0) - before.get("data wait", 0.0)
         speed = (step - logged) * setup.config.batch_size / seconds
         timing = {"examples_per_s": round(speed, 2), "data_wait": round(waited / seconds, 4)}
         with timer("start-up"):  # the first time it traces the model, to count its FLOPs
@@ -45,7 +48,7 @@ def train(
         if peak:
             timing["mfu"] = round(speed / peak, 4)
         trainer.log_train(step, timing)
-        logged = step
+        logged, before = step, now
 
     def evaluate() -> None:
         for kind, evaluator in evaluators.items():
@@ -61,6 +64,7 @@ def train(
         print(STOPPED.format(step=start, command=resume_command), flush=True)
         return state, stop.status
     timer.started()
+    before = timer.seconds()
     while step < last:
         step += 1
         timer.begin_step(step)

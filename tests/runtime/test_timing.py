@@ -94,16 +94,6 @@ def test_phases_add_up_and_name_the_current_activity(fake):
         assert clock.activity.name == "evaluation" and clock.activity.since == fake.now
 
 
-def test_laps_exclude_phases_other_than_training(fake):
-    clock = timing.Timer()
-    clock.started()
-    spend(fake, clock, **{"data wait": 1, "evaluation": 50, "probe": 20, "checkpoint": 9})
-    fake.now += 3
-    assert clock.lap() == (4, 1)
-    fake.now += 2
-    assert clock.lap() == (2, 0)
-
-
 def test_training_includes_the_wait_for_data(fake):
     """The device computes while the host waits for a batch, so this wait is part of the training time."""
     clock = timing.Timer()
