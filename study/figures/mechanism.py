@@ -64,6 +64,8 @@ CONTRASTS = {
     "rotary_queries": verdict.ROTARY_QUERIES,
     "long_small": verdict.LONG_SMALL,
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
+    "frequencies": verdict.FREQUENCIES,
+    "base": {name: -weight for name, weight in verdict.BASE.items()},
 }
 SHARES = {
     "share": (FALL, GAP),
@@ -83,6 +85,7 @@ SHARES = {
     "rotary_split_share": (verdict.ROTARY_SPLIT, verdict.ROTARY_GAP),
     "rotary_repair_share": (verdict.ROTARY_REPAIR, verdict.ROTARY_GAP),
     "rotary_queries_share": (verdict.ROTARY_QUERIES, verdict.ROTARY_REPAIR),
+    "frequencies_share": (verdict.FREQUENCIES, verdict.ROTARY_GAP),
     "long_small_share": (verdict.LONG_SMALL, verdict.LONG_GAP),
     "wide_share": (WIDE_FALL, WIDE_GAP),
     "wide_few_share": (verdict.WIDE_FEW, WIDE_GAP),
@@ -214,10 +217,14 @@ PASSAGES = [
                 "| rotary positions: the split of the values | {rotary_split_share.value:z.0f} "
                 "({rotary_split_share.low:.0f} to {rotary_split_share.high:.0f}) |",
                 "of 32 and values of 4 end {rotary_ahead:.3f nats} ahead of 4 heads",
-                "As many in the MLP instead gain {rotary_mlp:.3f nats}, so {rotary_queries_share.value:.0f} % "
+                "as many in the MLP instead gain {rotary_mlp:.3f nats}, so {rotary_queries_share.value:.0f} % "
                 "({rotary_queries_share.low:.0f} to {rotary_queries_share.high:.0f}) of this repair is not a matter",
-                "They reach a training loss of {level} nats {rotary_early.value:.0f} steps before those; with queries "
-                "and keys of 4, {rotary_late.value:.0f} after.",
+                "They reach a training loss of {level} nats {rotary_early.value:.0f} steps earlier; with queries and "
+                "keys of 4, {rotary_late.value:.0f} later.",
+                "heads of 32 with only these two lose {frequencies:.3f nats}.",
+                "they cost 32 heads {base:.3f nats} more.",
+                "| rotary positions: two frequencies instead of sixteen | {frequencies_share.value:.0f} "
+                "({frequencies_share.low:.0f} to {frequencies_share.high:.0f}) |",
                 "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
                 "√256/d at width 256 | {wide_share.value:.0f} ({wide_share.low:.0f} to {wide_share.high:.0f}) |",
                 "a training loss of {level} nats by {few_late.value:.0f} steps, the split alone by "
@@ -247,6 +254,8 @@ PASSAGES = [
                 "previous token, {rotary_share.value:.0f} % | {rotary_given:+.3f} |",
                 "five seeds, {steady_share.value:.0f} % | {steady:+.3f} |",
                 "queries and keys of 4 minus 32, {rotary_small_share.value:.0f} % | {rotary_small:+.3f} |",
+                "two frequencies minus sixteen, {frequencies_share.value:.0f} % | {frequencies:+.3f} |",
+                "| rotary positions: 32 heads, base 10 minus base 10,000 | {base:+.3f} |",
                 "both with queries and keys of 4, {rotary_few_share.value:.0f} % | {rotary_few:+.3f} |",
                 "the same, both with queries and keys of 32 | {rotary_many:+.3f} |",
                 "mean of the last two, the split, {rotary_split_share.value:z.0f} % | {rotary_split:+.3f} |",

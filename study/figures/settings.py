@@ -37,6 +37,7 @@ SETTINGS = [
         r"the factor at 256|less, 32 with|at 32 and at 4|at step 1,200|by step 1,000",
         r"\| (?:32, (?:tied|started)|4, queries)|: 6 is added|add 6, or weakly 3,",
         r"3 instead of 6|the same with 3;|of it with 6",
+        r"1 and 0\.(?:01|32)|base (?:of )?10(?:,000)?\b",  # frequencies in radians per token
         r"per group of 8|keys of 4 minus 32|\) after 4, |heads minus 4, both",
         r"2\.38 times the rate|d = 4|queries, keys of 32 \| queries, keys of 4",
         r"(?:2,344|14,060) updates|\| error, % \| 2 heads \| 4 \| 8 \| 16 \| 16",
