@@ -222,9 +222,10 @@ def describe_runs(result: Comparison) -> str:
 
 def _differing(result: Comparison) -> str:
     """Name the keys by which configurations differ, since they may be named after folders."""
-    names = list(result.configurations[0].keys)
+    found = [one.keys for one in result.configurations]
+    names = [key for key in found[0] if len({repr(keys[key]) for keys in found}) > 1]
     more = f" and {len(names) - SHOWN} more, see compare.json" if len(names) > SHOWN else ""
-    return f" They differ in {', '.join(names[:SHOWN])}{more}." if names else ""
+    return f" Configurations differ in {', '.join(names[:SHOWN])}{more}." if names else ""
 
 
 def _describe_margin(result: Comparison) -> str:

@@ -39,7 +39,7 @@ def train(
         nonlocal logged, before
         trainer.divergence.check_pending_steps(last if step == last else None)
         now = timer.seconds()
-        seconds = training_seconds(now) - training_seconds(before)
+        seconds = max(training_seconds(now) - training_seconds(before), 1e-9)
         waited = now.get("data wait", 0.0) - before.get("data wait", 0.0)
         speed = (step - logged) * setup.config.batch_size / seconds
         timing = {"examples_per_s": round(speed, 2), "data_wait": round(waited / seconds, 4)}

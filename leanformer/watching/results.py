@@ -24,7 +24,10 @@ HEAD = (
     *("layer", "heads x dim", "measure", "matrix", "median [10 %, 90 %]", "Gaussian", "reference"),
     *("stable", "effective", "n"),
 )
-LEGEND = "≥: a lower bound. Gaussian: median for a Gaussian matrix of this shape. stable, effective: median ranks."
+LEGEND = (
+    "≥: a lower bound. Gaussian: median for a Gaussian matrix of this shape. stable, effective: median ranks. "
+    "n: examples."
+)
 
 
 class Verdict(dict[str, Any]):
@@ -53,7 +56,7 @@ class Results:
 
     legend = (
         "Median [10 %, 90 %] of the condition number over examples (and heads: head_output), or of the entropy and the"
-        f"\nlargest logit. n: examples.\n{LEGEND}"
+        f"\nlargest logit.\n{LEGEND}"
     )
 
     def __init__(self, reference: Any = None):
@@ -165,16 +168,17 @@ def _judge_by_gaussian(result: Verdict, rows: Rows) -> None:
     result["median_at_least"] = bool(np.quantile(times, 0.5, method="higher") >= min(bounds, default=np.inf))
     result["singular"] = sum(row["median"] >= 0.99 / FLOOR for row in rows)
     apart = [
-        f"{x['layer']}, {'≥' * x['at_least']}{x['condition_number']:.3g} ({x['times_gaussian']:,.3g} times)"
+        f"{x['layer']}, {least}{x['condition_number']:.3g} ({least}{x['times_gaussian']:,.3g} times)"
         for x in result["worst"]
+        for least in ["≥" * x["at_least"]]
         if x["times_gaussian"] > 2 * result["median_times_gaussian"]
     ]
     what = f"κ of {result['measure']}" if result["measure"] else "κ"
-    least = "at least " * result["median_at_least"]
+    least, shown = "at least " * result["median_at_least"], "shown to be " * bool(bounds)
     result["sentences"].append(
         f"{what} is {least}{result['median_times_gaussian']:,.3g} times that of a Gaussian matrix of the same shape "
         f"(median of {len(rows)}), "
-        f"{'highest in ' * bool(apart)}{'; '.join(apart) or 'in none more than twice as much'}."
+        f"{'highest in ' * bool(apart)}{'; '.join(apart) or f'in none {shown}more than twice as much'}."
     )
     if result["singular"]:
         result["sentences"].append(f"κ is {beyond_float32(result['singular'], len(rows))}.")

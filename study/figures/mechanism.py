@@ -212,8 +212,8 @@ PASSAGES = [
                 "{wide_few_share.high:.1f}) |",
                 "| rotary positions: small queries and keys alone | {rotary_small_share.value:.0f} "
                 "({rotary_small_share.low:.0f} to {rotary_small_share.high:.0f}) |",
-                "| the same after 4,000 steps | {long_small_share.value:.0f} ({long_small_share.low:.0f} to "
-                "{long_small_share.high:.0f}) |",
+                "| small queries and keys alone, after 4,000 steps | {long_small_share.value:.0f} "
+                "({long_small_share.low:.0f} to {long_small_share.high:.0f}) |",
                 "| rotary positions: the split of the values | {rotary_split_share.value:z.0f} "
                 "({rotary_split_share.low:.0f} to {rotary_split_share.high:.0f}) |",
                 "of 32 and values of 4 end {rotary_ahead:.3f nats} ahead of 4 heads",
@@ -222,8 +222,8 @@ PASSAGES = [
                 "They reach a training loss of {level} nats {rotary_early.value:.0f} steps earlier; with queries and "
                 "keys of 4, {rotary_late.value:.0f} later.",
                 "heads of 32 with only these two lose {frequencies:.3f nats}.",
-                "they cost 32 heads {base:.3f nats} more.",
-                "| rotary positions: two frequencies instead of sixteen | {frequencies_share.value:.0f} "
+                "but cost 32 heads {base:.3f nats} more;",
+                "| part of this: two frequencies instead of sixteen | {frequencies_share.value:.0f} "
                 "({frequencies_share.low:.0f} to {frequencies_share.high:.0f}) |",
                 "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
                 "√256/d at width 256 | {wide_share.value:.0f} ({wide_share.low:.0f} to {wide_share.high:.0f}) |",

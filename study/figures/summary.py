@@ -36,8 +36,7 @@ PASSAGES = [
                 "{wt103:,} on",
                 "heads of 64 and below by {held[1]:+.3f nats} at equal depth",
                 "reran one change {runs} times** ({studies} studies",
-                "in {worse} of {runs}, by {mean:.4f bits per byte}, about "
-                "{nats.value:.2f} nats",
+                "in {worse} of {runs}, by {mean:.4f bits per byte}, about {nats.value:.2f} nats",
             ],
         },
     ),

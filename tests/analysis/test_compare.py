@@ -218,7 +218,7 @@ def test_configurations_with_other_seeds_are_named(tmp_path):
 def test_keys_that_differ_are_named_beside_folders(tmp_path):
     for name, steps in (("short", 60), ("long", 300)):
         fake_runs.write_run(tmp_path / name, changes={"total_steps": steps})
-    assert mentions(run_compare(tmp_path, f"--out={tmp_path / 'out'}")[1], "differ in total_steps.")
+    assert mentions(run_compare(tmp_path, f"--out={tmp_path / 'out'}")[1], "Configurations differ in total_steps.")
 
 
 def test_run_that_was_extended_is_named(tmp_path):
