@@ -218,7 +218,7 @@ PASSAGES = [
                 "({rotary_split_share.low:.0f} to {rotary_split_share.high:.0f}) |",
                 "of 32 and values of 4 end {rotary_ahead:.3f nats} ahead of 4 heads",
                 "as many in the MLP instead gain {rotary_mlp:.3f nats}, so {rotary_queries_share.value:.0f} % "
-                "({rotary_queries_share.low:.0f} to {rotary_queries_share.high:.0f}) of this repair is not a matter",
+                "({rotary_queries_share.low:.0f} to {rotary_queries_share.high:.0f}) of this repair is beyond",
                 "They reach a training loss of {level} nats {rotary_early.value:.0f} steps earlier; with queries and "
                 "keys of 4, {rotary_late.value:.0f} later.",
                 "heads of 32 with only these two lose {frequencies:.3f nats}.",
