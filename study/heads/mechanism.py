@@ -116,6 +116,8 @@ ARMS = {  # in the order in which they are trained
     "4 given weakly": Arm(4, given=1, bonus=3.0),
     "32 given itself weakly": Arm(32, given=0, bonus=3.0),
     "4 given itself weakly": Arm(4, given=0, bonus=3.0),
+    "32 given two back": Arm(32, given=2, bonus=3.0),
+    "4 given two back": Arm(4, given=2, bonus=3.0),
     "rotary 32": Arm(32, rotary=True),
     "rotary 32 fast": Arm(32, fast(32), rotary=True),
     "rotary 1": Arm(1, rotary=True),
@@ -124,6 +126,7 @@ ARMS = {  # in the order in which they are trained
     "rotary 32 wide": Arm(32, rotary=True, head_dim=32),
     "rotary 32 mlp": Arm(32, rotary=True, mlp=1412),  # as many parameters more as "rotary 32 wide"
     "rotary 4 two": Arm(4, rotary=True, frequencies=2),  # as a head of 4 has
+    "rotary 32 wide two": Arm(32, rotary=True, head_dim=32, frequencies=2),
     "rotary 32 base 10": Arm(32, rotary=True, base=10.0),
     "rotary 4 base 10": Arm(4, rotary=True, base=10.0),
     "rotary 32 given": Arm(32, rotary=True, given=1),

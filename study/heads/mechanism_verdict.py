@@ -36,6 +36,8 @@ GIVEN_WEAKLY = GAP | {"32 given weakly": -1.0, "4 given weakly": 1.0}
 GIVEN_ITSELF = GAP | {"32 given itself": -1.0, "4 given itself": 1.0}
 WEAK_ITSELF = GAP | {"32 given itself weakly": -1.0, "4 given itself weakly": 1.0}
 WEAK_SHAM = {"32 given itself weakly": 1.0, "32 given weakly": -1.0}
+TWO_BACK = {"32 given two back": 1.0, "32 given weakly": -1.0}
+GIVEN_TWO_BACK = GAP | {"32 given two back": -1.0, "4 given two back": 1.0}
 SHAM = {"32 given itself": 1.0, "32 given": -1.0}
 ROTARY_GAP = {"rotary 32": 1.0, "rotary 4": -1.0}
 ROTARY_FEW = {"rotary 32": 1.0, "rotary 4 low rank": -1.0}
@@ -45,6 +47,7 @@ ROTARY_MANY = {"rotary 32 wide": 1.0, "rotary 4": -1.0}
 ROTARY_SPLIT = {"rotary 32": 0.5, "rotary 4 low rank": -0.5, "rotary 32 wide": 0.5, "rotary 4": -0.5}
 ROTARY_QUERIES = {"rotary 32 mlp": 1.0, "rotary 32 wide": -1.0}
 FREQUENCIES = {"rotary 4 two": 1.0, "rotary 4": -1.0}
+WIDE_FREQUENCIES = {"rotary 32 wide two": 1.0, "rotary 32 wide": -1.0}
 BASE = {"rotary 32": 1.0, "rotary 32 base 10": -1.0}
 BASE_GAP = ROTARY_GAP | {"rotary 32 base 10": -1.0, "rotary 4 base 10": 1.0}
 LONG_GAP = {"long 128: 32": 1.0, "long 128: 4": -1.0}
@@ -77,12 +80,15 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("Small queries and keys explain what stays after 4,000 steps, rotary", LONG_GAP, LONG_SMALL),
     ("The split of values explains what stays after 4,000 steps, rotary", LONG_GAP, LONG_FEW),
     ("Few rotary frequencies explain the lateness", ROTARY_GAP, FREQUENCIES),
+    ("Few rotary frequencies explain the repair, in this order too", ROTARY_REPAIR, WIDE_FREQUENCIES),
     ("A base of 10 repairs narrow heads with rotary positions", ROTARY_GAP, BASE),
     ("A base of 10 closes the gap", ROTARY_GAP, BASE_GAP),
     ("Large queries and keys repair what stays after 4,000 steps, rotary", LONG_GAP, LONG_REPAIR),
     ("It is the previous token's pattern", {"32": 1.0, "32 given": -1.0}, SHAM),
     ("It is the previous token's pattern, weakly", {"32": 1.0, "32 given weakly": -1.0}, WEAK_SHAM),
     ("The weak sham explains the lateness", GAP, WEAK_ITSELF),
+    ("It is the previous token, not any near one", {"32": 1.0, "32 given weakly": -1.0}, TWO_BACK),
+    ("The token two back explains the lateness", GAP, GIVEN_TWO_BACK),
     ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
 )
 PLANNED = {  # arms of the plan's first rules, whose residuals the pooled estimates share; a later arm adds its own
