@@ -65,7 +65,17 @@ CONTRASTS = {
     "long_small": verdict.LONG_SMALL,
     "rotary": {"rotary 32 fast": 1.0, "rotary 32": -1.0},
     "frequencies": verdict.FREQUENCIES,
+    "wide_frequencies": verdict.WIDE_FREQUENCIES,
+    "weak_gain": {"32": 1.0, "32 given weakly": -1.0},
     "base": {name: -weight for name, weight in verdict.BASE.items()},
+}
+STEADY = {  # with rates chosen over five seeds
+    "steady": verdict.ROTARY_GIVEN,
+    "steady_gap": CONTRASTS["rotary_given_gap"],
+    "two": verdict.GIVEN_TWO_BACK,
+    "two_gap": {"32 given two back": 1.0, "4 given two back": -1.0},
+    "two_gain": {"32": 1.0, "32 given two back": -1.0},
+    "two_less": verdict.TWO_BACK,
 }
 SHARES = {
     "share": (FALL, GAP),
@@ -77,6 +87,7 @@ SHARES = {
     "given_few_share": (verdict.GIVEN_FEW, verdict.FEW),
     "weak_share": (verdict.GIVEN_WEAKLY, GAP),
     "sham_share": (verdict.GIVEN_ITSELF, GAP),
+    "wide_frequencies_share": (verdict.WIDE_FREQUENCIES, verdict.ROTARY_REPAIR),
     "weak_sham_share": (verdict.WEAK_ITSELF, GAP),
     "first_share": (verdict.GIVEN_FIRST, GAP),
     "rotary_share": (verdict.ROTARY_GIVEN, verdict.ROTARY_GAP),
@@ -99,9 +110,10 @@ def factor_values() -> Mapping[str, Any]:
     found: dict[str, Difference | None] = {name: verdict.paired(losses, w) for name, w in CONTRASTS.items()}
     estimates = {name: Estimate.of(x) for name, x in found.items() if x}
     shares = {name: verdict.share(losses, part, whole) for name, (part, whole) in SHARES.items()}
-    steady = losses | {"rotary 32 given": verdict.over_seeds(rows, "rotary 32 given")}
+    steady = losses | {arm: verdict.over_seeds(rows, arm) for arm in verdict.UNSTEADY}
     shares["steady_share"] = verdict.share(steady, verdict.ROTARY_GIVEN, verdict.ROTARY_GAP)
-    for name, weights in (("steady", verdict.ROTARY_GIVEN), ("steady_gap", CONTRASTS["rotary_given_gap"])):
+    shares["two_share"] = verdict.share(steady, verdict.GIVEN_TWO_BACK, GAP)
+    for name, weights in STEADY.items():
         if found_steady := verdict.paired(steady, weights):
             estimates[name] = Estimate.of(found_steady)
     steps = verdict.arrivals(rows)

@@ -91,6 +91,12 @@ PARTS = (  # rules that something explains a gap: claim, gap, what closes a part
     ("The token two back explains the lateness", GAP, GIVEN_TWO_BACK),
     ("The start explains the split of large queries and keys", WIDE, {"32 wide": 1.0, "32 wide alike": -1.0}),
 )
+UNSTEADY = ("rotary 32 given", "32 given two back")  # at the rate that the tuning seed chose
+STEADY_PARTS = (  # with the rate chosen over five seeds for these
+    ("The same with rotary positions, the rate chosen over five seeds", ROTARY_GAP, ROTARY_GIVEN),
+    ("It is the previous token, the same", {"32": 1.0, "32 given weakly": -1.0}, TWO_BACK),
+    ("The token two back explains the lateness, the same", GAP, GIVEN_TWO_BACK),
+)
 PLANNED = {  # arms of the plan's first rules, whose residuals the pooled estimates share; a later arm adds its own
     *("1", "1 fast", "4", "4 fast", "16", "16 fast", "32", "32 fast", "32 start", "32 half", "32 double"),
     *("rotary 1", "rotary 32", "rotary 32 fast", "256: 4", "256: 4 fast", "256: 32", "256: 32 fast"),
@@ -335,12 +341,10 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += [f"  {name}: {Estimate.of(s[0]):+.3f}" for name, s in zip(("half", "double"), sides, strict=True) if s[0]]
     lines += factor_rule(losses, "256: ", None, wide)
     lines += ["", "Planned after the rows of width 128:", *rate_rule(losses, [*learned, "32 rate"])]
-    for claim, gap, fall in PARTS:
-        arms = next((arms for name, arms in kinds.items() if name in gap), learned)
-        lines += explains(losses, claim, gap, fall, None, [*arms, *({*gap, *fall} - PLANNED)])
-    steady = losses | {"rotary 32 given": over_seeds(rows, "rotary 32 given")}
-    claim = 'The same with rotary positions, the rate of "32 given" chosen over five seeds'
-    lines += explains(steady, claim, ROTARY_GAP, ROTARY_GIVEN, None, [*rotary, *(ROTARY_GIVEN.keys() - PLANNED)])
+    for source, parts in ((losses, PARTS), (losses | {arm: over_seeds(rows, arm) for arm in UNSTEADY}, STEADY_PARTS)):
+        for claim, gap, fall in parts:
+            arms = next((arms for name, arms in kinds.items() if name in gap), learned)
+            lines += explains(source, claim, gap, fall, None, [*arms, *({*gap, *fall} - PLANNED)])
     for claim, control, limit in (("narrow heads", "4", TAUGHT), ("split values", "4 low rank", FEW)):
         arms = [*learned, *(beyond_control(control).keys() - PLANNED)]
         lines += control_rule(losses, f"Teaching is for {claim}", control, limit, arms)
