@@ -201,7 +201,7 @@ PASSAGES = [
         factor_values,
         {
             README: [
-                "by giving it weakly | {weak_share.value:.0f} % ({weak_share.low:.0f} to {weak_share.high:.0f}) |",
+                "by giving it weakly (the token two back: {two_share.value:.0f} %) | {weak_share.value:.0f} % ({weak_share.low:.0f} to {weak_share.high:.0f}) |",
                 "Rotary positions: 32 heads end {long_wide.value:.3f} behind,",
             ],
             FINDINGS: [
@@ -209,12 +209,14 @@ PASSAGES = [
                 "| as usual | {gap:.3f} | |",
                 _share("given the previous token", "given"),
                 _share("given it weakly", "weak"),
+                _share("given the token two back weakly", "two"),
                 _share("given it until step 300", "first"),
                 _share("given the token itself, a sham", "sham"),
                 _share("given the token itself weakly", "weak_sham"),
                 "| rotary positions | {rotary_gap:.3f} | |",
                 _share("rotary positions, given the previous token", "rotary_given", "rotary"),
                 _share("the same at a rate chosen over five seeds", "steady"),
+                "it gives 32 heads {two_gain:.3f nats}, the previous token {weak_gain.value:.3f}.",
                 "The stronger pattern helps both: 32 heads by {gain:.3f nats}, 4 heads by {four_gain:.3f}; the "
                 "delay to a training loss of {level} nats shrinks from {later:.0f steps} to {later_given:.0f}; small "
                 "queries and keys then cost nothing, {low_given:.3f nats}.",
@@ -233,7 +235,9 @@ PASSAGES = [
                 "({rotary_queries_share.low:.0f} to {rotary_queries_share.high:.0f}) of this repair is beyond",
                 "They reach a training loss of {level} nats {rotary_early.value:.0f} steps earlier; with queries and "
                 "keys of 4, {rotary_late.value:.0f} later.",
-                "heads of 32 with only these two lose {frequencies:.3f nats}.",
+                "heads of 32 with only these two lose {frequencies:.3f nats}, 32 heads with queries and keys of 32 "
+                "lose {wide_frequencies:.3f nats}, {wide_frequencies_share.value:.0f} % "
+                "({wide_frequencies_share.low:.0f} to {wide_frequencies_share.high:.0f}) of the repair,",
                 "but cost 32 heads {base:.3f nats} more;",
                 "| part of this: two frequencies instead of sixteen | {frequencies_share.value:.0f} "
                 "({frequencies_share.low:.0f} to {frequencies_share.high:.0f}) |",
@@ -254,6 +258,7 @@ PASSAGES = [
                 "| 32 heads minus 4, 1/√d | {gap:+.3f} |",
                 "| how far it falls if both are given the previous token, {given_share.value:.0f} % | {given:+.3f} |",
                 "| the same with 3 instead of 6, {weak_share.value:.0f} % | {weak:+.3f} |",
+                "the token two back, at a rate chosen over five seeds, {two_share.value:.0f} % | {two:+.3f} |",
                 "| what stays of it with 6 | {given_gap:+.3f} |",
                 "| 32 heads minus the same, given the previous token | {gain:+.3f} |",
                 "| the same for 4 heads | {four_gain:+.3f} |",
@@ -266,6 +271,8 @@ PASSAGES = [
                 "previous token, {rotary_share.value:.0f} % | {rotary_given:+.3f} |",
                 "five seeds, {steady_share.value:.0f} % | {steady:+.3f} |",
                 "queries and keys of 4 minus 32, {rotary_small_share.value:.0f} % | {rotary_small:+.3f} |",
+                "two frequencies minus sixteen, {wide_frequencies_share.value:.0f} % of their gain | "
+                "{wide_frequencies:+.3f} |",
                 "two frequencies minus sixteen, {frequencies_share.value:.0f} % | {frequencies:+.3f} |",
                 "| rotary positions: 32 heads, base 10 minus base 10,000 | {base:+.3f} |",
                 "both with queries and keys of 4, {rotary_few_share.value:.0f} % | {rotary_few:+.3f} |",
