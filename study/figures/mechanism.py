@@ -201,7 +201,8 @@ PASSAGES = [
         factor_values,
         {
             README: [
-                "by giving it weakly (the token two back: {two_share.value:.0f} %) | {weak_share.value:.0f} % ({weak_share.low:.0f} to {weak_share.high:.0f}) |",
+                "by giving it weakly (the token two back: {two_share.value:.0f} %) | {weak_share.value:.0f} % "
+                "({weak_share.low:.0f} to {weak_share.high:.0f}) |",
                 "Rotary positions: 32 heads end {long_wide.value:.3f} behind,",
             ],
             FINDINGS: [
