@@ -67,6 +67,7 @@ CONTRASTS = {
     "frequencies": verdict.FREQUENCIES,
     "wide_frequencies": verdict.WIDE_FREQUENCIES,
     "weak_gain": {"32": 1.0, "32 given weakly": -1.0},
+    "base_four": {"rotary 4 base 10": 1.0, "rotary 4": -1.0},
     "base": {name: -weight for name, weight in verdict.BASE.items()},
 }
 STEADY = {  # with rates chosen over five seeds
@@ -239,7 +240,7 @@ PASSAGES = [
                 "heads of 32 with only these two lose {frequencies:.3f nats}, 32 heads with queries and keys of 32 "
                 "lose {wide_frequencies:.3f nats}, {wide_frequencies_share.value:.0f} % "
                 "({wide_frequencies_share.low:.0f} to {wide_frequencies_share.high:.0f}) of the repair,",
-                "but cost 32 heads {base:.3f nats} more;",
+                "but cost 32 heads {base:.3f nats} more, 4 heads of 32 only {base_four.value:.3f}.",
                 "| part of this: two frequencies instead of sixteen | {frequencies_share.value:.0f} "
                 "({frequencies_share.low:.0f} to {frequencies_share.high:.0f}) |",
                 "√128/d, no parameters | {share.value:.0f} ({share.low:.0f} to {share.high:.0f}) |",
