@@ -76,7 +76,6 @@ STEADY = {  # with rates chosen over five seeds
     "two": verdict.GIVEN_TWO_BACK,
     "two_gap": {"32 given two back": 1.0, "4 given two back": -1.0},
     "two_gain": {"32": 1.0, "32 given two back": -1.0},
-    "two_less": verdict.TWO_BACK,
 }
 SHARES = {
     "share": (FALL, GAP),
@@ -202,7 +201,8 @@ PASSAGES = [
         factor_values,
         {
             README: [
-                "by giving it weakly (the token two back: {two_share.value:.0f} %) | {weak_share.value:.0f} % "
+                "by giving it weakly (the token two back: {two_share.value:.0f} %, at a rate chosen over five "
+                "seeds) | {weak_share.value:.0f} % "
                 "({weak_share.low:.0f} to {weak_share.high:.0f}) |",
                 "Rotary positions: 32 heads end {long_wide.value:.3f} behind,",
             ],
